@@ -1,0 +1,1 @@
+"""gRPC plumbing: generated code, channels, servers, error mapping. Knows nothing of inference."""

@@ -1,0 +1,31 @@
+"""Channels to our servers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from grpc_comm.options import CHANNEL_OPTIONS
+
+
+class UnreachableError(Exception):
+    """Nobody answers at an address."""
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A lazy channel to HOST:PORT; close it when done."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+async def wait_until_ready(channel: grpc.aio.Channel, address: str, *, timeout_s: float) -> None:
+    """Wait for the connection; for start-up only.
+
+    Raises:
+        UnreachableError: there is none after `timeout_s` seconds.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await channel.channel_ready()
+    except TimeoutError:
+        raise UnreachableError(f"no server answers at {address} within {timeout_s:g} s") from None

@@ -1,0 +1,81 @@
+"""A gRPC server as operators expect it: health, reflection, error mapping, a graceful stop on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from grpc_comm.interceptors import ErrorInterceptor, StatusOf
+from grpc_comm.options import SERVER_OPTIONS
+
+logger = logging.getLogger(__name__)
+
+_HEALTH_SERVICE = "grpc.health.v1.Health"
+
+
+class PortTakenError(Exception):
+    """The address cannot be listened on."""
+
+
+class Server:
+    """Serves until a signal, then drains.
+
+    Args:
+        address: HOST:PORT; port 0 takes a free one.
+        service_names: full names, for health and reflection.
+        register: adds the servicers.
+        status_of: maps exceptions of handlers to statuses.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        service_names: Sequence[str],
+        register: Callable[[grpc.aio.Server], None],
+        status_of: StatusOf,
+    ) -> None:
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(status_of)], options=SERVER_OPTIONS)
+        self._health = HealthServicer()
+        self._names = [*service_names, ""]  # "" is the server as a whole
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection([*service_names, _HEALTH_SERVICE, reflection.SERVICE_NAME], self._server)
+        register(self._server)
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError as exc:
+            raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours") from exc
+
+    async def start(self) -> None:
+        """Listen, and report SERVING."""
+        await self._server.start()
+        await self._report(health_pb2.HealthCheckResponse.SERVING)
+
+    async def _report(self, status: int) -> None:
+        for name in self._names:
+            await self._health.set(name, status)
+
+    async def stop(self, drain: Callable[[], Awaitable[None]], *, grace_s: float) -> None:
+        """Report NOT_SERVING, let `drain` finish or fail the work at hand, then close the streams."""
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await drain()
+        await self._server.stop(grace_s)
+
+
+async def stop_signal() -> signal.Signals:
+    """Wait for SIGTERM or SIGINT."""
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received.put_nowait, number)
+    number = await received.get()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(each)  # a second signal ends the process at once
+    return number

@@ -1,0 +1,1 @@
+"""Speculative decoding: models, sampling, verification, engines and the workers that serve them."""

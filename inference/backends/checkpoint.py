@@ -1,0 +1,65 @@
+"""Reading a Hugging Face directory: its configuration and its weights; never the network.
+
+Owns the translation of what Transformers raises or merely warns about into one clear line. Knows nothing of slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from inference.errors import ConfigError
+
+MAX_REASON_LENGTH = 300
+
+
+def load_config(path: Path) -> PretrainedConfig:
+    """Read `config.json`.
+
+    Raises:
+        ConfigError: it cannot be read, or names an architecture that Transformers does not know.
+    """
+    with _blaming(path):
+        # Without trust_remote_code=False Transformers asks on the terminal whether to run the checkpoint's own code.
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
+def load_weights(
+    path: Path, model_config: PretrainedConfig, *, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """Build the model and read all of its weights.
+
+    Raises:
+        ConfigError: a file is missing or broken, or does not hold every weight.
+    """
+    disable_progress_bar()  # a server's log is not a terminal
+    with _blaming(path):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=model_config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            low_cpu_mem_usage=True,
+            output_loading_info=True,
+        )
+    # Transformers fills missing weights with noise and only warns.
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ConfigError(f"model {path}: {len(missing)} weights are missing, such as {missing[0]}")
+    return model.to(device)
+
+
+@contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Turn what Transformers raises about a checkpoint into one line; its exceptions have no common root."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:MAX_REASON_LENGTH] or type(error).__name__
+        raise ConfigError(f"model {path}: {reason}") from error

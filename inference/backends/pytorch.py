@@ -1,0 +1,168 @@
+"""The torch backend: any causal language model of Transformers, over slots and positions.
+
+Owns the forward pass and the loading of a checkpoint. The tokens of all spans run as one row without padding; what
+belongs together is the attention's business (`inference.backends.attention`). Knows nothing of tokenizers, sampling or
+speculation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from inference.backends.attention import LayerAttention, PassHolder, ShapeRecorder, SlotPass, attach
+from inference.backends.checkpoint import load_config, load_weights
+from inference.backends.slot_cache import SlotCache
+from inference.backends.support import (
+    architecture_name,
+    forward_arguments,
+    require_supported_config,
+    require_supported_model,
+    resolve_length,
+)
+from inference.config import ModelConfig
+from inference.errors import ConfigError, UnsupportedModelError
+from inference.types import Array, Span
+
+
+class TorchBackend:
+    """A causal language model and its slots. Takes the model over: its attention reads from the slots afterwards.
+
+    Raises:
+        UnsupportedModelError: slots of keys and values cannot carry this architecture.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
+        require_supported_config(model.config, max_length)
+        require_supported_model(model)
+        self._model = model.eval()
+        # Transformers 4 counts positions from an empty cache unless it is told them by this name too.
+        self._takes_cache_position = "cache_position" in forward_arguments(model)
+        self._holder = PassHolder()
+        attach(self._model, self._holder)
+        self._dtype = model.dtype
+        self._device = model.device
+        self._vocab_size, self._cache = self._probe(num_slots, max_length)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def num_slots(self) -> int:
+        return self._cache.num_slots
+
+    @property
+    def max_length(self) -> int:
+        return self._cache.max_length
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._cache.slot_bytes
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span]) -> Array:
+        """See `inference.types.Backend`. A numpy array on CPU, a torch tensor elsewhere."""
+        self._check(spans)
+        token_ids = [token_id for span in spans for token_id in span.token_ids]
+        positions = [position for span in spans for position in range(span.start, span.start + len(span.token_ids))]
+        inputs = torch.tensor([token_ids, positions]).to(self._device, non_blocking=True)  # [2, num_tokens]
+        slot_pass = SlotPass(self._cache, spans, dtype=self._dtype, device=self._device)
+        logits = self._run(inputs, slot_pass, self._wanted_rows(spans, len(token_ids)))  # [num_rows, vocab_size]
+        return logits.numpy() if self._device.type == "cpu" else logits
+
+    def _wanted_rows(self, spans: Sequence[Span], num_tokens: int) -> Sequence[int] | None:
+        """Rows of the flattened tokens whose logits are wanted; None is all of them."""
+        rows: list[int] = []
+        end = 0
+        for span in spans:
+            end += len(span.token_ids)
+            rows.extend(range(end - span.num_logits, end))
+        return None if len(rows) == num_tokens else rows
+
+    def _run(self, inputs: torch.Tensor, slot_pass: LayerAttention, rows: Sequence[int] | None) -> torch.Tensor:
+        arguments: dict[str, Any] = {
+            "input_ids": inputs[0:1],  # [1, num_tokens]
+            "position_ids": inputs[1:2],
+            "use_cache": False,
+        }
+        if self._takes_cache_position:
+            arguments["cache_position"] = inputs[1]  # [num_tokens]
+        self._holder.current = slot_pass
+        if rows is not None and not rows:  # a part of a prompt: the head would be wasted
+            self._model.base_model(**arguments)
+            return torch.empty(0, self._vocab_size, device=self._device)
+        keep = 0 if rows is None else torch.tensor(rows).to(self._device, non_blocking=True)
+        logits: torch.Tensor = self._model(**arguments, logits_to_keep=keep).logits  # [1, num_rows, vocab_size]
+        return logits[0].float()
+
+    @torch.inference_mode()
+    def _probe(self, num_slots: int, max_length: int) -> tuple[int, SlotCache]:
+        """Run one token to learn the vocabulary's size and what each layer stores."""
+        architecture = architecture_name(self._model.config)
+        recorder = ShapeRecorder(architecture, max_length)
+        logits = self._run(torch.zeros(2, 1, dtype=torch.long, device=self._device), recorder, None)
+        shapes = [recorder.shapes[layer] for layer in sorted(recorder.shapes)]
+        if len(shapes) != self._model.config.num_hidden_layers:
+            raise UnsupportedModelError(f"{architecture} is not supported: its attention cannot be replaced")
+        cache = SlotCache(shapes, num_slots=num_slots, max_length=max_length, dtype=self._dtype, device=self._device)
+        return logits.shape[1], cache
+
+    def _check(self, spans: Sequence[Span]) -> None:
+        """Raise ValueError where the caller broke the contract of `Backend.forward`."""
+        if not spans:
+            raise ValueError("a pass needs at least one span")
+        if len({span.slot for span in spans}) != len(spans):
+            raise ValueError(f"spans share a slot: {[span.slot for span in spans]}")
+        for span in spans:
+            num_tokens = len(span.token_ids)
+            if not 0 <= span.slot < self.num_slots:
+                raise ValueError(f"slot {span.slot} is outside 0..{self.num_slots - 1}")
+            if not 0 <= span.num_logits <= num_tokens:
+                raise ValueError(f"num_logits {span.num_logits} is outside 0..{num_tokens}")
+            # An embedding does not check on CUDA: it takes the process down.
+            for token_id in span.token_ids:
+                if not 0 <= token_id < self._vocab_size:
+                    raise ValueError(f"token id {token_id} is outside 0..{self._vocab_size - 1}")
+            if num_tokens == 0 or span.start < 0 or span.start + num_tokens > self.max_length:
+                raise ValueError(f"{num_tokens} tokens from {span.start} do not fit into {self.max_length} positions")
+
+
+def load_torch_backend(config: ModelConfig) -> TorchBackend:
+    """Load a checkpoint from its directory; never from the network.
+
+    Raises:
+        ConfigError: the directory, the checkpoint or the settings cannot be used; the message names which.
+    """
+    model_config = load_config(config.path)
+    max_length = resolve_length(model_config, config.sequence_length)
+    require_supported_config(model_config, max_length)
+    torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+    device = _resolve_device(config.device)
+    model = load_weights(config.path, model_config, dtype=_resolve_dtype(config.dtype, device), device=device)
+    return TorchBackend(model, num_slots=config.num_slots, max_length=max_length)
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name} is not a torch device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name} is neither cpu nor cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name} is not among the {torch.cuda.device_count()} CUDA devices here")
+    return device
+
+
+def _resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -1,0 +1,80 @@
+"""Keys and values of every layer, for a fixed number of sequences.
+
+Owns the memory: one tensor of keys and one of values per layer, allocated once and written in place. Knows nothing of
+tokens, masks or which positions are valid: a reader says how far a slot counts, and what lies beyond is stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from inference.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer keeps per position."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class SlotCache:
+    """Room for `num_slots` sequences of `max_length` positions each.
+
+    Raises:
+        ConfigError: the device has not enough memory.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        num_slots: int,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_slots = num_slots
+        self.max_length = max_length
+
+        try:
+            # Zeros, because a kernel that reads beyond the mask must not meet NaN: 0 * NaN is NaN.
+            rooms = [
+                torch.zeros(num_slots, layer.num_kv_heads, max_length, width, dtype=dtype, device=device)
+                for layer in layers
+                for width in (layer.key_dim, layer.value_dim)
+            ]
+        except RuntimeError as error:
+            message = f"{num_slots} slots of {max_length} positions do not fit into the memory of {device}"
+            raise ConfigError(message) from error
+        # per layer [num_slots, num_kv_heads, max_length, dim]
+        self.keys = rooms[0::2]
+        self.values = rooms[1::2]
+        # The same memory as one tensor per slot, [1, num_kv_heads, max_length, dim]: indexing costs more than a copy.
+        self._slot_keys = [torch.split(keys, 1) for keys in self.keys]
+        self._slot_values = [torch.split(values, 1) for values in self.values]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one slot over all layers."""
+        return sum(tensor[0].nbytes for tensor in (*self.keys, *self.values))
+
+    def write(
+        self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store keys and values [1, num_kv_heads, num_tokens, dim] from `start` on.
+
+        Returns:
+            The slot's keys and values [1, num_kv_heads, start + num_tokens, dim], not copied.
+        """
+        num_tokens = keys.shape[2]
+        slot_keys = self._slot_keys[layer][slot]
+        slot_values = self._slot_values[layer][slot]
+        slot_keys.narrow(2, start, num_tokens).copy_(keys)
+        slot_values.narrow(2, start, num_tokens).copy_(values)
+        return slot_keys.narrow(2, 0, start + num_tokens), slot_values.narrow(2, 0, start + num_tokens)

@@ -1,0 +1,69 @@
+"""From arguments to an exit code: picks the role, sets up logging, turns errors into one clear line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from inference.cli.roles import ROLES
+from inference.errors import ConfigError, InvalidRequestError, SpecDecError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run main.py; returns the exit code: 0, 1 (failed), 2 (wrong flags or files), 130 (Ctrl-C)."""
+    role_name, rest = _split_role(arguments)
+    role = ROLES[role_name]
+    args = role.parser().parse_args(rest)
+    logging.basicConfig(
+        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        return _run(role.run(args))
+    except (ConfigError, InvalidRequestError) as exc:
+        return _report(exc, EXIT_USAGE)
+    except SpecDecError as exc:
+        return _report(exc, 1)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _run(coroutine: object) -> int:
+    try:
+        import uvloop
+    except ImportError:  # not made for this platform
+        return asyncio.run(coroutine)  # type: ignore[arg-type]
+    return uvloop.run(coroutine)  # type: ignore[arg-type]
+
+
+def _report(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The role, and all other arguments; without a role, the roles are listed."""
+    summaries = "\n".join(f"  {role.name:14} {role.summary}" for role in ROLES.values())
+    parser = argparse.ArgumentParser(
+        prog="main.py",
+        usage="main.py --role ROLE [flags of the role]",
+        description=f"roles:\n{summaries}\n\n`main.py --role ROLE --help` shows the flags of one role.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("--role", choices=list(ROLES))
+    parser.add_argument("-h", "--help", action="store_true")
+    known, rest = parser.parse_known_args(arguments)
+    if known.role is None:
+        parser.print_help(sys.stdout if known.help else sys.stderr)
+        sys.exit(0 if known.help else EXIT_USAGE)
+    return known.role, [*rest, "--help"] if known.help else rest

@@ -1,0 +1,164 @@
+"""The flags of main.py, in groups; each role takes the groups it needs. Names keep their underscores everywhere."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, DTYPES
+from inference.workers.completion import DEFAULT_MAX_NEW_TOKENS
+
+DEFAULT_PORT = 50051
+DEFAULT_SERVE_PORT = 50052
+
+
+def add_model(parser: argparse.ArgumentParser, *, default: Path, what: str) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model", type=Path, default=default, metavar="DIR", help=f"{what} model directory (%(default)s)"
+    )
+    add_backend(group)
+
+
+def add_model_pair(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models")
+    for name, default in (("draft", BUNDLED_DRAFT), ("target", BUNDLED_TARGET)):
+        flag, text = f"--{name}_model", f"{name} model directory (%(default)s)"
+        group.add_argument(flag, type=Path, default=default, metavar="DIR", help=text)
+    add_backend(group)
+
+
+def add_backend(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--backend", default="torch", help="inference engine (%(default)s)")
+    group.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)"
+    )
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", *DTYPES],
+        help="arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere)",
+    )
+    group.add_argument(
+        "--sequence_length",
+        type=int,
+        metavar="TOKENS",
+        help="prompt and output together (default: the model's limit, at most 2048)",
+    )
+    group.add_argument("--batch", type=int, default=8, metavar="N", help="sequences in flight at once (%(default)s)")
+    group.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="CPU threads of a pass (default: the cores this process may use, less one on a target that "
+        "shares the machine with its draft, that is, listens on loopback; a draft takes one)",
+    )
+
+
+def add_listen(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s; 0.0.0.0 for all)")
+    group.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for a free one (%(default)s)"
+    )
+    group.add_argument(
+        "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
+    )
+    group.add_argument(
+        "--idle_timeout_s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="a session without proposals ends after (%(default)s s)",
+    )
+    group.add_argument(
+        "--grace_s", type=float, default=10.0, metavar="S", help="on SIGTERM, time for running requests (%(default)s s)"
+    )
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("service (instead of prompts)")
+    group.add_argument(
+        "--serve",
+        type=int,
+        nargs="?",
+        const=DEFAULT_SERVE_PORT,
+        metavar="PORT",
+        help=f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts",
+    )
+    group.add_argument("--host", default="127.0.0.1", help="address to serve on (%(default)s; 0.0.0.0 for all)")
+    group.add_argument(
+        "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
+    )
+    group.add_argument(
+        "--grace_s", type=float, default=10.0, metavar="S", help="on SIGTERM, time for running requests (%(default)s s)"
+    )
+
+
+def add_connection(parser: argparse.ArgumentParser, *, what: str) -> None:
+    group = parser.add_argument_group("connection")
+    group.add_argument("--target_host", default="127.0.0.1", metavar="HOST", help=f"{what} (%(default)s)")
+    group.add_argument("--port", type=int, default=DEFAULT_PORT, help="its port (%(default)s)")
+    group.add_argument(
+        "--connect_timeout_s",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="wait for the server at start (%(default)s s)",
+    )
+    group.add_argument(
+        "--deadline_s", type=float, default=600.0, metavar="S", help="time a request may take (%(default)s s)"
+    )
+
+
+def add_concurrency(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("load")
+    group.add_argument("--batch", type=int, default=8, metavar="N", help="prompts in flight at once (%(default)s)")
+
+
+def add_speculation(parser: argparse.ArgumentParser, *, default: int | None) -> None:
+    group = parser.add_argument_group("speculation")
+    text = "draft tokens per round, 0 for none " + ("(%(default)s)" if default else "(default: the server's)")
+    group.add_argument("--gamma", "--speculation_length", type=int, default=default, metavar="N", help=text)
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prompts and output")
+    source = group.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="one prompt")
+    source.add_argument(
+        "--prompt_text",
+        type=Path,
+        default=BUNDLED_PROMPTS,
+        metavar="FILE",
+        help="a UTF-8 file with one prompt per line (%(default)s)",
+    )
+    group.add_argument(
+        "--max_new_tokens", type=int, default=DEFAULT_MAX_NEW_TOKENS, metavar="N", help="output tokens (%(default)s)"
+    )
+    group.add_argument(
+        "--format", choices=["text", "json"], default="text", help="json: one object per prompt, a line each"
+    )
+    group.add_argument(
+        "--profile", action="store_true", help="write performance_<role>_<time>.csv and .json, and print a summary"
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
+    group.add_argument(
+        "--top_k", type=int, default=0, metavar="K", help="keep the K likeliest tokens, 0 for all (%(default)s)"
+    )
+    group.add_argument("--top_p", type=float, default=1.0, metavar="P", help="keep this much probability (%(default)s)")
+    group.add_argument(
+        "--min_p", type=float, default=0.0, metavar="P", help="keep tokens of this share of the best one (%(default)s)"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="key of the noise, 0 .. 2^64-1 (default: drawn at random)")
+
+
+def add_logging(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("logging")
+    levels = ["debug", "info", "warning", "error"]
+    group.add_argument("--log_level", choices=levels, default="info", help="what goes to stderr (%(default)s)")

@@ -1,0 +1,100 @@
+"""Roles that complete prompts and end: draft at the edge, fused_client, verify_target, verify_draft."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from grpc_comm.options import address
+from inference.cli.output import JsonSink, Sink, TextSink, TokenSink, print_summary
+from inference.cli.prompts import read_prompts
+from inference.cli.runner import run_prompts
+from inference.config import DraftConfig, ModelConfig
+from inference.errors import UnavailableError
+from inference.tokenizer import Tokenizer
+from inference.types import SamplingParams
+from inference.workers.assembly import draft_worker, target_engine
+from inference.workers.client import RemoteCompleter
+from inference.workers.completion import Completer, CompletionRequest, LocalCompleter
+
+
+async def run_draft(args: argparse.Namespace, config: ModelConfig) -> int:
+    """Complete prompts with a local draft and a remote target."""
+    template, prompts = request_template(args), read_prompts(args.prompt, args.prompt_text)
+    tokenizer = Tokenizer.load(config.path)
+    draft = draft_config(args, max_waiting=len(prompts))
+    async with connected(args) as channel, draft_worker(config, draft, tokenizer, channel) as (worker, _):
+        return await _complete(args, LocalCompleter(worker, tokenizer), prompts, template, text_sink=TextSink())
+
+
+async def run_client(args: argparse.Namespace) -> int:
+    """Complete prompts at any GenerationService."""
+    template, prompts = request_template(args), read_prompts(args.prompt, args.prompt_text)
+    async with connected(args) as channel:
+        completer = RemoteCompleter(channel, address(args.target_host, args.port), deadline_s=args.deadline_s)
+        return await _complete(args, completer, prompts, template, text_sink=TextSink())
+
+
+async def run_alone(args: argparse.Namespace, config: ModelConfig) -> int:
+    """Complete prompts with one model of this process."""
+    template, prompts = request_template(args), read_prompts(args.prompt, args.prompt_text)
+    tokenizer = Tokenizer.load(config.path)
+    async with target_engine(config, max_waiting=len(prompts)) as engine:
+        completer = LocalCompleter(engine, tokenizer)
+        return await _complete(args, completer, prompts, template, text_sink=TokenSink(tokenizer))
+
+
+async def _complete(
+    args: argparse.Namespace,
+    completer: Completer,
+    prompts: list[str],
+    template: CompletionRequest,
+    *,
+    text_sink: Sink,
+) -> int:
+    sink = JsonSink() if args.format == "json" else text_sink
+    results = await run_prompts(completer, prompts, template, concurrency=args.batch, sink=sink)
+    if args.profile:
+        print_summary(results)
+    return int(any(result.error is not None for result in results))
+
+
+def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
+    """How the flags want drafts made."""
+    return DraftConfig(
+        target_address=address(args.target_host, args.port),
+        gamma=args.gamma,
+        deadline_s=args.deadline_s,
+        max_waiting=max_waiting,
+    )
+
+
+def request_template(args: argparse.Namespace) -> CompletionRequest:
+    """What the flags ask of every prompt.
+
+    Raises:
+        InvalidRequestError: a value is outside its range.
+    """
+    seed = args.seed
+    sampling = SamplingParams(
+        temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=seed or 0
+    )
+    return CompletionRequest(
+        prompt="", sampling=sampling, seed=seed, max_new_tokens=args.max_new_tokens, gamma=getattr(args, "gamma", None)
+    )
+
+
+@asynccontextmanager
+async def connected(args: argparse.Namespace) -> AsyncGenerator[grpc.aio.Channel, None]:
+    """A channel to the server that the flags name, once it answers."""
+    where = address(args.target_host, args.port)
+    async with open_channel(where) as channel:
+        try:
+            await wait_until_ready(channel, where, timeout_s=args.connect_timeout_s)
+        except UnreachableError as exc:
+            raise UnavailableError(str(exc)) from exc
+        yield channel

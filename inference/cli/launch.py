@@ -1,0 +1,134 @@
+"""Starts servers of this project as processes of their own, for the demo, the comparison and the tests.
+
+Owns the processes: whoever leaves the context has none left running, however it is left. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm.channel import open_channel
+from inference.config import ROOT
+from inference.errors import UnavailableError
+
+STOP_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A running server.
+
+    Attributes:
+        name: for messages.
+        address: HOST:PORT it listens on.
+        log: file with its stdout and stderr.
+    """
+
+    name: str
+    address: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def log_tail(self, num_lines: int = 5) -> str:
+        """Its last words."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
+
+
+def free_port() -> int:
+    """A TCP port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def server_process(
+    name: str,
+    role: str,
+    *flags: str,
+    port: int,
+    cores: Sequence[int] = (),
+    ready_timeout_s: float = 120.0,
+) -> AsyncGenerator[ServerProcess, None]:
+    """Run `main.py --role ROLE FLAGS` until the block is left.
+
+    Args:
+        port: the one that the flags make it listen on.
+        cores: CPU cores to pin it to; none: all.
+
+    Raises:
+        UnavailableError: it ended, or was not SERVING in time; the message has the end of its log.
+    """
+    log = Path(tempfile.mkstemp(prefix=f"specdec-{name}-", suffix=".log")[1])
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(ROOT / "main.py"),
+            "--role",
+            role,
+            *flags,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env=_environment(),
+        )
+    try:
+        if cores:
+            os.sched_setaffinity(process.pid, cores)
+        server = ServerProcess(name, f"127.0.0.1:{port}", process, log)
+        await _until_serving(server, ready_timeout_s)
+        yield server
+    finally:
+        await _stop(process)
+        log.unlink()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+async def _until_serving(server: ServerProcess, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s), open_channel(server.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while not await _is_serving(stub):
+                if server.process.returncode is not None:
+                    raise UnavailableError(f"{server.name} ended at start:\n{server.log_tail()}")
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise UnavailableError(f"{server.name} is not serving after {timeout_s:g} s:\n{server.log_tail()}") from None
+
+
+async def _is_serving(stub: health_pb2_grpc.HealthStub) -> bool:
+    try:
+        response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

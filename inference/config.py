@@ -1,0 +1,108 @@
+"""Settings of a process: frozen, validated once where they are built, passed in. Messages name value and limit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+BUNDLED_TARGET = ROOT / "models" / "target"
+BUNDLED_DRAFT = ROOT / "models" / "draft"
+BUNDLED_PROMPTS = ROOT / "prompts" / "demo.txt"
+
+MAX_GAMMA = 64
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model to load and how much room to give it.
+
+    Attributes:
+        path: a Hugging Face directory (config.json, *.safetensors, tokenizer.json).
+        backend: name in `inference.backends.registry`.
+        device: torch device string, such as "cpu" or "cuda:0"; "auto" takes CUDA where there is one.
+        dtype: arithmetic of the forward pass; "auto" is float32 on CPU and bfloat16 elsewhere.
+        sequence_length: positions per slot; None takes the model's own limit, at most 2048.
+        num_slots: sequences that can be in flight at once.
+        num_threads: CPU threads of a forward pass; 0 takes the number of cores this process may use.
+    """
+
+    path: Path
+    backend: str = "torch"
+    device: str = "auto"
+    dtype: str = "auto"
+    sequence_length: int | None = None
+    num_slots: int = 8
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        _require((self.path / "config.json").is_file(), f"model {self.path}: no config.json there")
+        _require(self.dtype in ("auto", *DTYPES), f"dtype {self.dtype} is none of auto, {', '.join(DTYPES)}")
+        length = self.sequence_length
+        _require(length is None or length >= 2, f"sequence_length {length} is below 2")
+        _require(1 <= self.num_slots <= 4096, f"batch {self.num_slots} is outside 1..4096")
+        _require(self.num_threads >= 0, f"threads {self.num_threads} is below 0")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """How a draft worker drafts, and for whom.
+
+    Attributes:
+        target_address: HOST:PORT of the target.
+        gamma: draft tokens per round.
+        deadline_s: seconds a request may take.
+        max_waiting: requests that may queue for a slot of the draft model.
+    """
+
+    target_address: str
+    gamma: int = 4
+    deadline_s: float = 600.0
+    max_waiting: int = 64
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.gamma <= MAX_GAMMA, f"gamma {self.gamma} is outside 0..{MAX_GAMMA}")
+        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
+        _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where a server listens and how much it takes on.
+
+    Attributes:
+        host, port: port 0 takes a free one.
+        max_waiting: requests that may queue for a slot.
+        idle_timeout_s: seconds a session may hold its slot without a proposal.
+        grace_s: seconds that running requests get on SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    max_waiting: int = 64
+    idle_timeout_s: float = 60.0
+    grace_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, f"port {self.port} is outside 0..65535")
+        _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
+        _require(self.idle_timeout_s > 0, f"idle_timeout_s {self.idle_timeout_s} is not above 0")
+        _require(self.grace_s >= 0, f"grace_s {self.grace_s} is below 0")
+
+    @property
+    def on_loopback(self) -> bool:
+        return self.host in ("127.0.0.1", "localhost", "::1")
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,119 @@
+"""The engine of a target model: many sessions verified, or simply decoded, in one pass."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from inference.engine.engine import Engine
+from inference.engine.target_session import TargetSession
+from inference.errors import InvalidRequestError
+from inference.types import Commit, Decoder, GenerationRequest, Turn, Verdict
+
+_Timed = tuple[Verdict, float, float]
+
+
+class TargetEngine(Engine[TargetSession, Turn, _Timed]):
+    """Serves `Generator` by itself, and sessions that a draft worker proposes to.
+
+    Args:
+        decoder: what a step is.
+        num_slots, max_length, vocab_size: of the model behind the decoder.
+        max_waiting: sessions that may queue for a slot.
+    """
+
+    def __init__(
+        self, decoder: Decoder, *, num_slots: int, max_length: int, vocab_size: int, max_waiting: int = 64
+    ) -> None:
+        super().__init__(num_slots=num_slots, max_waiting=max_waiting)
+        self._decoder = decoder
+        self._max_length = max_length
+        self._vocab_size = vocab_size
+        self._recent_pass_s: deque[float] = deque(maxlen=32)
+
+    @property
+    def max_length(self) -> int:
+        return self._max_length
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def pass_us(self) -> int:
+        """Recent median of a pass in microseconds; 0 while unknown."""
+        return round(statistics.median(self._recent_pass_s) * 1e6) if self._recent_pass_s else 0
+
+    def open(self, request: GenerationRequest, *, drafted: bool) -> TargetSession:
+        """Queue a request for a slot.
+
+        Raises:
+            InvalidRequestError: the prompt does not fit the context or the vocabulary.
+            CapacityError: slots and queue are full.
+            UnavailableError: the engine is stopping.
+        """
+        check_prompt(request.prompt_token_ids, max_length=self._max_length, vocab_size=self._vocab_size)
+        session = TargetSession(request, max_length=self._max_length, drafted=drafted)
+        self._enter(session)
+        return session
+
+    def propose(self, session: TargetSession, branches: Sequence[tuple[str, int, Sequence[int]]]) -> None:
+        """Grow the session's draft tree; see `TargetSession.propose`."""
+        for _, _, token_ids in branches:
+            check_token_ids(token_ids, vocab_size=self._vocab_size)
+        session.propose(branches)
+        self.wake()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+        """Decode a request without any draft; see `Generator`."""
+        session = self.open(request, drafted=False)
+        async with aclosing(self.commits(session)) as commits:
+            async for commit in commits:
+                yield commit
+
+    async def commits(self, session: TargetSession) -> AsyncGenerator[Commit, None]:
+        """The session's commits to the last one; leaving closes the session."""
+        try:
+            while True:
+                commit = await session.commits.get()
+                yield commit
+                if commit.finish_reason is not None:
+                    return
+        finally:
+            self.close(session)
+
+    def _schedule(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
+        turns = [(session, session.next_turn()) for session in sessions]
+        return [(session, turn) for session, turn in turns if turn is not None]
+
+    def _compute(self, work: list[Turn]) -> list[_Timed]:
+        started = time.monotonic()
+        verdicts = self._decoder.step(work)
+        ended = time.monotonic()
+        self._recent_pass_s.append(ended - started)
+        return [(verdict, started, ended) for verdict in verdicts]
+
+    def _deliver(self, session: TargetSession, work: Turn, result: _Timed) -> None:
+        verdict, started, ended = result
+        if session.apply(work, verdict, started=started, ended=ended) is not None:
+            self.close(session)
+
+
+def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) -> None:
+    """Refuse a prompt that leaves no room for one output token, or that the model has no rows for."""
+    if len(token_ids) >= max_length:
+        raise InvalidRequestError(
+            f"the prompt has {len(token_ids)} tokens; sequence_length {max_length} leaves room for {max_length - 1} "
+            "and one output token"
+        )
+    check_token_ids(token_ids, vocab_size=vocab_size)
+
+
+def check_token_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocab_size}")

@@ -1,0 +1,117 @@
+"""One request's state at a target: its tokens, what of them the slot holds, and the draft tree that grows on them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from inference.engine.commits import CommitQueue
+from inference.errors import InvalidRequestError
+from inference.speculation.tree import MAX_TREE_TOKENS, DraftTree
+from inference.types import Commit, FinishReason, GenerationRequest, Timings, Turn, Verdict
+
+MAX_CHUNK_TOKENS = 256
+"""Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""
+
+_numbers = itertools.count(1)
+
+
+class TargetSession:
+    """Owned by the engine's loop.
+
+    Args:
+        request: validated against the engine's limits already.
+        max_length: tokens that prompt and output may have together.
+        drafted: a draft worker proposes, and every pass waits for a proposal; else the target decodes by itself.
+    """
+
+    def __init__(self, request: GenerationRequest, *, max_length: int, drafted: bool) -> None:
+        self.id = f"s{next(_numbers)}"
+        self.request = request
+        self.slot: int | None = None
+        self.commits = CommitQueue()
+        self.token_ids = list(request.prompt_token_ids)
+        self.tree = DraftTree(self.token_ids)
+        self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
+        self._num_cached = 0
+        self._drafted = drafted
+        self._asked = False
+        self._ready_since = self._waiting_since = time.monotonic()
+
+    def enter(self, slot: int) -> None:
+        self.slot = slot
+        self._waiting_since = time.monotonic()
+
+    def fail(self, error: Exception) -> None:
+        self.commits.fail(error)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which the session has held its slot and waited for a proposal; 0 while it has work."""
+        return 0.0 if self.slot is None or self._ready else time.monotonic() - self._waiting_since
+
+    @property
+    def _ready(self) -> bool:
+        return not self._drafted or self._asked or len(self.tree) > 0
+
+    def propose(self, branches: Sequence[tuple[str, int, Sequence[int]]]) -> None:
+        """Grow the tree by branches ("prefix" | "node", where, token ids); none at all asks for the target's own token.
+
+        Raises:
+            InvalidRequestError: a branch is longer than the tree may be, or grows from nowhere.
+        """
+        if not self._ready:
+            self._ready_since = time.monotonic()
+        self._asked = self._asked or not branches
+        for kind, where, token_ids in branches:
+            if len(token_ids) > MAX_TREE_TOKENS:
+                raise InvalidRequestError(f"a branch of {len(token_ids)} tokens exceeds the limit of {MAX_TREE_TOKENS}")
+            grow = self.tree.grow_from_node if kind == "node" else self.tree.grow_from_prefix
+            grow(where, token_ids)
+
+    def next_turn(self) -> Turn | None:
+        """What the session wants from the next pass; None if it waits for its draft."""
+        pending = self.token_ids[self._num_cached :]
+        if len(pending) > MAX_CHUNK_TOKENS:
+            return self._turn(pending[:MAX_CHUNK_TOKENS], chooses=False)
+        if self._ready:
+            return self._turn(pending, self.tree.path(self._end - len(self.token_ids) - 1))
+        if len(pending) > 1:
+            return self._turn(pending[:-1], chooses=False)
+        return None
+
+    def _turn(self, token_ids: Sequence[int], proposal: Sequence[int] = (), *, chooses: bool = True) -> Turn:
+        if self.slot is None:
+            raise RuntimeError(f"session {self.id} has no slot")
+        return Turn(self.slot, self._num_cached, token_ids, proposal, self.request.sampling, chooses)
+
+    def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
+        """Take over what a pass from `started` to `ended` (seconds, monotonic) made of `turn`; say why it ended, if."""
+        self._num_cached = turn.start + len(turn.token_ids) + verdict.num_accepted_tokens
+        if not turn.chooses:
+            return None
+        position = len(self.token_ids)
+        token_ids, reason = self._cut(verdict.token_ids)
+        self.token_ids.extend(token_ids)
+        self.tree.commit(token_ids)
+        self._asked = False
+        timings = Timings(queue_us=_us(started - self._ready_since), compute_us=_us(ended - started))
+        self._ready_since = self._waiting_since = ended
+        num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
+        self.commits.put(Commit(position, token_ids, len(turn.proposal), num_accepted, timings, reason))
+        return reason
+
+    def _cut(self, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """What of the tokens still belongs to the sequence, and why it ends there."""
+        room = self._end - len(self.token_ids)
+        for i, token_id in enumerate(token_ids[:room]):
+            if token_id in self.request.stop_token_ids:
+                return token_ids[: i + 1], FinishReason.STOP
+        if len(token_ids) >= room:
+            return token_ids[:room], FinishReason.LENGTH
+        return token_ids, None
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))

@@ -1,0 +1,70 @@
+"""The project's exceptions.
+
+    SpecDecError
+    +-- ConfigError              a flag, file or checkpoint that cannot be used; found before anything is served
+    |   +-- UnsupportedModelError    an architecture whose cache is not plain keys and values
+    +-- RequestError             one request is at fault; the server goes on
+    |   +-- InvalidRequestError      a value outside its range
+    |   +-- IncompatibleDraftError   draft and target do not share a vocabulary or a protocol version
+    |   +-- NotFoundError            names a session or model that is not here
+    +-- CapacityError            no room now; try again after `retry_after_s`
+    +-- UnavailableError         the other side cannot be reached, or this one is draining
+    +-- DeadlineError            the time allowed for a request or a wait is over
+    +-- InternalError            a fault of ours; logged once where it happened
+
+Messages name the offending value and the limit. They know nothing of gRPC or HTTP; the workers map them.
+"""
+
+from __future__ import annotations
+
+
+class SpecDecError(Exception):
+    """Root of every error this project raises on purpose."""
+
+
+class ConfigError(SpecDecError):
+    """A flag, file or checkpoint cannot be used as given."""
+
+
+class UnsupportedModelError(ConfigError):
+    """The architecture cannot be served by a backend of slots and positions."""
+
+
+class RequestError(SpecDecError):
+    """One request is at fault."""
+
+
+class InvalidRequestError(RequestError):
+    """A value of the request is outside its range."""
+
+
+class IncompatibleDraftError(RequestError):
+    """Draft and target disagree on vocabulary, tokenizer or protocol version."""
+
+
+class NotFoundError(RequestError):
+    """The request names something that does not exist here."""
+
+
+class CapacityError(SpecDecError):
+    """Every slot and queue place is taken.
+
+    Attributes:
+        retry_after_s: seconds after which a retry has a fair chance.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(SpecDecError):
+    """The peer cannot be reached, or this server is shutting down."""
+
+
+class DeadlineError(SpecDecError):
+    """The time allowed for a request or a wait is over."""
+
+
+class InternalError(SpecDecError):
+    """A fault of ours."""

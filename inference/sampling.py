@@ -1,0 +1,180 @@
+"""From one row of logits to one token: logits processing, the shared noise, and the choice.
+
+The token at absolute position t is a pure function of the target's logits there, the sampling parameters, the
+request's seed and t (Gumbel-max trick; shared-noise speculative sampling after Daliri, Musco, Suresh, "Coupling without
+Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978):
+
+    token = argmax over v of ( processed_logits[v] + G(seed, t, v) )      temperature 0: argmax of the logits
+
+Processing is Transformers' and in its order: temperature, top_k, top_p, min_p.
+
+Everything here works alike on numpy arrays and torch tensors and gives the same bits on both: the hash is 64-bit
+integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only, because the
+libraries' own logarithms differ in the last bit. docs/protocol.md has test vectors for other languages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import array_api_compat
+
+from inference.types import Array, SamplingParams
+
+_MASK_64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_SQRT_HALF = 0.7071067811865476
+_LN_2 = 0.6931471805599453
+# Dividing by less could overflow to a tie of infinities; this is greedy already, for any two float32 logits.
+_MIN_TEMPERATURE = 1e-200
+# 2 * atanh(s) = 2s * (1 + z/3 + z^2/5 + ...) with z = s*s < 0.0295: seven terms leave a relative error below 1e-11.
+_ATANH_COEFFICIENTS = tuple(1.0 / (2 * i + 1) for i in range(7))
+
+
+def _signed(value: int) -> int:
+    """The two's complement int64 with the low 64 bits of `value` (torch has no uint64 arithmetic)."""
+    value &= _MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(x: Array, bits: int) -> Array:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Array) -> Array:
+    """Finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on int64; products wrap modulo 2^64."""
+    x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift_right(x, 31)
+
+
+def _log(x: Array) -> Array:
+    """Natural logarithm of positive finite float64: the same bits in every library, relative error below 1e-11."""
+    xp = array_api_compat.array_namespace(x)
+    mantissa, exponent = xp.frexp(x)
+    is_small = xp.astype(mantissa < _SQRT_HALF, xp.float64)
+    mantissa = mantissa * (is_small + 1.0)  # in [sqrt(1/2), sqrt(2)), and exponent 0 just below 1: no cancellation
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    z = s * s
+    series = z * _ATANH_COEFFICIENTS[-1]
+    for coefficient in _ATANH_COEFFICIENTS[-2:0:-1]:
+        series = (series + coefficient) * z
+    return (series + 1.0) * s * 2.0 + (exponent - is_small) * _LN_2
+
+
+def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """One int64 key per (seed, position): SplitMix64 applied to the seed, then to the sum with the position."""
+    pairs = zip(seeds, positions, strict=True)
+    return [_signed(_mix_int(_mix_int(seed + _GOLDEN) + (position + 1) * _GOLDEN)) for seed, position in pairs]
+
+
+def _mix_int(x: int) -> int:
+    """`_mix` on a Python int, as an unsigned 64-bit value."""
+    x &= _MASK_64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return x ^ (x >> 31)
+
+
+def gumbel_noise(keys: Array, token_ids: Array) -> Array:
+    """Standard Gumbel noise G(seed, t, v).
+
+    Args:
+        keys: int64 [...], from `noise_keys`.
+        token_ids: int64 [...], broadcastable against keys.
+
+    Returns:
+        float64 [...]: -log(-log(u)) of the uniform u = (h + 1/2) / 2^52, h the top 52 bits of the hash.
+    """
+    xp = array_api_compat.array_namespace(keys, token_ids)
+    high_bits = _shift_right(_mix(keys + (token_ids + 1) * _signed(_GOLDEN)), 12)
+    uniform = (xp.astype(high_bits, xp.float64) + 0.5) * 2.0**-52
+    return -_log(-_log(uniform))
+
+
+def process_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
+    """Scale and truncate rows of logits; no row may be greedy.
+
+    Args:
+        logits: float [num_rows, vocab_size].
+        sampling: one per row.
+
+    Returns:
+        float64 [num_rows, vocab_size]; removed tokens are -inf. Tokens that tie with the last one kept are kept.
+    """
+    xp = array_api_compat.array_namespace(logits)
+    scores = xp.astype(logits, xp.float64) / _column(logits, [max(p.temperature, _MIN_TEMPERATURE) for p in sampling])
+    if any(p.top_k or p.top_p < 1.0 for p in sampling):
+        scores = _keep_above(scores, _top_k_top_p_floor(scores, sampling))
+    if any(p.min_p for p in sampling):
+        log_min_p = [math.log(p.min_p) if p.min_p else -math.inf for p in sampling]
+        scores = _keep_above(scores, xp.max(scores, axis=-1, keepdims=True) + _column(logits, log_min_p))
+    return scores
+
+
+def _keep_above(scores: Array, floor: Array) -> Array:
+    xp = array_api_compat.array_namespace(scores)
+    return xp.where(scores < floor, -math.inf, scores)
+
+
+def _top_k_top_p_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Array:
+    """The smallest score that survives top_k and then top_p: float64 [num_rows, 1]."""
+    xp = array_api_compat.array_namespace(scores)
+    num_rows, vocab_size = scores.shape
+    ascending = xp.sort(scores, axis=-1)
+    kth = [vocab_size - min(p.top_k or vocab_size, vocab_size) for p in sampling]
+    top_k_floor = ascending[list(range(num_rows)), kth][:, None]
+    ascending = _keep_above(ascending, top_k_floor)
+    weights = xp.exp(ascending - ascending[:, -1:])
+    cumulative = xp.cumulative_sum(weights, axis=-1)
+    tail = cumulative / cumulative[:, -1:] <= _column(scores, [1.0 - p.top_p for p in sampling])
+    top_p_floor = xp.min(xp.where(tail, math.inf, ascending), axis=-1, keepdims=True)
+    return xp.minimum(top_p_floor, ascending[:, -1:])  # the best token always stays
+
+
+def _column(like: Array, values: Sequence[float]) -> Array:
+    """float64 [len(values), 1] beside `like`."""
+    xp = array_api_compat.array_namespace(like)
+    return xp.asarray(values, dtype=xp.float64, device=array_api_compat.device(like))[:, None]
+
+
+def choose_tokens(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    """Choose one token per row.
+
+    Args:
+        logits: float [num_rows, vocab_size].
+        sampling: one per row.
+        positions: absolute position of the token that each row chooses.
+
+    Returns:
+        num_rows token ids. Ties go to the lowest id.
+    """
+    sampled = [row for row, params in enumerate(sampling) if not params.greedy]
+    if not sampled:
+        return _argmax(logits)
+    if len(sampled) == len(sampling):
+        return _sample(logits, sampling, positions)
+    chosen = _argmax(logits)
+    for row, token_id in zip(
+        sampled,
+        _sample(logits[sampled], [sampling[row] for row in sampled], [positions[row] for row in sampled]),
+        strict=True,
+    ):
+        chosen[row] = token_id
+    return chosen
+
+
+def _argmax(scores: Array) -> list[int]:
+    xp = array_api_compat.array_namespace(scores)
+    chosen: list[int] = xp.argmax(scores, axis=-1).tolist()
+    return chosen
+
+
+def _sample(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    xp = array_api_compat.array_namespace(logits)
+    device = array_api_compat.device(logits)
+    keys = xp.asarray(noise_keys([p.seed for p in sampling], positions), dtype=xp.int64, device=device)
+    token_ids = xp.arange(logits.shape[-1], dtype=xp.int64, device=device)
+    return _argmax(process_logits(logits, sampling) + gumbel_noise(keys[:, None], token_ids[None, :]))

@@ -1,0 +1,126 @@
+"""The draft tree of one session: what a draft has proposed past the committed tokens.
+
+Owns which proposed tokens may still come true. Does not know the wire, the model, or when a pass happens. Nodes are
+numbered in order of arrival, on both sides of the wire, so that a later branch can name its parent; a number stays
+valid after its token was committed or lost, since messages cross on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inference.errors import InvalidRequestError
+
+MAX_TREE_TOKENS = 256
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """One proposed token; `length` is that of the sequence up to and including it."""
+
+    length: int
+    numbers: list[int] = field(default_factory=list)
+    children: dict[int, _Node] = field(default_factory=dict)  # by token id, in order of arrival
+
+
+class DraftTree:
+    """Grows with proposals, shrinks with commits.
+
+    Args:
+        committed: the session's token ids; the session appends to this list before it calls `commit`.
+        max_tokens: live tokens kept; what comes beyond is ignored.
+    """
+
+    def __init__(self, committed: Sequence[int], *, max_tokens: int = MAX_TREE_TOKENS) -> None:
+        self._committed = committed
+        self._max_tokens = max_tokens
+        self._root = _Node(length=len(committed))
+        self._nodes: dict[int, _Node] = {}  # live nodes, and committed ones, by number
+        self._num_numbers = 0
+        self._num_live = 0
+
+    def __len__(self) -> int:
+        """Live tokens: proposed, and not in disagreement with what is committed."""
+        return self._num_live
+
+    def grow_from_prefix(self, prefix_length: int, token_ids: Sequence[int]) -> None:
+        """Hang a branch behind the first `prefix_length` tokens of the sequence.
+
+        Raises:
+            InvalidRequestError: the prefix is longer than what is committed.
+        """
+        if prefix_length > len(self._committed):
+            raise InvalidRequestError(
+                f"branch grows from a prefix of {prefix_length} tokens, but only {len(self._committed)} are committed"
+            )
+        self._grow(prefix_length, self._root, token_ids)
+
+    def grow_from_node(self, number: int, token_ids: Sequence[int]) -> None:
+        """Hang a branch behind an earlier token; if that token has lost, the branch is ignored.
+
+        Raises:
+            InvalidRequestError: no token with this number was ever proposed.
+        """
+        if not 0 <= number < self._num_numbers:
+            raise InvalidRequestError(
+                f"branch grows from node {number}, but only {self._num_numbers} nodes have been proposed"
+            )
+        node = self._nodes.get(number)
+        if node is None:
+            self._num_numbers += len(token_ids)
+        else:
+            self._grow(node.length, node, token_ids)
+
+    def _grow(self, length: int, node: _Node, token_ids: Sequence[int]) -> None:
+        first = self._num_numbers
+        self._num_numbers += len(token_ids)
+        for number, token_id in enumerate(token_ids, start=first):
+            if length < len(self._committed):
+                if self._committed[length] != token_id:
+                    return
+                length += 1
+                node = self._root if length == len(self._committed) else _Node(length)
+            else:
+                child = node.children.get(token_id) or self._add_child(node, token_id)
+                if child is None:
+                    return
+                node, length = child, child.length
+            self._nodes[number] = node
+            node.numbers.append(number)
+
+    def _add_child(self, node: _Node, token_id: int) -> _Node | None:
+        if self._num_live >= self._max_tokens:
+            return None
+        self._num_live += 1
+        child = node.children[token_id] = _Node(length=node.length + 1)
+        return child
+
+    def path(self, limit: int) -> list[int]:
+        """The chain to verify next: from the committed tip along the children that came first, at most `limit`."""
+        token_ids: list[int] = []
+        node = self._root
+        while node.children and len(token_ids) < limit:
+            token_id, node = next(iter(node.children.items()))
+            token_ids.append(token_id)
+        return token_ids
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Walk along tokens that were just appended to the committed ones; what disagrees is dropped."""
+        for token_id in token_ids:
+            old = self._root
+            winner = old.children.pop(token_id) if token_id in old.children else None
+            self._num_live -= winner is not None
+            self._root = winner or _Node(length=old.length + 1)
+            for loser in old.children.values():
+                self._drop(loser)
+            old.children.clear()
+
+    def _drop(self, node: _Node) -> None:
+        stack = [node]
+        while stack:
+            node = stack.pop()
+            self._num_live -= 1
+            for number in node.numbers:
+                del self._nodes[number]
+            stack.extend(node.children.values())

@@ -1,0 +1,28 @@
+"""The verdict on a proposal: accept while equal. Pure; knows no model, cache or clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.types import Verdict
+
+
+def verify(chosen: Sequence[int], proposal: Sequence[int]) -> Verdict:
+    """Compare a proposal with the target's own choices.
+
+    Both sides choose with the same noise (inference.sampling), so accepting exactly the agreeing prefix leaves the
+    target's own sequence: Daliri, Musco, Suresh, arXiv 2408.07978.
+
+    Args:
+        chosen: the target's token after each prefix of the proposal: chosen[i] follows proposal[:i].
+        proposal: draft token ids; one fewer than chosen.
+
+    Returns:
+        The accepted tokens followed by one of the target's own: the correction, or the bonus token if all agreed.
+    """
+    if len(chosen) != len(proposal) + 1:
+        raise ValueError(f"{len(chosen)} chosen tokens do not fit {len(proposal)} proposed ones")
+    num_accepted = 0
+    while num_accepted < len(proposal) and chosen[num_accepted] == proposal[num_accepted]:
+        num_accepted += 1
+    return Verdict(token_ids=tuple(chosen[: num_accepted + 1]), num_accepted_tokens=num_accepted)

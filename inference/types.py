@@ -1,0 +1,271 @@
+"""Values that cross layers, and the two protocols a model can implement.
+
+Owns no behaviour beyond validation. Positions and lengths are absolute: position `t` counts from the first prompt
+token, so a sequence's prompt occupies positions 0 .. n-1 and its first output token is chosen for position n.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from inference.errors import InvalidRequestError
+
+Array: TypeAlias = Any
+"""A numpy array or a torch tensor; functions that take one return the same kind, on the same device."""
+
+MAX_SEED = 2**64 - 1
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidRequestError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one token is chosen from one row of logits. Temperature 0 is greedy and ignores everything else.
+
+    Attributes:
+        temperature: >= 0; logits are divided by it.
+        top_k: keep the k largest logits; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches top_p; in (0, 1], 1 keeps all.
+        min_p: keep tokens with at least min_p times the largest probability; in [0, 1], 0 keeps all.
+        seed: 64-bit key of the noise.
+
+    Raises:
+        InvalidRequestError: a value is outside its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(0.0 <= self.temperature <= 100.0, f"temperature {self.temperature} is outside 0..100")
+        _require(self.top_k >= 0, f"top_k {self.top_k} is below 0")
+        _require(0.0 < self.top_p <= 1.0, f"top_p {self.top_p} is outside (0, 1]")
+        _require(0.0 <= self.min_p <= 1.0, f"min_p {self.min_p} is outside [0, 1]")
+        _require(0 <= self.seed <= MAX_SEED, f"seed {self.seed} is outside 0..{MAX_SEED}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # a stop token was committed
+    LENGTH = "length"  # max_new_tokens or the context limit was reached
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request, already tokenized.
+
+    Attributes:
+        prompt_token_ids: at least one token id.
+        max_new_tokens: upper limit of output tokens, >= 1; generation also ends where the context is full.
+        stop_token_ids: the sequence ends after committing any of these.
+        gamma: speculation length asked for by the client; None leaves it to the server, 0 switches speculation off.
+        num_committed_tokens: how many of the prompt's last tokens are output of an earlier stream (resume).
+
+    Raises:
+        InvalidRequestError: a value is outside its range.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 128
+    stop_token_ids: frozenset[int] = frozenset()
+    gamma: int | None = None
+    num_committed_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        num_prompt_tokens = len(self.prompt_token_ids)
+        _require(num_prompt_tokens >= 1, "the prompt has no token")
+        _require(self.max_new_tokens >= 1, f"max_new_tokens {self.max_new_tokens} is below 1")
+        _require(self.gamma is None or self.gamma >= 0, f"gamma {self.gamma} is below 0")
+        _require(
+            0 <= self.num_committed_tokens < num_prompt_tokens,
+            f"num_committed_tokens {self.num_committed_tokens} is not below the prompt's {num_prompt_tokens} tokens",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one commit went, in microseconds, and what it cost on the wire.
+
+    Attributes:
+        queue_us: from the moment the target could have begun to the start of its pass.
+        compute_us: the target's pass, including the choice of tokens.
+        draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
+        network_us: sending and receiving, as the draft worker sees it.
+        wire_bytes: messages of this round between draft worker and target, both directions.
+    """
+
+    queue_us: int = 0
+    compute_us: int = 0
+    draft_us: int = 0
+    network_us: int = 0
+    wire_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tokens that became final in one target pass.
+
+    Attributes:
+        position: absolute position of the first of them.
+        token_ids: ids in order; empty only in a last commit that says nothing but why the sequence ended.
+        num_draft_tokens: draft tokens that the pass verified.
+        num_accepted_tokens: how many of those were accepted.
+        timings: of the pass and the round that led to it.
+        finish_reason: set on the last commit of a sequence.
+    """
+
+    position: int
+    token_ids: tuple[int, ...]
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    timings: Timings = Timings()
+    finish_reason: FinishReason | None = None
+
+
+class Generator(Protocol):
+    """Anything that turns a request into committed tokens: an engine, or a draft worker with a remote target."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that prompt and output may have together."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+        """Yield commits until one has a finish_reason; closing the iterator frees the request's slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of one sequence, to be run through a model in one pass.
+
+    Attributes:
+        slot: the sequence's KV room, 0 <= slot < num_slots.
+        start: absolute position of the first token; everything before it must have been written to the slot.
+        token_ids: one or more ids.
+        num_logits: for how many of the last tokens logits are wanted, 0 <= num_logits <= len(token_ids).
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    num_logits: int
+
+
+class Backend(Protocol):
+    """A model over slots and positions.
+
+    Writing at a position overwrites what was there, and nothing past the end of a span is visible to it. So rolling
+    back a slot is "start earlier next time", and reusing a slot is "start at 0".
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def max_length(self) -> int:
+        """Positions that a slot holds."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one slot's keys and values, in bytes."""
+
+    def forward(self, spans: Sequence[Span]) -> Array:
+        """Run one pass over spans of distinct slots.
+
+        Returns:
+            float32 logits [sum of num_logits, vocab_size]: the rows of the first span, then those of the second, ...
+            Row i of a span's last `num_logits` tokens is the distribution of the token that follows it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one sequence wants from one target pass.
+
+    Attributes:
+        slot: the sequence's KV room.
+        start: how many positions of the sequence the slot holds already.
+        token_ids: committed tokens to write from there; the last of them is the sequence's last token, unless the
+            turn is a part of a longer prompt.
+        proposal: draft tokens to verify behind them; empty for plain decoding.
+        sampling: how tokens are chosen.
+        chooses: False for a part of a prompt that ends before its last token: nothing is chosen.
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    proposal: Sequence[int]
+    sampling: SamplingParams
+    chooses: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target made of one turn: the tokens it commits and how many of them are accepted draft tokens."""
+
+    token_ids: tuple[int, ...]
+    num_accepted_tokens: int
+
+
+class Decoder(Protocol):
+    """Takes turns of several sequences through one step; runs on the model thread."""
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        """Return one verdict per turn, in order; a turn that does not choose gets no tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A chain that a proposer is asked to extend.
+
+    Attributes:
+        slot: the sequence's room in the draft model.
+        token_ids: committed tokens followed by those drafted so far.
+        sampling: how the target will choose.
+        limit: how many tokens are wanted at most, >= 1.
+    """
+
+    slot: int
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    limit: int
+
+
+class Proposer(Protocol):
+    """Extends chains of draft tokens; runs on a model thread."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def max_length(self) -> int:
+        """Longest chain, committed tokens included, that can be extended by one."""
+
+    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+        """Take one step for every draft.
+
+        Returns:
+            Per draft, its next 1 .. limit tokens; an empty list if there is nothing to propose; None if the step was
+            spent on reading a part of a long prompt, and more steps are needed.
+        """

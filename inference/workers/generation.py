@@ -1,0 +1,50 @@
+"""GenerationService over any completer: the public face of every topology."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from grpc_comm.context import Context
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.workers.completion import Completer
+from inference.workers.convert import completion_from_message, event_to_message
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What GetModel answers; see the message."""
+
+    name: str
+    topology: str
+    max_length: int
+    vocab_size: int
+    tokenizer_fingerprint: str
+
+
+class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
+    """Translates; owns no algorithm."""
+
+    def __init__(self, completer: Completer, card: ModelCard) -> None:
+        self._completer = completer
+        self._card = card
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        """Stream one request's events."""
+        async with aclosing(self._completer.complete(completion_from_message(request))) as events:
+            async for event in events:
+                await context.write(event_to_message(event))
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        """Say what is served."""
+        card = self._card
+        return pb.GetModelResponse(
+            name=card.name,
+            topology=card.topology,
+            max_length=card.max_length,
+            vocab_size=card.vocab_size,
+            tokenizer_fingerprint=card.tokenizer_fingerprint,
+        )

@@ -1,0 +1,105 @@
+"""VerificationService over a target engine: one stream is one session."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from grpc_comm.context import Context
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.engine.target import TargetEngine
+from inference.engine.target_session import TargetSession
+from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError
+from inference.speculation.tree import MAX_TREE_TOKENS
+from inference.workers.convert import (
+    PROTOCOL_VERSION,
+    branches_from_message,
+    commit_to_message,
+    open_from_message,
+)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
+
+
+class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
+    """Translates; owns no algorithm.
+
+    Args:
+        engine: verifies.
+        fingerprint: of the target's tokenizer.
+        idle_timeout_s: seconds a session may hold its slot without a proposal.
+    """
+
+    def __init__(self, engine: TargetEngine, *, fingerprint: str, idle_timeout_s: float) -> None:
+        self._engine = engine
+        self._idle_timeout_s = idle_timeout_s
+        self._fingerprint = fingerprint
+
+    async def Verify(self, _: object, context: Context) -> None:
+        """Serve one session from Open to its last Commit."""
+        session = self._open(await context.read())
+        tasks = [
+            asyncio.create_task(self._read_proposals(session, context)),
+            asyncio.create_task(self._watch(session)),
+        ]
+        try:
+            await context.write(self._opened(session))
+            async with aclosing(self._engine.commits(session)) as commits:
+                async for commit in commits:
+                    await context.write(pb.VerifyResponse(commit=commit_to_message(commit)))
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._engine.close(session)
+
+    def _open(self, message: Any) -> TargetSession:
+        if message == grpc.aio.EOF or message.WhichOneof("message") != "open":
+            raise InvalidRequestError("the first message of a session must be Open")
+        self._check_fits(message.open)
+        return self._engine.open(open_from_message(message.open), drafted=True)
+
+    def _check_fits(self, message: pb.Open) -> None:
+        if message.protocol_version != PROTOCOL_VERSION:
+            raise IncompatibleDraftError(
+                f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
+            )
+        draft = (message.tokenizer_fingerprint, message.vocab_size)
+        target = (self._fingerprint, self._engine.vocab_size)
+        if draft != target:
+            raise IncompatibleDraftError(
+                f"draft and target need one vocabulary: the draft has tokenizer {draft[0]} with {draft[1]} tokens, "
+                f"the target has tokenizer {target[0]} with {target[1]} tokens"
+            )
+
+    def _opened(self, session: TargetSession) -> pb.VerifyResponse:
+        opened = pb.Opened(
+            session_id=session.id,
+            max_length=self._engine.max_length,
+            max_tree_tokens=MAX_TREE_TOKENS,
+            pass_us=self._engine.pass_us,
+        )
+        return pb.VerifyResponse(opened=opened)
+
+    async def _read_proposals(self, session: TargetSession, context: Context) -> None:
+        """Feed the session until its stream ends; a bad message ends the session."""
+        try:
+            while (message := await context.read()) != grpc.aio.EOF:
+                if message.WhichOneof("message") != "propose":
+                    raise InvalidRequestError("a session has one Open; every later message must be Propose")
+                self._engine.propose(session, branches_from_message(message.propose))
+            session.fail(InvalidRequestError("the draft closed its side before the session was finished"))
+        except Exception as exc:
+            session.fail(exc)
+
+    async def _watch(self, session: TargetSession) -> None:
+        """End a session whose draft has gone silent, so that its slot serves others."""
+        while True:
+            left_s = self._idle_timeout_s - session.idle_s
+            if left_s <= 0:
+                break
+            await asyncio.sleep(left_s)
+        session.fail(DeadlineError(f"no proposal came for {self._idle_timeout_s:g} s"))

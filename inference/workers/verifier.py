@@ -1,0 +1,84 @@
+"""The draft worker's side of a Verify stream: proposals up, commits down, bytes counted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import grpc
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.errors import UnavailableError
+from inference.types import Commit, GenerationRequest
+from inference.workers.convert import commit_from_message, open_to_message
+from inference.workers.status import from_rpc_error
+
+_FRAME_BYTES = 5  # gRPC's length prefix of each message
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What draft and target must agree on."""
+
+    fingerprint: str
+    size: int
+
+
+class VerifyStream:
+    """One session at a remote target."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse], address: str) -> None:
+        self._call = call
+        self._address = address
+        self._num_bytes = 0
+
+    async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
+        """Open the session; does not wait for the answer, so that drafting begins at once."""
+        message = open_to_message(request, fingerprint=vocabulary.fingerprint, vocab_size=vocabulary.size)
+        await self._write(pb.VerifyRequest(open=message))
+
+    async def propose(self, prefix_length: int, token_ids: Sequence[int]) -> None:
+        """Send a chain behind the first `prefix_length` tokens; an empty one asks for the target's own token."""
+        branches = [pb.Branch(prefix_length=prefix_length, token_ids=token_ids)] if token_ids else []
+        await self._write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
+
+    async def commit(self) -> Commit:
+        """The next commit."""
+        while (message := await self._read()).WhichOneof("message") != "commit":
+            pass  # Opened comes before the first one
+        commit = commit_from_message(message.commit)
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        return replace(commit, timings=replace(commit.timings, wire_bytes=num_bytes))
+
+    async def _write(self, message: pb.VerifyRequest) -> None:
+        self._num_bytes += message.ByteSize() + _FRAME_BYTES
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as exc:
+            raise from_rpc_error(exc, self._address) from exc
+        except grpc.aio.UsageError:  # the call has ended already; reading says why
+            await self._read()
+
+    async def _read(self) -> pb.VerifyResponse:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as exc:
+            raise from_rpc_error(exc, self._address) from exc
+        if not isinstance(message, pb.VerifyResponse):  # grpc.aio.EOF
+            raise UnavailableError(f"{self._address}: the target closed the session before it was finished")
+        self._num_bytes += message.ByteSize() + _FRAME_BYTES
+        return message
+
+
+@asynccontextmanager
+async def verify_stream(
+    stub: rpc.VerificationServiceStub, address: str, *, deadline_s: float
+) -> AsyncGenerator[VerifyStream, None]:
+    """A stream that is cancelled, and so frees its slot, however the block is left."""
+    call = stub.Verify(timeout=deadline_s)
+    try:
+        yield VerifyStream(call, address)
+    finally:
+        call.cancel()

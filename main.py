@@ -1,0 +1,10 @@
+"""Speculative decoding as a service: `python main.py --role ROLE`; `--help` lists the roles."""
+
+from __future__ import annotations
+
+import sys
+
+from inference.cli.app import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

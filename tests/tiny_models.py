@@ -1,0 +1,124 @@
+"""Tiny random models and tokenizers: every family that the backends support, in a few thousand parameters.
+
+Owns what tests need in place of a download. Weights are drawn larger than Transformers would, so that logits are far
+apart and greedy choices do not hang on rounding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+TokenizerVariant: TypeAlias = Literal["plain", "permuted"]
+"""plain: bytes and a few merges. permuted: the same tokens under other ids, as from an unrelated tokenizer."""
+
+BOS_TOKEN, EOS_TOKEN = "<bos>", "<eos>"
+BOS_TOKEN_ID, EOS_TOKEN_ID = 0, 1
+
+MERGES = ("Ġ t", "h e", "Ġt he", "i n", "e r", "Ġ a", "o n", "Ġ s", "a t", "o r", "Ġ w", "n d", "Ġa nd", "in g")
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+
+NUM_TOKENIZER_IDS = 2 + 256 + len(MERGES)
+DEFAULT_VOCAB_SIZE = 288
+
+_GROUPED: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+}
+_MULTI_HEAD = {**_GROUPED, "num_key_value_heads": 4}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+# family -> fields of its configuration
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _GROUPED,
+    "mistral": {**_GROUPED, "sliding_window": None},
+    "qwen2": _GROUPED,
+    "qwen3": {**_GROUPED, "head_dim": 12},
+    "qwen3_moe": {**_GROUPED, **_EXPERTS, "head_dim": 8},
+    "gemma": {**_GROUPED, "num_key_value_heads": 1, "head_dim": 16},
+    "granite": {**_GROUPED, "logits_scaling": 3.0},
+    "cohere": {**_GROUPED, "logit_scale": 0.25},
+    "olmo2": _GROUPED,
+    "phi": {**_MULTI_HEAD, "partial_rotary_factor": 0.5},
+    "gpt_neox": {**_MULTI_HEAD, "rotary_pct": 0.5},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+}
+
+
+def tiny_model(
+    family: str,
+    *,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    seed: int = 0,
+    **overrides: Any,
+) -> PreTrainedModel:
+    """Return a random model in float32, ready to run.
+
+    Args:
+        family: a name of `FAMILIES`.
+        vocab_size: rows of its embedding.
+        seed: of the weights; equal seeds give equal models.
+        overrides: further fields of its configuration.
+    """
+    token_ids = {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": EOS_TOKEN_ID}
+    fields = {**FAMILIES[family], **token_ids, "vocab_size": vocab_size, **overrides}
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields))
+    _randomize(model, seed)
+    return model.eval()
+
+
+def save_tiny_model(
+    directory: Path,
+    family: str,
+    *,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    seed: int = 0,
+    tokenizer_variant: TokenizerVariant = "plain",
+    **overrides: Any,
+) -> Path:
+    """Write a model and a tokenizer as a server loads them; return the directory.
+
+    Raises:
+        ValueError: the model's vocabulary has no room for the tokenizer's ids.
+    """
+    if vocab_size < NUM_TOKENIZER_IDS:
+        raise ValueError(f"vocab_size {vocab_size} is below the tokenizer's {NUM_TOKENIZER_IDS} ids")
+    tiny_model(family, vocab_size=vocab_size, seed=seed, **overrides).save_pretrained(directory)
+    tiny_tokenizer(tokenizer_variant).save_pretrained(directory)
+    return directory
+
+
+def tiny_tokenizer(variant: TokenizerVariant = "plain") -> PreTrainedTokenizerFast:
+    """Return a byte-level tokenizer that encodes any text and decodes it back unchanged."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
+    if variant == "permuted":
+        tokens.reverse()
+    vocabulary = {token: token_id for token_id, token in enumerate([BOS_TOKEN, EOS_TOKEN, *tokens])}
+    merges = [(left, right) for left, right in (merge.split() for merge in MERGES)]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS_TOKEN, eos_token=EOS_TOKEN)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def _randomize(model: PreTrainedModel, seed: int) -> None:
+    """Redraw every parameter: matrices at the scale that keeps activations near one, vectors near what they were."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() >= 2:
+                parameter.copy_(noise * 2.0 * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(noise * 0.1)
