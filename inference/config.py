@@ -7,19 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.errors import ConfigError
+from inference.types import MAX_GAMMA
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED_TARGET = ROOT / "models" / "target"
 BUNDLED_DRAFT = ROOT / "models" / "draft"
 BUNDLED_PROMPTS = ROOT / "prompts" / "demo.txt"
 
-MAX_GAMMA = 64
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def check_gamma(gamma: int) -> int:
+    """The speculation length itself, if it can be used."""
+    _require(0 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 0..{MAX_GAMMA}")
+    return gamma
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,25 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposerConfig:
+    """What drafts: a model, or nothing but the sequence itself (prompt lookup).
+
+    Attributes:
+        tokenizer_path: directory of the tokenizer and config.json whose vocabulary is drafted in.
+        model: None looks drafts up.
+        num_slots: sequences drafted at once.
+    """
+
+    tokenizer_path: Path
+    model: ModelConfig | None
+    num_slots: int
+
+    def __post_init__(self) -> None:
+        _require((self.tokenizer_path / "config.json").is_file(), f"model {self.tokenizer_path}: no config.json there")
+        _require(1 <= self.num_slots <= 4096, f"batch {self.num_slots} is outside 1..4096")
+
+
+@dataclass(frozen=True, slots=True)
 class DraftConfig:
     """How a draft worker drafts, and for whom.
 
@@ -70,7 +95,7 @@ class DraftConfig:
     max_waiting: int = 64
 
     def __post_init__(self) -> None:
-        _require(0 <= self.gamma <= MAX_GAMMA, f"gamma {self.gamma} is outside 0..{MAX_GAMMA}")
+        check_gamma(self.gamma)
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
 
@@ -103,6 +128,11 @@ class ServerConfig:
         return self.host in ("127.0.0.1", "localhost", "::1")
 
 
+def usable_core_ids() -> list[int]:
+    """CPU cores that this process may use, by number."""
+    return sorted(os.sched_getaffinity(0))
+
+
 def usable_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """How many CPU cores this process may use."""
+    return len(usable_core_ids())

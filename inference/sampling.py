@@ -10,7 +10,7 @@ Processing is Transformers' and in its order: temperature, top_k, top_p, min_p.
 
 Everything here works alike on numpy arrays and torch tensors and gives the same bits on both: the hash is 64-bit
 integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only, because the
-libraries' own logarithms differ in the last bit. docs/protocol.md has test vectors for other languages.
+libraries' own logarithms differ in the last bit. docs/noise.md has the definition and test vectors for other languages.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class RequestStats:
     @property
     def wire_bytes(self) -> int:
         """Between draft worker and target, both directions."""
-        return sum(timings.wire_bytes for timings in self.timings)
+        return sum(timings.bytes_up + timings.bytes_down for timings in self.timings)
 
 
 def _count_up_to(counts: list[int], length: int) -> None:

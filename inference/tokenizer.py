@@ -82,6 +82,19 @@ def fingerprint(vocabulary: dict[str, int]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
+def model_vocab_size(path: Path) -> int:
+    """Rows of a model's output layer, from its config.json.
+
+    Raises:
+        ConfigError: the file does not say.
+    """
+    fields = json.loads((path / "config.json").read_text())
+    size = fields.get("vocab_size") or fields.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise ConfigError(f"model {path}: config.json has no vocab_size")
+    return size
+
+
 def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:
     """End-of-sequence ids as Transformers' generate() sees them: generation_config.json, config.json, tokenizer."""
     for name in ("generation_config.json", "config.json"):

@@ -17,6 +17,7 @@ Array: TypeAlias = Any
 """A numpy array or a torch tensor; functions that take one return the same kind, on the same device."""
 
 MAX_SEED = 2**64 - 1
+MAX_GAMMA = 64
 
 
 def _require(condition: bool, message: str) -> None:
@@ -90,7 +91,7 @@ class GenerationRequest:
         num_prompt_tokens = len(self.prompt_token_ids)
         _require(num_prompt_tokens >= 1, "the prompt has no token")
         _require(self.max_new_tokens >= 1, f"max_new_tokens {self.max_new_tokens} is below 1")
-        _require(self.gamma is None or self.gamma >= 0, f"gamma {self.gamma} is below 0")
+        _require(self.gamma is None or 0 <= self.gamma <= MAX_GAMMA, f"gamma {self.gamma} is outside 0..{MAX_GAMMA}")
         _require(
             0 <= self.num_committed_tokens < num_prompt_tokens,
             f"num_committed_tokens {self.num_committed_tokens} is not below the prompt's {num_prompt_tokens} tokens",
@@ -106,14 +107,15 @@ class Timings:
         compute_us: the target's pass, including the choice of tokens.
         draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
         network_us: sending and receiving, as the draft worker sees it.
-        wire_bytes: messages of this round between draft worker and target, both directions.
+        bytes_up, bytes_down: messages of this round from draft worker to target, and back.
     """
 
     queue_us: int = 0
     compute_us: int = 0
     draft_us: int = 0
     network_us: int = 0
-    wire_bytes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,27 +207,38 @@ class Turn:
     Attributes:
         slot: the sequence's KV room.
         start: how many positions of the sequence the slot holds already.
-        token_ids: committed tokens to write from there; the last of them is the sequence's last token, unless the
-            turn is a part of a longer prompt.
-        proposal: draft tokens to verify behind them; empty for plain decoding.
+        token_ids: the committed tokens up to where they are to be written now. Their end is the sequence's end, unless
+            the turn is a part of a longer prompt. Not changed while the pass runs.
         sampling: how tokens are chosen.
+        proposal: draft tokens to verify behind them; empty for plain decoding.
+        gamma: draft tokens that a decoder with a draft of its own may add where the proposal is empty.
         chooses: False for a part of a prompt that ends before its last token: nothing is chosen.
     """
 
     slot: int
     start: int
     token_ids: Sequence[int]
-    proposal: Sequence[int]
     sampling: SamplingParams
+    proposal: Sequence[int] = ()
+    gamma: int = 0
     chooses: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target made of one turn: the tokens it commits and how many of them are accepted draft tokens."""
+    """What the target made of one turn.
+
+    Attributes:
+        token_ids: the tokens it commits: accepted draft tokens, then one of its own.
+        num_draft_tokens: draft tokens it verified.
+        num_accepted_tokens: how many of them it accepted.
+        draft_us: microseconds that the decoder's own draft took.
+    """
 
     token_ids: tuple[int, ...]
+    num_draft_tokens: int
     num_accepted_tokens: int
+    draft_us: int = 0
 
 
 class Decoder(Protocol):

@@ -101,7 +101,7 @@ def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) ->
 def exact_distribution(logits: Sequence[float], sampling: SamplingParams) -> FloatArray:
     """The law of one token, token by token from the definitions in SamplingParams; no two logits may tie."""
     if sampling.greedy:
-        return np.eye(len(logits))[int(np.argmax(logits))]
+        return np.asarray(np.arange(len(logits)) == np.argmax(logits), dtype=np.float64)
     weights = [math.exp((logit - max(logits)) / sampling.temperature) for logit in logits]
     ranked = sorted(range(len(logits)), key=lambda v: -weights[v])[: sampling.top_k or None]
     total = sum(weights[v] for v in ranked)

@@ -218,6 +218,8 @@ class ShapeRecorder:
             refused.append(f"a sliding window of {window}, below the sequence length of {self._max_length}")
         if getattr(module, "is_causal", True) is False:
             refused.append("attention to later tokens")
+        if _layer_index(module) in self.shapes:
+            refused.append("attention more than once")
         if refused:
             raise UnsupportedModelError(
                 f"{self._architecture} is not supported: its layer {_layer_index(module)} asks for {', '.join(refused)}"

@@ -105,9 +105,14 @@ class TorchBackend:
         """Run one token to learn the vocabulary's size and what each layer stores."""
         architecture = architecture_name(self._model.config)
         recorder = ShapeRecorder(architecture, max_length)
-        logits = self._run(torch.zeros(2, 1, dtype=torch.long, device=self._device), recorder, None)
+        try:
+            logits = self._run(torch.zeros(2, 1, dtype=torch.long, device=self._device), recorder, None)
+        except ConfigError:
+            raise
+        except Exception as error:  # such as a layer that indexes the mask which it is not given
+            raise UnsupportedModelError(f"{architecture} is not supported: one token fails with {error!r}") from error
         shapes = [recorder.shapes[layer] for layer in sorted(recorder.shapes)]
-        if len(shapes) != self._model.config.num_hidden_layers:
+        if len(shapes) != self._model.config.get_text_config().num_hidden_layers:
             raise UnsupportedModelError(f"{architecture} is not supported: its attention cannot be replaced")
         cache = SlotCache(shapes, num_slots=num_slots, max_length=max_length, dtype=self._dtype, device=self._device)
         return logits.shape[1], cache

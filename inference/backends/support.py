@@ -22,7 +22,7 @@ LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 # Prefixes of `model_type` whose state is not keys and values per position.
 RECURRENT = (
     "mamba", "falcon_mamba", "falcon_h1", "rwkv", "jamba", "bamba", "zamba", "recurrent_gemma", "xlstm", "lfm2",
-    "qwen3_next", "qwen3_5", "granitemoehybrid", "nemotron_h", "minimax", "kimi_linear", "olmo_hybrid", "plamo",
+    "qwen3_next", "qwen3_5", "granitemoehybrid", "nemotron_h", "kimi_linear", "olmo_hybrid",
 )  # fmt: skip
 ALIBI = ("bloom", "mpt")
 
@@ -37,7 +37,8 @@ def architecture_name(config: PretrainedConfig) -> str:
 
 def resolve_length(config: PretrainedConfig, asked: int | None) -> int:
     """Positions per slot: what was asked for, or the model's own limit but at most `DEFAULT_LENGTH`."""
-    limits = (getattr(config, name, None) for name in LENGTH_FIELDS)
+    text_config = config.get_text_config()  # multimodal models keep the language model's settings apart
+    limits = (getattr(text_config, name, None) for name in LENGTH_FIELDS)
     limit = next((limit for limit in limits if isinstance(limit, int)), None)
     if asked is None:
         return DEFAULT_LENGTH if limit is None else min(limit, DEFAULT_LENGTH)
@@ -67,9 +68,10 @@ def forward_arguments(model: PreTrainedModel) -> Collection[str]:
 
 
 def _reasons(config: PretrainedConfig, max_length: int) -> Iterator[str]:
-    model_type = str(config.model_type)
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder"
+    config = config.get_text_config()
+    model_type = str(config.model_type)
     if model_type.startswith(RECURRENT):
         yield "it carries recurrent state, which cannot be rolled back by position"
     if model_type in ALIBI or getattr(config, "alibi", False):

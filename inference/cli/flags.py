@@ -12,19 +12,34 @@ DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
 
 
+NGRAM = "ngram"
+"""As a draft model: look drafts up in the sequence itself."""
+
+
 def add_model(parser: argparse.ArgumentParser, *, default: Path, what: str) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model", type=Path, default=default, metavar="DIR", help=f"{what} model directory (%(default)s)"
-    )
+    text = f"{what} model directory (%(default)s)"
+    group.add_argument("--model", f"--{what}_model", type=Path, default=default, metavar="DIR", help=text)
+    add_backend(group)
+
+
+def add_draft_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    text = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself (%(default)s)"
+    group.add_argument("--model", "--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
+    text = f"with {NGRAM}: model directory whose tokenizer is used (%(default)s)"
+    group.add_argument("--tokenizer", type=Path, default=BUNDLED_DRAFT, metavar="DIR", help=text)
     add_backend(group)
 
 
 def add_model_pair(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
-    for name, default in (("draft", BUNDLED_DRAFT), ("target", BUNDLED_TARGET)):
-        flag, text = f"--{name}_model", f"{name} model directory (%(default)s)"
-        group.add_argument(flag, type=Path, default=default, metavar="DIR", help=text)
+    text = "target model directory (%(default)s)"
+    group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
+    text = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself (%(default)s)"
+    group.add_argument("--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
+    text = "tensor parallel degree; only backends that shard a model over devices use it (%(default)s)"
+    group.add_argument("--tp_degree", type=int, default=1, metavar="N", help=text)
     add_backend(group)
 
 
@@ -65,16 +80,18 @@ def add_listen(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
     )
-    group.add_argument(
-        "--idle_timeout_s",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="a session without proposals ends after (%(default)s s)",
-    )
-    group.add_argument(
-        "--grace_s", type=float, default=10.0, metavar="S", help="on SIGTERM, time for running requests (%(default)s s)"
-    )
+    _add_grace(group)
+
+
+def add_sessions(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sessions of draft workers")
+    text = "end a session that has had no proposal for this long (%(default)s s)"
+    group.add_argument("--idle_timeout_s", type=float, default=60.0, metavar="S", help=text)
+
+
+def _add_grace(group: argparse._ArgumentGroup) -> None:
+    text = "on SIGTERM, time for running requests (%(default)s s)"
+    group.add_argument("--grace_s", type=float, default=10.0, metavar="S", help=text)
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -91,9 +108,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
     )
-    group.add_argument(
-        "--grace_s", type=float, default=10.0, metavar="S", help="on SIGTERM, time for running requests (%(default)s s)"
-    )
+    _add_grace(group)
 
 
 def add_connection(parser: argparse.ArgumentParser, *, what: str) -> None:
@@ -140,9 +155,6 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--format", choices=["text", "json"], default="text", help="json: one object per prompt, a line each"
     )
-    group.add_argument(
-        "--profile", action="store_true", help="write performance_<role>_<time>.csv and .json, and print a summary"
-    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +170,9 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="N", help="key of the noise, 0 .. 2^64-1 (default: drawn at random)")
 
 
-def add_logging(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("logging")
+def add_reports(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("reports")
+    text = "at the end, write performance_<role>_<time>.csv and .json into the current directory"
+    group.add_argument("--profile", action="store_true", help=text)
     levels = ["debug", "info", "warning", "error"]
     group.add_argument("--log_level", choices=levels, default="info", help="what goes to stderr (%(default)s)")

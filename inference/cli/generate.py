@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 
@@ -12,22 +14,27 @@ from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from grpc_comm.options import address
 from inference.cli.output import JsonSink, Sink, TextSink, TokenSink, print_summary
 from inference.cli.prompts import read_prompts
+from inference.cli.results import Result
 from inference.cli.runner import run_prompts
-from inference.config import DraftConfig, ModelConfig
+from inference.config import DraftConfig, ModelConfig, ProposerConfig
 from inference.errors import UnavailableError
+from inference.profile import Profile
 from inference.tokenizer import Tokenizer
 from inference.types import SamplingParams
-from inference.workers.assembly import draft_worker, target_engine
+from inference.workers.assembly import draft_worker, load_proposer, target_engine
 from inference.workers.client import RemoteCompleter
 from inference.workers.completion import Completer, CompletionRequest, LocalCompleter
 
+logger = logging.getLogger(__name__)
 
-async def run_draft(args: argparse.Namespace, config: ModelConfig) -> int:
+
+async def run_draft(args: argparse.Namespace, config: ProposerConfig) -> int:
     """Complete prompts with a local draft and a remote target."""
     template, prompts = request_template(args), read_prompts(args.prompt, args.prompt_text)
-    tokenizer = Tokenizer.load(config.path)
+    tokenizer = Tokenizer.load(config.tokenizer_path)
     draft = draft_config(args, max_waiting=len(prompts))
-    async with connected(args) as channel, draft_worker(config, draft, tokenizer, channel) as (worker, _):
+    proposer, words = await load_proposer(config)
+    async with connected(args) as channel, draft_worker(proposer, draft, words, channel) as (worker, _):
         return await _complete(args, LocalCompleter(worker, tokenizer), prompts, template, text_sink=TextSink())
 
 
@@ -59,7 +66,7 @@ async def _complete(
     sink = JsonSink() if args.format == "json" else text_sink
     results = await run_prompts(completer, prompts, template, concurrency=args.batch, sink=sink)
     if args.profile:
-        print_summary(results)
+        _write_profile(args.role, results)
     return int(any(result.error is not None for result in results))
 
 
@@ -71,6 +78,19 @@ def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
         deadline_s=args.deadline_s,
         max_waiting=max_waiting,
     )
+
+
+def _write_profile(role: str, results: list[Result]) -> None:
+    profile = Profile(role)
+    for result in results:
+        profile.add(result.prompt, result.stats)
+    print_summary(results)
+    report_profile(profile)
+
+
+def report_profile(profile: Profile) -> None:
+    """Write the profile's files into the current directory, and say where they are."""
+    logger.info("profile: %s", " and ".join(str(path) for path in profile.write(Path())))
 
 
 def request_template(args: argparse.Namespace) -> CompletionRequest:

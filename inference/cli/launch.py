@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -74,8 +75,7 @@ async def server_process(
     Raises:
         UnavailableError: it ended, or was not SERVING in time; the message has the end of its log.
     """
-    log = Path(tempfile.mkstemp(prefix=f"specdec-{name}-", suffix=".log")[1])
-    with log.open("wb") as output:
+    with tempfile.NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(ROOT / "main.py"),
@@ -83,19 +83,18 @@ async def server_process(
             role,
             *flags,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
+            stdout=log.fileno(),
             stderr=asyncio.subprocess.STDOUT,
             env=_environment(),
         )
-    try:
-        if cores:
-            os.sched_setaffinity(process.pid, cores)
-        server = ServerProcess(name, f"127.0.0.1:{port}", process, log)
-        await _until_serving(server, ready_timeout_s)
-        yield server
-    finally:
-        await _stop(process)
-        log.unlink()
+        try:
+            if cores:
+                os.sched_setaffinity(process.pid, cores)
+            server = ServerProcess(name, f"127.0.0.1:{port}", process, Path(log.name))
+            await _until_serving(server, ready_timeout_s)
+            yield server
+        finally:
+            await _stop(process)
 
 
 def _environment() -> dict[str, str]:
@@ -114,7 +113,7 @@ async def _until_serving(server: ServerProcess, timeout_s: float) -> None:
         raise UnavailableError(f"{server.name} is not serving after {timeout_s:g} s:\n{server.log_tail()}") from None
 
 
-async def _is_serving(stub: health_pb2_grpc.HealthStub) -> bool:
+async def _is_serving(stub: Any) -> bool:
     try:
         response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
     except grpc.aio.AioRpcError:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from inference.cli import flags
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ModelConfig, ServerConfig, usable_cores
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ModelConfig, ProposerConfig, ServerConfig, usable_cores
+from inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Run = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
 
@@ -29,11 +33,11 @@ class Role:
             prog=f"main.py --role {self.name}", description=self.summary, allow_abbrev=False
         )
         self.add_flags(parser)
-        flags.add_logging(parser)
+        flags.add_reports(parser)
         return parser
 
 
-def model_config(args: argparse.Namespace, path: Path, *, num_threads: int) -> ModelConfig:
+def _model_config(args: argparse.Namespace, path: Path, *, num_threads: int) -> ModelConfig:
     """What the flags say of a model; `num_threads` is used unless they name a number."""
     return ModelConfig(
         path=path,
@@ -46,22 +50,54 @@ def model_config(args: argparse.Namespace, path: Path, *, num_threads: int) -> M
     )
 
 
+def _proposer_config(args: argparse.Namespace, draft: str, *, tokenizer: Path, num_threads: int) -> ProposerConfig:
+    """What the flags say of the draft: a model directory, or ngram with the tokenizer of another model."""
+    if draft == flags.NGRAM:
+        return ProposerConfig(tokenizer, None, args.batch)
+    model = _model_config(args, Path(draft), num_threads=num_threads)
+    return ProposerConfig(model.path, model, args.batch)
+
+
+def _server_config(args: argparse.Namespace, port: int) -> ServerConfig:
+    return ServerConfig(args.host, port, args.max_waiting, grace_s=args.grace_s)
+
+
 def _target_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser, default=BUNDLED_TARGET, what="target")
     flags.add_listen(parser)
+    flags.add_sessions(parser)
 
 
 async def _target(args: argparse.Namespace) -> int:
     from inference.cli.serve import serve_target
 
-    server = ServerConfig(args.host, args.port, args.max_waiting, args.idle_timeout_s, args.grace_s)
+    server = replace(_server_config(args, args.port), idle_timeout_s=args.idle_timeout_s)
     # On loopback the draft runs beside it; two busy processes on one core slow each other down many times over.
     num_threads = max(1, usable_cores() - 1) if server.on_loopback else usable_cores()
-    return await serve_target(model_config(args, args.model, num_threads=num_threads), server)
+    return await serve_target(args, _model_config(args, args.model, num_threads=num_threads), server)
+
+
+def _fused_target_flags(parser: argparse.ArgumentParser) -> None:
+    flags.add_model_pair(parser)
+    flags.add_speculation(parser, default=4)
+    flags.add_listen(parser)
+
+
+async def _fused_target(args: argparse.Namespace) -> int:
+    from inference.cli.serve import serve_fused
+
+    if args.tp_degree < 1:
+        raise ConfigError(f"tp_degree {args.tp_degree} is below 1")
+    if args.tp_degree > 1:
+        logger.warning("tp_degree %d has no effect: backend %s does not shard a model", args.tp_degree, args.backend)
+    # One process, one model at a time: both may use all cores.
+    target = _model_config(args, args.target_model, num_threads=usable_cores())
+    draft = _proposer_config(args, args.draft_model, tokenizer=args.target_model, num_threads=usable_cores())
+    return await serve_fused(args, target, draft, _server_config(args, args.port))
 
 
 def _draft_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_model(parser, default=BUNDLED_DRAFT, what="draft")
+    flags.add_draft_model(parser)
     flags.add_connection(parser, what="host of the target")
     flags.add_speculation(parser, default=4)
     flags.add_prompts(parser)
@@ -70,15 +106,14 @@ def _draft_flags(parser: argparse.ArgumentParser) -> None:
 
 
 async def _draft(args: argparse.Namespace) -> int:
-    config = model_config(args, args.model, num_threads=1)
+    config = _proposer_config(args, args.model, tokenizer=args.tokenizer, num_threads=1)
     if args.serve is None:
         from inference.cli.generate import run_draft
 
         return await run_draft(args, config)
     from inference.cli.serve import serve_draft
 
-    server = ServerConfig(args.host, args.serve, args.max_waiting, grace_s=args.grace_s)
-    return await serve_draft(args, config, server)
+    return await serve_draft(args, config, _server_config(args, args.serve))
 
 
 def _client_flags(parser: argparse.ArgumentParser) -> None:
@@ -107,41 +142,15 @@ def _alone_flags(default: Path, what: str) -> Callable[[argparse.ArgumentParser]
 async def _alone(args: argparse.Namespace) -> int:
     from inference.cli.generate import run_alone
 
-    return await run_alone(args, model_config(args, args.model, num_threads=usable_cores()))
+    return await run_alone(args, _model_config(args, args.model, num_threads=usable_cores()))
 
 
-ROLES = {
-    role.name: role
-    for role in (
-        Role(
-            "target",
-            "Serve the target model to draft workers, and to clients that want no draft.",
-            _target_flags,
-            _target,
-        ),
-        Role(
-            "draft",
-            "Draft here, verify at a target: complete prompts, or serve clients (--serve).",
-            _draft_flags,
-            _draft,
-        ),
-        Role(
-            "fused_client",
-            "Complete prompts at any server: target, draft --serve, fused_target.",
-            _client_flags,
-            _client,
-        ),
-        Role(
-            "verify_target",
-            "Run the target model alone, here, token by token.",
-            _alone_flags(BUNDLED_TARGET, "target"),
-            _alone,
-        ),
-        Role(
-            "verify_draft",
-            "Run the draft model alone, here, token by token.",
-            _alone_flags(BUNDLED_DRAFT, "draft"),
-            _alone,
-        ),
-    )
-}
+_ALL = (
+    Role("target", "Serve the target to draft workers, and to clients without any draft.", _target_flags, _target),
+    Role("draft", "Draft here, verify at a target: complete prompts, or --serve clients.", _draft_flags, _draft),
+    Role("fused_target", "Serve both models from one process.", _fused_target_flags, _fused_target),
+    Role("fused_client", "Complete prompts at any of our servers.", _client_flags, _client),
+    Role("verify_target", "Run the target alone, here.", _alone_flags(BUNDLED_TARGET, "target"), _alone),
+    Role("verify_draft", "Run the draft alone, here.", _alone_flags(BUNDLED_DRAFT, "draft"), _alone),
+)
+ROLES = {role.name: role for role in _ALL}

@@ -1,80 +1,121 @@
-"""Roles that serve until a signal: target, and draft with --serve."""
+"""Roles that serve until a signal: target, fused_target, and draft with --serve."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Generator as Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import grpc
 
 from grpc_comm.options import address
 from grpc_comm.server import PortTakenError, Server, stop_signal
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.generate import connected, draft_config
-from inference.config import ModelConfig, ServerConfig
+from inference.cli.generate import connected, draft_config, report_profile
+from inference.config import ModelConfig, ProposerConfig, ServerConfig, check_gamma
 from inference.engine.engine import Engine
 from inference.errors import ConfigError
+from inference.profile import Profile
 from inference.tokenizer import Tokenizer
 from inference.types import Generator
 from inference.workers import generation, verification
-from inference.workers.assembly import draft_worker, target_engine
-from inference.workers.completion import LocalCompleter
+from inference.workers.assembly import draft_worker, fused_engine, load_proposer, target_engine
+from inference.workers.completion import Completer, LocalCompleter, ProfilingCompleter
 from inference.workers.generation import GenerationServicer, ModelCard
 from inference.workers.status import to_status
 from inference.workers.verification import VerificationServicer
+from inference.workers.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
 
-async def serve_target(config: ModelConfig, server: ServerConfig) -> int:
+async def serve_target(args: argparse.Namespace, config: ModelConfig, server: ServerConfig) -> int:
     """Serve a target: verification for draft workers, and generation without any."""
     tokenizer = Tokenizer.load(config.path)
-    async with target_engine(config, max_waiting=server.max_waiting) as engine:
-        servicer = VerificationServicer(engine, fingerprint=tokenizer.fingerprint, idle_timeout_s=server.idle_timeout_s)
-        generator = generation_servicer(engine, tokenizer, config.path, topology="target")
+    with _profile(args) as profile:
+        async with target_engine(config, max_waiting=server.max_waiting) as engine:
+            verifier = VerificationServicer(
+                engine,
+                vocabulary=Vocabulary(tokenizer.fingerprint, engine.vocab_size),
+                idle_timeout_s=server.idle_timeout_s,
+                profile=profile,
+            )
+            generator = _generation(engine, tokenizer, config.path.name, topology="target", profile=profile)
 
-        def register(grpc_server: grpc.aio.Server) -> None:
-            rpc.add_VerificationServiceServicer_to_server(servicer, grpc_server)
-            rpc.add_GenerationServiceServicer_to_server(generator, grpc_server)
+            def register(grpc_server: grpc.aio.Server) -> None:
+                rpc.add_VerificationServiceServicer_to_server(verifier, grpc_server)
+                rpc.add_GenerationServiceServicer_to_server(generator, grpc_server)
 
-        names = [verification.SERVICE_NAME, generation.SERVICE_NAME]
-        return await _serve_until_signal(server, names, register, engine)
+            names = [verification.SERVICE_NAME, generation.SERVICE_NAME]
+            return await _until_signal(server, names, register, engine)
 
 
-async def serve_draft(args: argparse.Namespace, config: ModelConfig, server: ServerConfig) -> int:
+async def serve_fused(
+    args: argparse.Namespace, target: ModelConfig, draft: ProposerConfig, server: ServerConfig
+) -> int:
+    """Serve generation with both models in this process."""
+    tokenizer = Tokenizer.load(target.path)
+    gamma = check_gamma(args.gamma)
+    with _profile(args) as profile:
+        async with fused_engine(target, draft, max_waiting=server.max_waiting, gamma=gamma) as engine:
+            return await _serve_generation(
+                _generation(engine, tokenizer, target.path.name, topology="fused", profile=profile), server, engine
+            )
+
+
+async def serve_draft(args: argparse.Namespace, config: ProposerConfig, server: ServerConfig) -> int:
     """Serve generation with a local draft and a remote target."""
-    tokenizer = Tokenizer.load(config.path)
+    tokenizer = Tokenizer.load(config.tokenizer_path)
     draft = draft_config(args, max_waiting=server.max_waiting)
-    async with connected(args) as channel, draft_worker(config, draft, tokenizer, channel) as (worker, engine):
-        generator = generation_servicer(worker, tokenizer, config.path, topology="distributed")
-
-        def register(grpc_server: grpc.aio.Server) -> None:
-            rpc.add_GenerationServiceServicer_to_server(generator, grpc_server)
-
-        return await _serve_until_signal(server, [generation.SERVICE_NAME], register, engine)
-
-
-def generation_servicer(generator: Generator, tokenizer: Tokenizer, path: Path, *, topology: str) -> GenerationServicer:
-    card = ModelCard(
-        name=path.name,
-        topology=topology,
-        max_length=generator.max_length,
-        vocab_size=generator.vocab_size,
-        tokenizer_fingerprint=tokenizer.fingerprint,
-    )
-    return GenerationServicer(LocalCompleter(generator, tokenizer), card)
+    proposer, words = await load_proposer(config)
+    with _profile(args) as profile:
+        async with connected(args) as channel, draft_worker(proposer, draft, words, channel) as (worker, engine):
+            name = f"draft of {draft.target_address}"
+            return await _serve_generation(
+                _generation(worker, tokenizer, name, topology="distributed", profile=profile), server, engine
+            )
 
 
-async def _serve_until_signal(
+@contextmanager
+def _profile(args: argparse.Namespace) -> Iterator[Profile | None, None, None]:
+    """A profile that is written at the end, if the flags want one."""
+    if not args.profile:
+        yield None
+        return
+    profile = Profile(args.role)
+    yield profile
+    report_profile(profile)
+
+
+def _generation(
+    generator: Generator, tokenizer: Tokenizer, name: str, *, topology: str, profile: Profile | None
+) -> GenerationServicer:
+    completer: Completer = LocalCompleter(generator, tokenizer)
+    if profile is not None:
+        completer = ProfilingCompleter(completer, profile)
+    card = ModelCard(name, topology, generator.max_length, generator.vocab_size, tokenizer.fingerprint)
+    return GenerationServicer(completer, card)
+
+
+async def _serve_generation(servicer: GenerationServicer, config: ServerConfig, engine: Engine[Any, Any, Any]) -> int:
+    def register(grpc_server: grpc.aio.Server) -> None:
+        rpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
+
+    return await _until_signal(config, [generation.SERVICE_NAME], register, engine)
+
+
+async def _until_signal(
     config: ServerConfig,
     names: list[str],
     register: Callable[[grpc.aio.Server], None],
-    engine: Engine,  # type: ignore[type-arg]
+    engine: Engine[Any, Any, Any],
 ) -> int:
+    where = address(config.host, config.port)
     try:
-        server = Server(address(config.host, config.port), service_names=names, register=register, status_of=to_status)
+        server = Server(where, service_names=names, register=register, status_of=to_status)
     except PortTakenError as exc:
         raise ConfigError(str(exc)) from exc
     await server.start()

@@ -23,15 +23,24 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         decoder: what a step is.
         num_slots, max_length, vocab_size: of the model behind the decoder.
         max_waiting: sessions that may queue for a slot.
+        gamma: draft tokens per pass where the decoder has a draft of its own, unless the request says otherwise.
     """
 
     def __init__(
-        self, decoder: Decoder, *, num_slots: int, max_length: int, vocab_size: int, max_waiting: int = 64
+        self,
+        decoder: Decoder,
+        *,
+        num_slots: int,
+        max_length: int,
+        vocab_size: int,
+        max_waiting: int = 64,
+        gamma: int = 0,
     ) -> None:
         super().__init__(num_slots=num_slots, max_waiting=max_waiting)
         self._decoder = decoder
         self._max_length = max_length
         self._vocab_size = vocab_size
+        self._gamma = gamma
         self._recent_pass_s: deque[float] = deque(maxlen=32)
 
     @property
@@ -56,7 +65,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             UnavailableError: the engine is stopping.
         """
         check_prompt(request.prompt_token_ids, max_length=self._max_length, vocab_size=self._vocab_size)
-        session = TargetSession(request, max_length=self._max_length, drafted=drafted)
+        gamma = self._gamma if request.gamma is None else request.gamma
+        session = TargetSession(request, max_length=self._max_length, drafted=drafted, gamma=gamma)
         self._enter(session)
         return session
 
@@ -68,7 +78,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self.wake()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
-        """Decode a request without any draft; see `Generator`."""
+        """Decode a request without a draft worker; see `Generator`."""
         session = self.open(request, drafted=False)
         async with aclosing(self.commits(session)) as commits:
             async for commit in commits:

@@ -24,9 +24,10 @@ class TargetSession:
         request: validated against the engine's limits already.
         max_length: tokens that prompt and output may have together.
         drafted: a draft worker proposes, and every pass waits for a proposal; else the target decodes by itself.
+        gamma: draft tokens per pass where the decoder has a draft of its own.
     """
 
-    def __init__(self, request: GenerationRequest, *, max_length: int, drafted: bool) -> None:
+    def __init__(self, request: GenerationRequest, *, max_length: int, drafted: bool, gamma: int) -> None:
         self.id = f"s{next(_numbers)}"
         self.request = request
         self.slot: int | None = None
@@ -36,8 +37,10 @@ class TargetSession:
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
         self._drafted = drafted
+        self._gamma = gamma
+        self._compute_s = 0.0
         self._asked = False
-        self._ready_since = self._waiting_since = time.monotonic()
+        self._become_ready(time.monotonic())
 
     def enter(self, slot: int) -> None:
         self.slot = slot
@@ -62,7 +65,7 @@ class TargetSession:
             InvalidRequestError: a branch is longer than the tree may be, or grows from nowhere.
         """
         if not self._ready:
-            self._ready_since = time.monotonic()
+            self._become_ready(time.monotonic())
         self._asked = self._asked or not branches
         for kind, where, token_ids in branches:
             if len(token_ids) > MAX_TREE_TOKENS:
@@ -72,23 +75,27 @@ class TargetSession:
 
     def next_turn(self) -> Turn | None:
         """What the session wants from the next pass; None if it waits for its draft."""
-        pending = self.token_ids[self._num_cached :]
-        if len(pending) > MAX_CHUNK_TOKENS:
-            return self._turn(pending[:MAX_CHUNK_TOKENS], chooses=False)
+        end, chunk_end = len(self.token_ids), self._num_cached + MAX_CHUNK_TOKENS
+        if chunk_end < end:
+            return self._turn(self.token_ids[:chunk_end], chooses=False)
         if self._ready:
-            return self._turn(pending, self.tree.path(self._end - len(self.token_ids) - 1))
-        if len(pending) > 1:
-            return self._turn(pending[:-1], chooses=False)
+            room = self._end - end - 1  # the pass adds one token of the target's own
+            return self._turn(self.token_ids, proposal=self.tree.path(room), gamma=min(self._gamma, room))
+        if self._num_cached < end - 1:
+            return self._turn(self.token_ids[:-1], chooses=False)
         return None
 
-    def _turn(self, token_ids: Sequence[int], proposal: Sequence[int] = (), *, chooses: bool = True) -> Turn:
+    def _turn(
+        self, token_ids: Sequence[int], *, proposal: Sequence[int] = (), gamma: int = 0, chooses: bool = True
+    ) -> Turn:
         if self.slot is None:
             raise RuntimeError(f"session {self.id} has no slot")
-        return Turn(self.slot, self._num_cached, token_ids, proposal, self.request.sampling, chooses)
+        return Turn(self.slot, self._num_cached, token_ids, self.request.sampling, proposal, gamma, chooses)
 
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
         """Take over what a pass from `started` to `ended` (seconds, monotonic) made of `turn`; say why it ended, if."""
-        self._num_cached = turn.start + len(turn.token_ids) + verdict.num_accepted_tokens
+        self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
+        self._compute_s += max(0.0, ended - max(started, self._ready_since))
         if not turn.chooses:
             return None
         position = len(self.token_ids)
@@ -96,11 +103,21 @@ class TargetSession:
         self.token_ids.extend(token_ids)
         self.tree.commit(token_ids)
         self._asked = False
-        timings = Timings(queue_us=_us(started - self._ready_since), compute_us=_us(ended - started))
-        self._ready_since = self._waiting_since = ended
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
-        self.commits.put(Commit(position, token_ids, len(turn.proposal), num_accepted, timings, reason))
+        timings = self._timings(ended, verdict.draft_us)
+        self.commits.put(Commit(position, token_ids, verdict.num_draft_tokens, num_accepted, timings, reason))
+        self._become_ready(ended)
         return reason
+
+    def _timings(self, ended: float, draft_us: int) -> Timings:
+        """Of the commit just made: of the time since the session became ready, what it did not compute it waited."""
+        busy_us = _us(self._compute_s)
+        queue_us = max(0, _us(ended - self._ready_since) - busy_us)
+        return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us)
+
+    def _become_ready(self, now: float) -> None:
+        self._ready_since = self._waiting_since = now
+        self._compute_s = 0.0
 
     def _cut(self, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """What of the tokens still belongs to the sequence, and why it ends there."""

@@ -25,4 +25,4 @@ def verify(chosen: Sequence[int], proposal: Sequence[int]) -> Verdict:
     num_accepted = 0
     while num_accepted < len(proposal) and chosen[num_accepted] == proposal[num_accepted]:
         num_accepted += 1
-    return Verdict(token_ids=tuple(chosen[: num_accepted + 1]), num_accepted_tokens=num_accepted)
+    return Verdict(tuple(chosen[: num_accepted + 1]), len(proposal), num_accepted)

@@ -7,20 +7,22 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import grpc
 
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.backends.registry import load_backend
-from inference.config import DraftConfig, ModelConfig
+from inference.config import DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.drafting import DraftEngine
 from inference.engine.target import TargetEngine
-from inference.speculation.decoder import SlotDecoder
+from inference.speculation.decoder import SlotDecoder, SpeculativeDecoder
+from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
 from inference.speculation.proposer import ModelProposer
-from inference.tokenizer import Tokenizer
-from inference.types import Backend, Span
+from inference.tokenizer import Tokenizer, model_vocab_size
+from inference.types import Backend, Decoder, Proposer, Span
 from inference.workers.draft import DraftWorker
-from inference.workers.verifier import Vocabulary
+from inference.workers.vocabulary import Vocabulary, require_one_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +31,53 @@ logger = logging.getLogger(__name__)
 async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenerator[TargetEngine, None]:
     """A running engine over one model."""
     backend = await load(config)
-    engine = TargetEngine(
-        SlotDecoder(backend),
+    async with _running(_engine(SlotDecoder(backend), backend, max_waiting=max_waiting, gamma=0)) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def fused_engine(
+    target: ModelConfig, draft: ProposerConfig, *, max_waiting: int, gamma: int
+) -> AsyncGenerator[TargetEngine, None]:
+    """A running engine over a target and a proposer.
+
+    Raises:
+        IncompatibleDraftError: they do not share a vocabulary.
+    """
+    backend = await load(target)
+    proposer, draft_words = await load_proposer(draft)
+    require_one_vocabulary(draft_words, Vocabulary(Tokenizer.load(target.path).fingerprint, backend.vocab_size))
+    decoder = SpeculativeDecoder(SlotDecoder(backend), proposer)
+    async with _running(_engine(decoder, backend, max_waiting=max_waiting, gamma=gamma)) as engine:
+        yield engine
+
+
+async def load_proposer(config: ProposerConfig) -> tuple[Proposer, Vocabulary]:
+    """Load what drafts, and the vocabulary it drafts in."""
+    fingerprint = Tokenizer.load(config.tokenizer_path).fingerprint
+    if config.model is None:
+        proposer = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
+        return proposer, Vocabulary(fingerprint, model_vocab_size(config.tokenizer_path))
+    backend = await load(config.model)
+    return ModelProposer(backend), Vocabulary(fingerprint, backend.vocab_size)
+
+
+def _engine(decoder: Decoder, backend: Backend, *, max_waiting: int, gamma: int) -> TargetEngine:
+    return TargetEngine(
+        decoder,
         num_slots=backend.num_slots,
         max_length=backend.max_length,
         vocab_size=backend.vocab_size,
         max_waiting=max_waiting,
+        gamma=gamma,
     )
+
+
+EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)
+
+
+@asynccontextmanager
+async def _running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
     engine.start()
     try:
         yield engine
@@ -45,23 +87,12 @@ async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenera
 
 @asynccontextmanager
 async def draft_worker(
-    config: ModelConfig, draft: DraftConfig, tokenizer: Tokenizer, channel: grpc.aio.Channel
+    proposer: Proposer, draft: DraftConfig, words: Vocabulary, channel: grpc.aio.Channel
 ) -> AsyncGenerator[tuple[DraftWorker, DraftEngine], None]:
     """A running draft engine, and the worker that joins it to the target at the channel's other end."""
-    backend = await load(config)
-    engine = DraftEngine(ModelProposer(backend), max_waiting=draft.max_waiting)
-    worker = DraftWorker(
-        engine,
-        rpc.VerificationServiceStub(channel),
-        config=draft,
-        vocabulary=Vocabulary(tokenizer.fingerprint, backend.vocab_size),
-        max_length=backend.max_length,
-    )
-    engine.start()
-    try:
-        yield worker, engine
-    finally:
-        await engine.stop()
+    async with _running(DraftEngine(proposer, max_waiting=draft.max_waiting)) as engine:
+        stub = rpc.VerificationServiceStub(channel)
+        yield DraftWorker(engine, stub, config=draft, vocabulary=words, max_length=proposer.max_length), engine
 
 
 async def load(config: ModelConfig) -> Backend:

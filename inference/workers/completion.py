@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from inference.errors import InvalidRequestError
+from inference.profile import Profile
+from inference.stats import RequestStats
 from inference.tokenizer import Tokenizer
 from inference.types import FinishReason, GenerationRequest, Generator, SamplingParams, Timings
 
@@ -37,6 +39,11 @@ class CompletionRequest:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     gamma: int | None = None
+
+    @property
+    def label(self) -> str:
+        """A short name for tables."""
+        return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt)} token ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,26 @@ class Completer(Protocol):
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request."""
+
+
+class ProfilingCompleter:
+    """A completer that keeps a record of every request, as this process sees it."""
+
+    def __init__(self, completer: Completer, profile: Profile) -> None:
+        self._completer = completer
+        self._profile = profile
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        """See `Completer`."""
+        stats = RequestStats()
+        self._profile.add(request.label, stats)
+        async with aclosing(self._completer.complete(request)) as events:
+            async for event in events:
+                if isinstance(event, Started):
+                    stats.num_prompt_tokens = event.num_prompt_tokens
+                elif isinstance(event, Delta):
+                    stats.record(len(event.token_ids), event.num_draft_tokens, event.num_accepted_tokens, event.timings)
+                yield event
 
 
 class LocalCompleter:

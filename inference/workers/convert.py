@@ -59,7 +59,8 @@ def timings_to_message(timings: types.Timings) -> pb.Timings:
         compute_us=timings.compute_us,
         draft_us=timings.draft_us,
         network_us=timings.network_us,
-        wire_bytes=timings.wire_bytes,
+        bytes_up=timings.bytes_up,
+        bytes_down=timings.bytes_down,
     )
 
 
@@ -69,7 +70,8 @@ def timings_from_message(message: pb.Timings) -> types.Timings:
         compute_us=message.compute_us,
         draft_us=message.draft_us,
         network_us=message.network_us,
-        wire_bytes=message.wire_bytes,
+        bytes_up=message.bytes_up,
+        bytes_down=message.bytes_down,
     )
 
 

@@ -14,7 +14,8 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.config import DraftConfig
 from inference.engine.drafting import DraftEngine, DraftSession
 from inference.types import Commit, GenerationRequest
-from inference.workers.verifier import VerifyStream, Vocabulary, verify_stream
+from inference.workers.verifier import VerifyStream, verify_stream
+from inference.workers.vocabulary import Vocabulary
 
 
 class DraftWorker:

@@ -14,13 +14,16 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError
+from inference.profile import Profile
 from inference.speculation.tree import MAX_TREE_TOKENS
+from inference.stats import RequestStats
 from inference.workers.convert import (
     PROTOCOL_VERSION,
     branches_from_message,
     commit_to_message,
     open_from_message,
 )
+from inference.workers.vocabulary import Vocabulary, require_one_vocabulary
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
 
@@ -30,18 +33,28 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     Args:
         engine: verifies.
-        fingerprint: of the target's tokenizer.
+        vocabulary: of the target.
         idle_timeout_s: seconds a session may hold its slot without a proposal.
+        profile: records every session; None records none.
     """
 
-    def __init__(self, engine: TargetEngine, *, fingerprint: str, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: TargetEngine,
+        *,
+        vocabulary: Vocabulary,
+        idle_timeout_s: float,
+        profile: Profile | None = None,
+    ) -> None:
         self._engine = engine
+        self._profile = profile
         self._idle_timeout_s = idle_timeout_s
-        self._fingerprint = fingerprint
+        self._vocabulary = vocabulary
 
     async def Verify(self, _: object, context: Context) -> None:
         """Serve one session from Open to its last Commit."""
         session = self._open(await context.read())
+        stats = self._stats(session)
         tasks = [
             asyncio.create_task(self._read_proposals(session, context)),
             asyncio.create_task(self._watch(session)),
@@ -50,6 +63,9 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             await context.write(self._opened(session))
             async with aclosing(self._engine.commits(session)) as commits:
                 async for commit in commits:
+                    stats.record(
+                        len(commit.token_ids), commit.num_draft_tokens, commit.num_accepted_tokens, commit.timings
+                    )
                     await context.write(pb.VerifyResponse(commit=commit_to_message(commit)))
         finally:
             for task in tasks:
@@ -67,13 +83,13 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             raise IncompatibleDraftError(
                 f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
             )
-        draft = (message.tokenizer_fingerprint, message.vocab_size)
-        target = (self._fingerprint, self._engine.vocab_size)
-        if draft != target:
-            raise IncompatibleDraftError(
-                f"draft and target need one vocabulary: the draft has tokenizer {draft[0]} with {draft[1]} tokens, "
-                f"the target has tokenizer {target[0]} with {target[1]} tokens"
-            )
+        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
+
+    def _stats(self, session: TargetSession) -> RequestStats:
+        stats = RequestStats(num_prompt_tokens=len(session.request.prompt_token_ids))
+        if self._profile is not None:
+            self._profile.add(f"session {session.id}", stats)
+        return stats
 
     def _opened(self, session: TargetSession) -> pb.VerifyResponse:
         opened = pb.Opened(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import grpc
 
@@ -14,16 +14,9 @@ from inference.errors import UnavailableError
 from inference.types import Commit, GenerationRequest
 from inference.workers.convert import commit_from_message, open_to_message
 from inference.workers.status import from_rpc_error
+from inference.workers.vocabulary import Vocabulary
 
 _FRAME_BYTES = 5  # gRPC's length prefix of each message
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What draft and target must agree on."""
-
-    fingerprint: str
-    size: int
 
 
 class VerifyStream:
@@ -32,7 +25,8 @@ class VerifyStream:
     def __init__(self, call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse], address: str) -> None:
         self._call = call
         self._address = address
-        self._num_bytes = 0
+        self._bytes_up = 0
+        self._bytes_down = 0
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
         """Open the session; does not wait for the answer, so that drafting begins at once."""
@@ -49,11 +43,12 @@ class VerifyStream:
         while (message := await self._read()).WhichOneof("message") != "commit":
             pass  # Opened comes before the first one
         commit = commit_from_message(message.commit)
-        num_bytes, self._num_bytes = self._num_bytes, 0
-        return replace(commit, timings=replace(commit.timings, wire_bytes=num_bytes))
+        timings = replace(commit.timings, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
+        self._bytes_up = self._bytes_down = 0
+        return replace(commit, timings=timings)
 
     async def _write(self, message: pb.VerifyRequest) -> None:
-        self._num_bytes += message.ByteSize() + _FRAME_BYTES
+        self._bytes_up += message.ByteSize() + _FRAME_BYTES
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as exc:
@@ -68,7 +63,7 @@ class VerifyStream:
             raise from_rpc_error(exc, self._address) from exc
         if not isinstance(message, pb.VerifyResponse):  # grpc.aio.EOF
             raise UnavailableError(f"{self._address}: the target closed the session before it was finished")
-        self._num_bytes += message.ByteSize() + _FRAME_BYTES
+        self._bytes_down += message.ByteSize() + _FRAME_BYTES
         return message
 
 

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"grpc_comm/specdec/v1/specdec.proto\x12\nspecdec.v1\"}\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x08\n\x06_top_pB\x07\n\x05_seed\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xfe\x01\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.specdec.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x12\n\x05gamma\x18\x07 \x01(\rH\x02\x88\x01\x01\x42\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x08\n\x06_gamma\"\x9b\x01\n\x10GenerateResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.specdec.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.specdec.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.specdec.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"2\n\x07Started\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"\x85\x01\n\x05\x44\x65lta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.specdec.v1.Timings\">\n\x12GenerationFinished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\"i\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x12\n\nnetwork_us\x18\x04 \x01(\x04\x12\x12\n\nwire_bytes\x18\x05 \x01(\x04\"\x11\n\x0fGetModelRequest\"y\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topology\x18\x02 \x01(\t\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\"d\n\rVerifyRequest\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.specdec.v1.OpenH\x00\x12&\n\x07propose\x18\x02 \x01(\x0b\x32\x13.specdec.v1.ProposeH\x00\x42\t\n\x07message\"g\n\x0eVerifyResponse\x12$\n\x06opened\x18\x01 \x01(\x0b\x32\x12.specdec.v1.OpenedH\x00\x12$\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x12.specdec.v1.CommitH\x00\x42\t\n\x07message\"\xe9\x01\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x1c\n\x14num_committed_tokens\x18\x05 \x01(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\"/\n\x07Propose\x12$\n\x08\x62ranches\x18\x01 \x03(\x0b\x32\x12.specdec.v1.Branch\"U\n\x06\x42ranch\x12\x17\n\rprefix_length\x18\x01 \x01(\rH\x00\x12\x15\n\x0bparent_node\x18\x02 \x01(\rH\x00\x12\x11\n\ttoken_ids\x18\x03 \x03(\rB\x08\n\x06parent\"Z\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x17\n\x0fmax_tree_tokens\x18\x03 \x01(\r\x12\x0f\n\x07pass_us\x18\x04 \x01(\x04\"\xbb\x01\n\x06\x43ommit\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.specdec.v1.Timings\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.specdec.v1.FinishReason*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa3\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12\x45\n\x08GetModel\x12\x1b.specdec.v1.GetModelRequest\x1a\x1c.specdec.v1.GetModelResponse2Z\n\x13VerificationService\x12\x43\n\x06Verify\x12\x19.specdec.v1.VerifyRequest\x1a\x1a.specdec.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"grpc_comm/specdec/v1/specdec.proto\x12\nspecdec.v1\"}\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x08\n\x06_top_pB\x07\n\x05_seed\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xfe\x01\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.specdec.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x12\n\x05gamma\x18\x07 \x01(\rH\x02\x88\x01\x01\x42\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x08\n\x06_gamma\"\x9b\x01\n\x10GenerateResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.specdec.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.specdec.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.specdec.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"2\n\x07Started\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"\x85\x01\n\x05\x44\x65lta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.specdec.v1.Timings\">\n\x12GenerationFinished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\"{\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x12\n\nnetwork_us\x18\x04 \x01(\x04\x12\x10\n\x08\x62ytes_up\x18\x05 \x01(\x04\x12\x12\n\nbytes_down\x18\x06 \x01(\x04\"\x11\n\x0fGetModelRequest\"y\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topology\x18\x02 \x01(\t\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\"d\n\rVerifyRequest\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.specdec.v1.OpenH\x00\x12&\n\x07propose\x18\x02 \x01(\x0b\x32\x13.specdec.v1.ProposeH\x00\x42\t\n\x07message\"g\n\x0eVerifyResponse\x12$\n\x06opened\x18\x01 \x01(\x0b\x32\x12.specdec.v1.OpenedH\x00\x12$\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x12.specdec.v1.CommitH\x00\x42\t\n\x07message\"\xe9\x01\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x1c\n\x14num_committed_tokens\x18\x05 \x01(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\"/\n\x07Propose\x12$\n\x08\x62ranches\x18\x01 \x03(\x0b\x32\x12.specdec.v1.Branch\"U\n\x06\x42ranch\x12\x17\n\rprefix_length\x18\x01 \x01(\rH\x00\x12\x15\n\x0bparent_node\x18\x02 \x01(\rH\x00\x12\x11\n\ttoken_ids\x18\x03 \x03(\rB\x08\n\x06parent\"Z\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x17\n\x0fmax_tree_tokens\x18\x03 \x01(\r\x12\x0f\n\x07pass_us\x18\x04 \x01(\x04\"\xbb\x01\n\x06\x43ommit\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.specdec.v1.Timings\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.specdec.v1.FinishReason*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa3\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12\x45\n\x08GetModel\x12\x1b.specdec.v1.GetModelRequest\x1a\x1c.specdec.v1.GetModelResponse2Z\n\x13VerificationService\x12\x43\n\x06Verify\x12\x19.specdec.v1.VerifyRequest\x1a\x1a.specdec.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'grpc_comm.specdec.v1.specdec_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1979
-  _globals['_FINISHREASON']._serialized_end=2074
+  _globals['_FINISHREASON']._serialized_start=1997
+  _globals['_FINISHREASON']._serialized_end=2092
   _globals['_SAMPLINGPARAMS']._serialized_start=50
   _globals['_SAMPLINGPARAMS']._serialized_end=175
   _globals['_TOKENIDS']._serialized_start=177
@@ -48,27 +48,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATIONFINISHED']._serialized_start=805
   _globals['_GENERATIONFINISHED']._serialized_end=867
   _globals['_TIMINGS']._serialized_start=869
-  _globals['_TIMINGS']._serialized_end=974
-  _globals['_GETMODELREQUEST']._serialized_start=976
-  _globals['_GETMODELREQUEST']._serialized_end=993
-  _globals['_GETMODELRESPONSE']._serialized_start=995
-  _globals['_GETMODELRESPONSE']._serialized_end=1116
-  _globals['_VERIFYREQUEST']._serialized_start=1118
-  _globals['_VERIFYREQUEST']._serialized_end=1218
-  _globals['_VERIFYRESPONSE']._serialized_start=1220
-  _globals['_VERIFYRESPONSE']._serialized_end=1323
-  _globals['_OPEN']._serialized_start=1326
-  _globals['_OPEN']._serialized_end=1559
-  _globals['_PROPOSE']._serialized_start=1561
-  _globals['_PROPOSE']._serialized_end=1608
-  _globals['_BRANCH']._serialized_start=1610
-  _globals['_BRANCH']._serialized_end=1695
-  _globals['_OPENED']._serialized_start=1697
-  _globals['_OPENED']._serialized_end=1787
-  _globals['_COMMIT']._serialized_start=1790
-  _globals['_COMMIT']._serialized_end=1977
-  _globals['_GENERATIONSERVICE']._serialized_start=2077
-  _globals['_GENERATIONSERVICE']._serialized_end=2240
-  _globals['_VERIFICATIONSERVICE']._serialized_start=2242
-  _globals['_VERIFICATIONSERVICE']._serialized_end=2332
+  _globals['_TIMINGS']._serialized_end=992
+  _globals['_GETMODELREQUEST']._serialized_start=994
+  _globals['_GETMODELREQUEST']._serialized_end=1011
+  _globals['_GETMODELRESPONSE']._serialized_start=1013
+  _globals['_GETMODELRESPONSE']._serialized_end=1134
+  _globals['_VERIFYREQUEST']._serialized_start=1136
+  _globals['_VERIFYREQUEST']._serialized_end=1236
+  _globals['_VERIFYRESPONSE']._serialized_start=1238
+  _globals['_VERIFYRESPONSE']._serialized_end=1341
+  _globals['_OPEN']._serialized_start=1344
+  _globals['_OPEN']._serialized_end=1577
+  _globals['_PROPOSE']._serialized_start=1579
+  _globals['_PROPOSE']._serialized_end=1626
+  _globals['_BRANCH']._serialized_start=1628
+  _globals['_BRANCH']._serialized_end=1713
+  _globals['_OPENED']._serialized_start=1715
+  _globals['_OPENED']._serialized_end=1805
+  _globals['_COMMIT']._serialized_start=1808
+  _globals['_COMMIT']._serialized_end=1995
+  _globals['_GENERATIONSERVICE']._serialized_start=2095
+  _globals['_GENERATIONSERVICE']._serialized_end=2258
+  _globals['_VERIFICATIONSERVICE']._serialized_start=2260
+  _globals['_VERIFICATIONSERVICE']._serialized_end=2350
 # @@protoc_insertion_point(module_scope)

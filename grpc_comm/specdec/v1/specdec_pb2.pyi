@@ -92,18 +92,20 @@ class GenerationFinished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_us", "compute_us", "draft_us", "network_us", "wire_bytes")
+    __slots__ = ("queue_us", "compute_us", "draft_us", "network_us", "bytes_up", "bytes_down")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     NETWORK_US_FIELD_NUMBER: _ClassVar[int]
-    WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     compute_us: int
     draft_us: int
     network_us: int
-    wire_bytes: int
-    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., network_us: _Optional[int] = ..., wire_bytes: _Optional[int] = ...) -> None: ...
+    bytes_up: int
+    bytes_down: int
+    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., network_us: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()

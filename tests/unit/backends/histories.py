@@ -73,7 +73,7 @@ def assert_matches(
     backend: Backend, plain: Reference, history: Sequence[Sequence[Move]], *, tolerance: float = 1e-4
 ) -> None:
     """Play a history and compare every logit that it asks for."""
-    held: dict[int, tuple[int, ...]] = {slot: () for slot in range(NUM_SLOTS)}
+    held: dict[int, tuple[int, ...]] = dict.fromkeys(range(NUM_SLOTS), ())
     for one_pass in history:
         spans = [_span(move, held) for move in one_pass]
         logits = backend.forward(spans)

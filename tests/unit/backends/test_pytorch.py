@@ -49,7 +49,7 @@ def backend() -> TorchBackend:
 def test_any_history_gives_the_logits_of_a_fresh_forward(family: str) -> None:
     backend, plain = backend_of(family), reference(family)
 
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
     @given(history=histories)
     def check(history: list[list[Move]]) -> None:
         assert_matches(backend, plain, history)
@@ -107,8 +107,9 @@ def test_heads_without_groups() -> None:
 
 
 def test_stale_positions_are_never_seen(backend: TorchBackend) -> None:
-    for room in (*backend._cache.keys, *backend._cache.values):
-        room.fill_(1e4)
+    with torch.inference_mode():
+        for room in (*backend._cache.keys, *backend._cache.values):
+            room.fill_(1e4)
     assert_matches(backend, reference("llama"), HISTORY)
 
 

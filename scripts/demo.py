@@ -1,0 +1,148 @@
+"""The main job in one minute: a draft worker and a target in two processes, on the bundled models.
+
+Streams the text of a few prompts as it comes, then shows what speculation gained over the target alone. Both are
+measured in turn on the same servers, and must give the same tokens. Run by `make demo`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from grpc_comm.channel import open_channel
+from inference.cli.launch import free_port, server_process
+from inference.cli.prompts import read_prompts
+from inference.cli.results import Result
+from inference.config import BUNDLED_PROMPTS, usable_core_ids
+from inference.errors import SpecDecError
+from inference.workers.client import RemoteCompleter
+from inference.workers.completion import Completer, CompletionRequest, Delta
+
+MAX_NEW_TOKENS = 96
+NUM_REPEATS = 3
+
+console = Console(highlight=False)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Runs of one prompt: with the draft worker, and by the target alone."""
+
+    prompt: str
+    drafted: list[Result] = field(default_factory=list)
+    alone: list[Result] = field(default_factory=list)
+
+    @property
+    def is_exact(self) -> bool:
+        return len({tuple(result.token_ids) for result in (*self.drafted, *self.alone)}) == 1
+
+    @property
+    def speed_up(self) -> float:
+        """Median over the repeats of the ratio of two runs made one after the other."""
+        pairs = zip(self.drafted, self.alone, strict=True)
+        return statistics.median(alone.stats.end_to_end_s / drafted.stats.end_to_end_s for drafted, alone in pairs)
+
+
+async def run() -> int:
+    prompts = read_prompts(None, BUNDLED_PROMPTS)
+    cores = usable_core_ids()
+    target_core, draft_core = cores[0], cores[-1]
+    console.print(f"Starting a target (core {target_core}) and a draft worker (core {draft_core}), joined by gRPC ...")
+    port, draft_port = free_port(), free_port()
+    target_flags = ("--port", str(port), "--threads", "1")
+    draft_flags = ("--port", str(port), "--serve", str(draft_port), "--threads", "1")
+    async with (
+        server_process("target", "target", *target_flags, port=port, cores=[target_core]) as target,
+        server_process("draft", "draft", *draft_flags, port=draft_port, cores=[draft_core]) as draft,
+        open_channel(target.address) as target_channel,
+        open_channel(draft.address) as draft_channel,
+    ):
+        alone = RemoteCompleter(target_channel, target.address, deadline_s=120)
+        drafted = RemoteCompleter(draft_channel, draft.address, deadline_s=120)
+        comparisons = [await _compare(prompt, drafted, alone) for prompt in prompts]
+    console.print(_table(comparisons))
+    return _verdict(comparisons)
+
+
+async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Comparison:
+    comparison = Comparison(prompt)
+    console.print(f"\n[bold]{escape(prompt)}[/bold]", end="")
+    for repeat in range(NUM_REPEATS):
+        comparison.drafted.append(await _complete(drafted, prompt, show=repeat == 0))
+        comparison.alone.append(await _complete(alone, prompt, show=False))
+    console.print()
+    return comparison
+
+
+async def _complete(completer: Completer, prompt: str, *, show: bool) -> Result:
+    result = Result(prompt)
+    request = CompletionRequest(prompt, seed=0, max_new_tokens=MAX_NEW_TOKENS)
+    async with aclosing(completer.complete(request)) as events:
+        async for event in events:
+            result.record(event)
+            if show and isinstance(event, Delta):
+                console.print(escape(event.text), end="", style="cyan", soft_wrap=True)
+    return result
+
+
+def _table(comparisons: Sequence[Comparison]) -> Table:
+    table = Table(title="\nSpeculative decoding against the target alone, same run, greedy", title_justify="left")
+    table.add_column("prompt", max_width=24, no_wrap=True)
+    columns = ("tokens", "tokens/s", "acceptance", "tokens/pass", "speed-up", "bytes/token", "same tokens")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for comparison in comparisons:
+        table.add_row(comparison.prompt, *_figures([comparison]))
+    table.add_section()
+    table.add_row("all", *_figures(comparisons), style="bold")
+    return table
+
+
+def _figures(comparisons: Sequence[Comparison]) -> list[str]:
+    runs = [result.stats for comparison in comparisons for result in comparison.drafted]
+    num_tokens = sum(stats.num_output_tokens for stats in runs)
+    num_drafted = sum(stats.num_draft_tokens for stats in runs)
+    num_passes = sum(stats.num_verified_proposals for stats in runs)
+    return [
+        str(num_tokens // NUM_REPEATS),
+        f"{num_tokens / sum(stats.end_to_end_s for stats in runs):.1f}",
+        f"{sum(stats.num_accepted_tokens for stats in runs) / max(1, num_drafted):.2f}",
+        f"{sum(stats.num_tokens_of_proposals for stats in runs) / max(1, num_passes):.2f}",
+        f"{statistics.geometric_mean(comparison.speed_up for comparison in comparisons):.2f}x",
+        f"{sum(stats.wire_bytes for stats in runs) / num_tokens:.0f}",
+        "yes" if all(comparison.is_exact for comparison in comparisons) else "NO",
+    ]
+
+
+def _verdict(comparisons: Sequence[Comparison]) -> int:
+    wrong = [comparison.prompt for comparison in comparisons if not comparison.is_exact]
+    if wrong:
+        console.print(f"[red]{len(wrong)} prompts gave other tokens than the target alone: {wrong}[/red]")
+        return 1
+    console.print("Every token is the target's own. tokens/pass: committed per target pass that verified a proposal.")
+    return 0
+
+
+def main() -> int:
+    try:
+        return asyncio.run(run())
+    except SpecDecError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Building blocks of the demo model pair: corpus, tokenizer, training, distillation, evaluation."""

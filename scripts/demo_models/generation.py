@@ -1,0 +1,54 @@
+"""Owns text that the target writes itself: batches of greedy and sampled continuations for distillation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+from .tokenizer import PAD_ID
+
+
+@dataclass(frozen=True)
+class Request:
+    """One batch of prompts of equal length, int64 (rows, prompt length); temperature 0 means greedy."""
+
+    prompts: torch.Tensor
+    temperature: float
+
+
+def generate(model: LlamaForCausalLM, request: Request, length: int) -> torch.Tensor:
+    """Continue every prompt to `length` tokens; int64 (rows, length), padded behind an end of text."""
+    sampling = {"do_sample": True, "temperature": request.temperature, "top_k": 0}
+    with torch.inference_mode():
+        rows: torch.Tensor = model.generate(
+            request.prompts,
+            attention_mask=torch.ones_like(request.prompts),
+            max_length=length,
+            pad_token_id=PAD_ID,
+            **(sampling if request.temperature > 0 else {"do_sample": False}),
+        )
+    padded = torch.full((len(rows), length), PAD_ID, dtype=torch.int64)
+    padded[:, : rows.shape[1]] = rows
+    return padded
+
+
+def prompts_of(tokenizer: Tokenizer, documents: list[str], length: int) -> torch.Tensor:
+    """First `length` tokens (bos included) of every document that is long enough; int64 (rows, length)."""
+    encoded = [encoding.ids for encoding in tokenizer.encode_batch(documents)]
+    return torch.tensor([ids[:length] for ids in encoded if len(ids) >= length], dtype=torch.int64)
+
+
+def requests(
+    tokenizer: Tokenizer, documents: list[str], rows: int, rng: random.Random, greedy_share: float
+) -> Iterator[Request]:
+    """Yield endless batches: prompts of 4 to 32 tokens, greedy or sampled at a temperature of 0.7 to 1."""
+    while True:
+        length = rng.choice((4, 6, 8, 10, 12, 16, 20, 24, 32))
+        prompts = prompts_of(tokenizer, rng.sample(documents, rows), length)
+        greedy = rng.random() < greedy_share
+        yield Request(prompts, 0.0 if greedy else rng.uniform(0.7, 1.0))

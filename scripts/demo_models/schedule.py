@@ -1,0 +1,46 @@
+"""Owns the plan of a training run: learning-rate factor and row length as functions of the step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Until `until` (fraction of all steps) train on `rows` rows of `length` tokens per step."""
+
+    until: float
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Warm-up, stable, decay; `steps` may be changed while the run is in its stable part."""
+
+    steps: int
+    warm_up: int
+    decay: float
+    stages: tuple[Stage, ...]
+
+    def factor(self, step: int) -> float:
+        """Learning-rate factor in (0, 1] at `step`: linear up, flat, linear down to 2 %."""
+        if step < self.warm_up:
+            return (step + 1) / self.warm_up
+        left = (self.steps - step) / max(1.0, self.decay * self.steps)
+        return max(0.02, min(1.0, left))
+
+    def stage(self, step: int) -> Stage:
+        """Stage in force at `step`."""
+        for stage in self.stages:
+            if step < stage.until * self.steps:
+                return stage
+        return self.stages[-1]
+
+    def reread(self, control: Path) -> Schedule:
+        """Return this schedule with the number of steps from `{"steps": N}` in `control`, if that file exists."""
+        if not control.exists():
+            return self
+        return replace(self, steps=int(json.loads(control.read_text(encoding="utf-8"))["steps"]))

@@ -1,0 +1,133 @@
+"""A checkpoint's directory becomes a backend, or one clear line of refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inference.backends.pytorch import TorchBackend
+from inference.backends.registry import load_backend
+from inference.config import ModelConfig
+from inference.errors import ConfigError, UnsupportedModelError
+from inference.types import Span
+from tests.tiny_models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def same_number_of_threads() -> Iterator[None]:
+    """Loading sets the threads of the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return save_tiny_model(tmp_path, "llama", seed=3)
+
+
+def config_for(path: Path, **fields: Any) -> ModelConfig:
+    return ModelConfig(path, **{"device": "cpu", "num_threads": 1, **fields})
+
+
+def test_a_loaded_model_gives_the_logits_of_the_saved_one(checkpoint: Path) -> None:
+    backend = load_backend(config_for(checkpoint, num_slots=2, sequence_length=16))
+    assert (backend.num_slots, backend.max_length, backend.vocab_size) == (2, 16, DEFAULT_VOCAB_SIZE)
+    logits = backend.forward([Span(1, 0, (5, 6, 7), 3)])
+    with torch.inference_mode():
+        expected = tiny_model("llama", seed=3)(torch.tensor([[5, 6, 7]])).logits[0].numpy()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_length_defaults_to_the_models_own(checkpoint: Path) -> None:
+    assert load_backend(config_for(checkpoint)).max_length == 128
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("auto", 4), ("float32", 4), ("bfloat16", 2), ("float16", 2)])
+def test_dtype_is_that_of_the_cache_too(checkpoint: Path, dtype: str, itemsize: int) -> None:
+    backend = load_backend(config_for(checkpoint, dtype=dtype))
+    assert backend.slot_bytes == 2 * 2 * 2 * 8 * 128 * itemsize
+    assert backend.forward([Span(0, 0, (5,), 1)]).dtype == np.float32
+
+
+def test_threads_are_set(checkpoint: Path) -> None:
+    torch.set_num_threads(2)
+    load_backend(config_for(checkpoint, num_threads=1))
+    assert torch.get_num_threads() == 1
+
+
+def edit_config(**fields: Any) -> Callable[[Path], object]:
+    def edit(path: Path) -> None:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, **fields}))
+
+    return edit
+
+
+def drop_a_weight(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), "no file named"),
+    "truncated weights": (lambda path: (path / "model.safetensors").write_bytes(b"\x00" * 100), "header"),
+    "one weight missing": (drop_a_weight, r"1 weights are missing, such as model\.layers\.1\.mlp\.up_proj\.weight"),
+    "more layers than weights": (edit_config(num_hidden_layers=3), "9 weights are missing"),
+    "other shapes": (edit_config(vocab_size=DEFAULT_VOCAB_SIZE + 1), "mismatch"),
+    "not JSON": (lambda path: (path / "config.json").write_text("{"), "not a valid JSON file"),
+    "no model type": (lambda path: (path / "config.json").write_text("{}"), "model_type"),
+    "unknown architecture": (edit_config(model_type="unheard_of"), "unheard_of"),
+    "not a language model": (edit_config(model_type="vit"), "ViTConfig"),
+    "code of its own": (edit_config(model_type="own", auto_map={"AutoConfig": "own.Config"}), "custom code"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_checkpoint_is_refused_in_one_line(checkpoint: Path, case: str) -> None:
+    break_it, reason = BROKEN[case]
+    break_it(checkpoint)
+    with pytest.raises(ConfigError, match=f"(?i){reason}") as caught:
+        load_backend(config_for(checkpoint))
+    assert str(caught.value).startswith(f"model {checkpoint}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unsupported_architecture_is_refused_before_its_weights_are_read(checkpoint: Path) -> None:
+    edit_config(model_type="mamba", architectures=["MambaForCausalLM"])(checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match="MambaForCausalLM is not supported: it carries recurrent state"):
+        load_backend(config_for(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sequence_length": 129}, "sequence_length 129 is above the 128 positions of LlamaForCausalLM"),
+        ({"device": "abacus"}, "device abacus is not a torch device"),
+        ({"device": "meta"}, "device meta is neither cpu nor cuda"),
+        ({"device": "cuda:99"}, "device cuda:99 is not among the"),
+        ({"backend": "abacus"}, "backend abacus is none of .*torch"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_backend(config_for(checkpoint, **fields))
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json there"):
+        config_for(tmp_path / "nowhere")
+
+
+def test_slots_that_do_not_fit_into_memory_are_refused() -> None:
+    with pytest.raises(ConfigError, match="4096 slots of 1099511627776 positions do not fit into the memory of cpu"):
+        TorchBackend(tiny_model("llama"), num_slots=4096, max_length=2**40)
