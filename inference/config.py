@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.errors import ConfigError
-from inference.types import MAX_GAMMA
+from inference.types import MAX_GAMMA, Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED_TARGET = ROOT / "models" / "target"
@@ -84,19 +84,25 @@ class DraftConfig:
 
     Attributes:
         target_address: HOST:PORT of the target.
-        gamma: draft tokens per round.
+        gamma: draft tokens per round, or per pass at most in run-ahead.
+        schedule: who waits for whom.
         deadline_s: seconds a request may take.
+        reconnect_timeout_s: seconds after a lost link within which a request resumes; 0 gives up at once.
         max_waiting: requests that may queue for a slot of the draft model.
     """
 
     target_address: str
     gamma: int = 4
+    schedule: Schedule = Schedule.SYNC
     deadline_s: float = 600.0
+    reconnect_timeout_s: float = 30.0
     max_waiting: int = 64
 
     def __post_init__(self) -> None:
         check_gamma(self.gamma)
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
+        timeout_s = self.reconnect_timeout_s
+        _require(timeout_s >= 0, f"reconnect_timeout_s {timeout_s} is below 0")
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
 
 

@@ -13,6 +13,7 @@ from tokenizers.decoders import DecodeStream
 from inference.errors import ConfigError
 
 FINGERPRINT_DIGITS = 16
+GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 class Tokenizer:
@@ -30,10 +31,13 @@ class Tokenizer:
         Raises:
             ConfigError: there is none, or it has no fast form.
         """
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+        # AutoTokenizer of Transformers 5 goes by the model's family even where the directory names the generic class,
+        # so that one tokenizer.json would mean different tokenizers beside a Llama target and a Qwen2 draft.
+        loader = PreTrainedTokenizerFast if _names_generic_class(path) else AutoTokenizer
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            tokenizer = loader.from_pretrained(path, local_files_only=True)
         except Exception as exc:  # whatever a broken directory makes transformers raise
             raise ConfigError(f"model {path}: its tokenizer cannot be loaded ({exc})") from exc
         if not tokenizer.is_fast:
@@ -74,6 +78,12 @@ class TextStream:
 
     def _rest(self) -> str:
         return self._tokenizer.decode(self._token_ids)[self._num_characters :]
+
+
+def _names_generic_class(path: Path) -> bool:
+    """Whether the directory says that its tokenizer.json is all there is to its tokenizer."""
+    file = path / "tokenizer_config.json"
+    return file.is_file() and json.loads(file.read_text()).get("tokenizer_class") in GENERIC_CLASSES
 
 
 def fingerprint(vocabulary: dict[str, int]) -> str:

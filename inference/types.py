@@ -65,6 +65,13 @@ class FinishReason(enum.Enum):
     LENGTH = "length"  # max_new_tokens or the context limit was reached
 
 
+class Schedule(enum.Enum):
+    """Who waits for whom between draft worker and target."""
+
+    SYNC = "sync"  # rounds: draft, send, wait for the verdict
+    ASYNC = "async"  # run-ahead: the draft goes on, the target verifies what has arrived or decodes by itself
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request, already tokenized.
@@ -74,6 +81,7 @@ class GenerationRequest:
         max_new_tokens: upper limit of output tokens, >= 1; generation also ends where the context is full.
         stop_token_ids: the sequence ends after committing any of these.
         gamma: speculation length asked for by the client; None leaves it to the server, 0 switches speculation off.
+        schedule: None leaves it to the server.
         num_committed_tokens: how many of the prompt's last tokens are output of an earlier stream (resume).
 
     Raises:
@@ -85,6 +93,7 @@ class GenerationRequest:
     max_new_tokens: int = 128
     stop_token_ids: frozenset[int] = frozenset()
     gamma: int | None = None
+    schedule: Schedule | None = None
     num_committed_tokens: int = 0
 
     def __post_init__(self) -> None:

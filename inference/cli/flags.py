@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, DTYPES
+from inference.types import Schedule
 from inference.workers.completion import DEFAULT_MAX_NEW_TOKENS
 
 DEFAULT_PORT = 50051
@@ -130,6 +131,18 @@ def add_connection(parser: argparse.ArgumentParser, *, what: str) -> None:
 def add_concurrency(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument("--batch", type=int, default=8, metavar="N", help="prompts in flight at once (%(default)s)")
+
+
+def add_schedule(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("link to the target")
+    group.add_argument(
+        "--schedule",
+        choices=[schedule.value for schedule in Schedule],
+        default=Schedule.SYNC.value,
+        help="sync: draft, send, wait; async: run ahead of the target, which decodes by itself meanwhile (%(default)s)",
+    )
+    text = "after a lost link, resume within this time (%(default)s s)"
+    group.add_argument("--reconnect_timeout_s", type=float, default=30.0, metavar="S", help=text)
 
 
 def add_speculation(parser: argparse.ArgumentParser, *, default: int | None) -> None:

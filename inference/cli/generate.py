@@ -20,7 +20,7 @@ from inference.config import DraftConfig, ModelConfig, ProposerConfig
 from inference.errors import UnavailableError
 from inference.profile import Profile
 from inference.tokenizer import Tokenizer
-from inference.types import SamplingParams
+from inference.types import SamplingParams, Schedule
 from inference.workers.assembly import draft_worker, load_proposer, target_engine
 from inference.workers.client import RemoteCompleter
 from inference.workers.completion import Completer, CompletionRequest, LocalCompleter
@@ -75,6 +75,8 @@ def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
     return DraftConfig(
         target_address=address(args.target_host, args.port),
         gamma=args.gamma,
+        schedule=Schedule(args.schedule),
+        reconnect_timeout_s=args.reconnect_timeout_s,
         deadline_s=args.deadline_s,
         max_waiting=max_waiting,
     )

@@ -100,6 +100,7 @@ def _draft_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_draft_model(parser)
     flags.add_connection(parser, what="host of the target")
     flags.add_speculation(parser, default=4)
+    flags.add_schedule(parser)
     flags.add_prompts(parser)
     flags.add_sampling(parser)
     flags.add_serve(parser)

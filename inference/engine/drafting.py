@@ -8,6 +8,7 @@ close the window; run-ahead leaves it open.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from inference.engine.engine import Engine
@@ -25,6 +26,7 @@ class DraftSession:
         self.chain: list[int] = []
         self.sampling = sampling
         self.window = 0
+        self.num_sent = 0  # how much of the chain the target was told of
         self.exhausted = False  # the proposer has nothing more for this chain
         self.epoch = 0  # changes whenever the chain loses tokens, so that a step under way is dropped
         self._changed = asyncio.Event()
@@ -53,6 +55,7 @@ class DraftSession:
         agrees = self.chain[: len(token_ids)] == list(token_ids)
         self.committed.extend(token_ids)
         self.chain = self.chain[len(token_ids) :] if agrees else []
+        self.num_sent = max(0, self.num_sent - len(token_ids)) if agrees else 0
         self.epoch += not agrees
         self.exhausted = False
 
@@ -64,6 +67,15 @@ class DraftSession:
         """
         await self._until(lambda: not self.wants_more)
         return self.chain
+
+    async def unsent(self) -> list[int]:
+        """What the target was not told of yet, once there is something.
+
+        Raises:
+            Exception: the engine failed this session.
+        """
+        await self._until(lambda: len(self.chain) > self.num_sent)
+        return self.chain[self.num_sent :]
 
     async def admitted(self) -> None:
         """Wait for a slot.
@@ -87,6 +99,7 @@ class DraftEngine(Engine[DraftSession, tuple[int, Draft], _Extension]):
     def __init__(self, proposer: Proposer, *, max_waiting: int = 64) -> None:
         super().__init__(num_slots=proposer.num_slots, max_waiting=max_waiting)
         self._proposer = proposer
+        self.step_s = 0.0  # recent mean of one step; 0 while unknown
 
     def open(self, token_ids: Sequence[int], sampling: SamplingParams) -> DraftSession:
         """Queue a sequence for a slot of the draft model.
@@ -107,6 +120,16 @@ class DraftEngine(Engine[DraftSession, tuple[int, Draft], _Extension]):
         session.window = 0
         return tuple(chain)
 
+    def run_ahead(self, session: DraftSession, window: int) -> None:
+        """Keep the chain `window` tokens long, whatever is committed."""
+        session.window = window
+        self.wake()
+
+    def commit(self, session: DraftSession, token_ids: Sequence[int]) -> None:
+        """Tell a session what is final; its chain goes on from there."""
+        session.commit(token_ids)
+        self.wake()
+
     def _schedule(self, sessions: Sequence[DraftSession]) -> list[tuple[DraftSession, tuple[int, Draft]]]:
         return [(session, (session.epoch, _draft(session))) for session in sessions if self._can_grow(session)]
 
@@ -116,7 +139,12 @@ class DraftEngine(Engine[DraftSession, tuple[int, Draft], _Extension]):
         return session.wants_more
 
     def _compute(self, work: list[tuple[int, Draft]]) -> list[_Extension]:
-        return self._proposer.extend([draft for _, draft in work])
+        started = time.monotonic()
+        extensions = self._proposer.extend([draft for _, draft in work])
+        elapsed_s = time.monotonic() - started
+        if None not in extensions:  # reading a prompt is not a step of drafting
+            self.step_s += 0.1 * (elapsed_s - self.step_s) if self.step_s else elapsed_s
+        return extensions
 
     def _deliver(self, session: DraftSession, work: tuple[int, Draft], result: _Extension) -> None:
         epoch, _ = work

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from inference.engine.engine import Engine
 from inference.engine.target_session import TargetSession
 from inference.errors import InvalidRequestError
-from inference.types import Commit, Decoder, GenerationRequest, Turn, Verdict
+from inference.speculation.controller import PassCosts, choose_widths
+from inference.types import Commit, Decoder, GenerationRequest, Schedule, Turn, Verdict
+
+MAX_PASS_DRAFT_TOKENS = 16
+"""Draft tokens of one session in one pass at most, where nobody asked for fewer."""
+
+MAX_WAIT_OF_PASS = 0.2
+"""How much of a pass the target waits at most for a draft token that is due."""
 
 _Timed = tuple[Verdict, float, float]
 
@@ -41,6 +50,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._max_length = max_length
         self._vocab_size = vocab_size
         self._gamma = gamma
+        self._costs = PassCosts()
         self._recent_pass_s: deque[float] = deque(maxlen=32)
 
     @property
@@ -65,8 +75,10 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             UnavailableError: the engine is stopping.
         """
         check_prompt(request.prompt_token_ids, max_length=self._max_length, vocab_size=self._vocab_size)
-        gamma = self._gamma if request.gamma is None else request.gamma
-        session = TargetSession(request, max_length=self._max_length, drafted=drafted, gamma=gamma)
+        schedule = (request.schedule or Schedule.SYNC) if drafted else None
+        default_gamma = MAX_PASS_DRAFT_TOKENS if drafted else self._gamma
+        gamma = default_gamma if request.gamma is None else request.gamma
+        session = TargetSession(request, max_length=self._max_length, schedule=schedule, gamma=gamma)
         self._enter(session)
         return session
 
@@ -96,20 +108,53 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self.close(session)
 
     def _schedule(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
-        turns = [(session, session.next_turn()) for session in sessions]
-        return [(session, turn) for session, turn in turns if turn is not None]
+        maybe = [(session, session.next_turn()) for session in sessions]
+        turns = [(session, turn) for session, turn in maybe if turn is not None]
+        return [] if self._waits(turns) else self._narrowed(turns)
+
+    def _waits(self, turns: Sequence[tuple[TargetSession, Turn]]) -> bool:
+        """Whether a pass begun a little later, with draft tokens, beats one begun now without any."""
+        if any(not _could_wait(session, turn) for session, turn in turns):
+            return False  # the pass goes anyway: the others go along
+        now = time.monotonic()
+        due = [due_in for session, _ in turns if (due_in := session.arrivals.due_in(now)) is not None and due_in > 0]
+        if not due or min(due) > MAX_WAIT_OF_PASS * self.pass_us / 1e6:
+            return False
+        asyncio.get_running_loop().call_later(min(due), self.wake)
+        return True
+
+    def _narrowed(self, turns: Sequence[tuple[TargetSession, Turn]]) -> list[tuple[TargetSession, Turn]]:
+        """The turns, with run-ahead proposals cut to the width that pays."""
+        free = [(session, turn) for session, turn in turns if session.schedule is Schedule.ASYNC and turn.chooses]
+        widths = choose_widths(
+            [len(turn.proposal) for _, turn in free],
+            [session.acceptance.rate for session, _ in free],
+            base_s=self._costs.base_s,
+            slope_s=self._costs.slope_s,
+        )
+        cut = {session: turn.proposal[:width] for (session, turn), width in zip(free, widths, strict=True)}
+        return [(session, replace(turn, proposal=cut.get(session, turn.proposal))) for session, turn in turns]
 
     def _compute(self, work: list[Turn]) -> list[_Timed]:
         started = time.monotonic()
         verdicts = self._decoder.step(work)
         ended = time.monotonic()
         self._recent_pass_s.append(ended - started)
+        self._costs.record(sum(_width(turn) for turn in work), ended - started)
         return [(verdict, started, ended) for verdict in verdicts]
 
     def _deliver(self, session: TargetSession, work: Turn, result: _Timed) -> None:
         verdict, started, ended = result
         if session.apply(work, verdict, started=started, ended=ended) is not None:
             self.close(session)
+
+
+def _could_wait(session: TargetSession, turn: Turn) -> bool:
+    return session.schedule is Schedule.ASYNC and turn.chooses and not turn.proposal
+
+
+def _width(turn: Turn) -> int:
+    return len(turn.token_ids) - turn.start + len(turn.proposal)
 
 
 def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) -> None:

@@ -6,10 +6,12 @@ import itertools
 import time
 from collections.abc import Sequence
 
+from inference.engine.arrivals import Arrivals
 from inference.engine.commits import CommitQueue
 from inference.errors import InvalidRequestError
+from inference.speculation.controller import Acceptance
 from inference.speculation.tree import MAX_TREE_TOKENS, DraftTree
-from inference.types import Commit, FinishReason, GenerationRequest, Timings, Turn, Verdict
+from inference.types import Commit, FinishReason, GenerationRequest, Schedule, Timings, Turn, Verdict
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""
@@ -23,11 +25,12 @@ class TargetSession:
     Args:
         request: validated against the engine's limits already.
         max_length: tokens that prompt and output may have together.
-        drafted: a draft worker proposes, and every pass waits for a proposal; else the target decodes by itself.
-        gamma: draft tokens per pass where the decoder has a draft of its own.
+        schedule: SYNC: a draft worker proposes, and every pass waits for a proposal. ASYNC: it proposes, and passes
+            take what has arrived. None: the target decodes by itself.
+        gamma: draft tokens per pass at most, in run-ahead or where the decoder has a draft of its own.
     """
 
-    def __init__(self, request: GenerationRequest, *, max_length: int, drafted: bool, gamma: int) -> None:
+    def __init__(self, request: GenerationRequest, *, max_length: int, schedule: Schedule | None, gamma: int) -> None:
         self.id = f"s{next(_numbers)}"
         self.request = request
         self.slot: int | None = None
@@ -36,7 +39,9 @@ class TargetSession:
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
-        self._drafted = drafted
+        self.schedule = schedule
+        self.acceptance = Acceptance()
+        self.arrivals = Arrivals()
         self._gamma = gamma
         self._compute_s = 0.0
         self._asked = False
@@ -56,7 +61,7 @@ class TargetSession:
 
     @property
     def _ready(self) -> bool:
-        return not self._drafted or self._asked or len(self.tree) > 0
+        return self.schedule is not Schedule.SYNC or self._asked or len(self.tree) > 0
 
     def propose(self, branches: Sequence[tuple[str, int, Sequence[int]]]) -> None:
         """Grow the tree by branches ("prefix" | "node", where, token ids); none at all asks for the target's own token.
@@ -72,6 +77,7 @@ class TargetSession:
                 raise InvalidRequestError(f"a branch of {len(token_ids)} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             grow = self.tree.grow_from_node if kind == "node" else self.tree.grow_from_prefix
             grow(where, token_ids)
+        self.arrivals.proposed(time.monotonic())
 
     def next_turn(self) -> Turn | None:
         """What the session wants from the next pass; None if it waits for its draft."""
@@ -80,7 +86,8 @@ class TargetSession:
             return self._turn(self.token_ids[:chunk_end], chooses=False)
         if self._ready:
             room = self._end - end - 1  # the pass adds one token of the target's own
-            return self._turn(self.token_ids, proposal=self.tree.path(room), gamma=min(self._gamma, room))
+            limit = room if self.schedule is Schedule.SYNC else min(self._gamma, room)
+            return self._turn(self.token_ids, proposal=self.tree.path(limit), gamma=limit)
         if self._num_cached < end - 1:
             return self._turn(self.token_ids[:-1], chooses=False)
         return None
@@ -103,9 +110,13 @@ class TargetSession:
         self.token_ids.extend(token_ids)
         self.tree.commit(token_ids)
         self._asked = False
+        self.acceptance.record(verdict.num_draft_tokens, verdict.num_accepted_tokens)
+        self.arrivals.committed(ended, all_accepted=verdict.num_accepted_tokens == verdict.num_draft_tokens)
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
+        # Behind a stop token there is no place for draft tokens: they count as neither accepted nor rejected.
+        num_drafted = len(token_ids) if len(token_ids) < len(verdict.token_ids) else verdict.num_draft_tokens
         timings = self._timings(ended, verdict.draft_us)
-        self.commits.put(Commit(position, token_ids, verdict.num_draft_tokens, num_accepted, timings, reason))
+        self.commits.put(Commit(position, token_ids, num_drafted, num_accepted, timings, reason))
         self._become_ready(ended)
         return reason
 

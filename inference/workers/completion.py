@@ -16,7 +16,7 @@ from inference.errors import InvalidRequestError
 from inference.profile import Profile
 from inference.stats import RequestStats
 from inference.tokenizer import Tokenizer
-from inference.types import FinishReason, GenerationRequest, Generator, SamplingParams, Timings
+from inference.types import FinishReason, GenerationRequest, Generator, SamplingParams, Schedule, Timings
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -29,7 +29,7 @@ class CompletionRequest:
         prompt: text, or token ids taken as they are.
         seed: None lets the server draw one; `sampling.seed` is ignored.
         stop_token_ids: beside the model's own end-of-sequence ids, which `ignore_eos` switches off.
-        gamma: see `GenerationRequest`.
+        gamma, schedule: see `GenerationRequest`.
     """
 
     prompt: str | tuple[int, ...]
@@ -39,6 +39,7 @@ class CompletionRequest:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     gamma: int | None = None
+    schedule: Schedule | None = None
 
     @property
     def label(self) -> str:
@@ -139,4 +140,5 @@ class LocalCompleter:
             max_new_tokens=request.max_new_tokens,
             stop_token_ids=request.stop_token_ids | eos,
             gamma=request.gamma,
+            schedule=request.schedule,
         )

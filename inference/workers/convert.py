@@ -19,6 +19,12 @@ _REASON_TO_MESSAGE = {
     types.FinishReason.STOP: pb.FINISH_REASON_STOP,
     types.FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
+_SCHEDULE_TO_MESSAGE = {
+    None: pb.SCHEDULE_UNSPECIFIED,
+    types.Schedule.SYNC: pb.SCHEDULE_SYNC,
+    types.Schedule.ASYNC: pb.SCHEDULE_ASYNC,
+}
+_SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
 
 
@@ -31,6 +37,12 @@ def reason_from_message(number: pb.FinishReason) -> types.FinishReason:
         return _REASON_FROM_MESSAGE[number]
     except KeyError:
         raise InvalidRequestError(f"finish reason {number} is not known here") from None
+
+
+def schedule_from_message(number: pb.Schedule) -> types.Schedule | None:
+    if number not in _SCHEDULE_FROM_MESSAGE:
+        raise InvalidRequestError(f"schedule {number} is not known here")
+    return _SCHEDULE_FROM_MESSAGE[number]
 
 
 def sampling_to_message(sampling: types.SamplingParams, seed: int | None) -> pb.SamplingParams:
@@ -82,6 +94,7 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         stop_token_ids=sorted(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         gamma=request.gamma,
+        schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
@@ -103,6 +116,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         gamma=message.gamma if message.HasField("gamma") else None,
+        schedule=schedule_from_message(message.schedule),
     )
 
 
@@ -147,6 +161,8 @@ def open_to_message(request: types.GenerationRequest, *, fingerprint: str, vocab
         sampling=sampling_to_message(request.sampling, request.sampling.seed),
         max_new_tokens=request.max_new_tokens,
         stop_token_ids=sorted(request.stop_token_ids),
+        schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
+        gamma=request.gamma,
     )
 
 
@@ -158,6 +174,8 @@ def open_from_message(message: pb.Open) -> types.GenerationRequest:
         sampling=sampling_from_message(message.sampling),
         max_new_tokens=message.max_new_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
+        gamma=message.gamma or None,
+        schedule=schedule_from_message(message.schedule),
         num_committed_tokens=message.num_committed_tokens,
     )
 

@@ -1,21 +1,32 @@
 """The draft worker: drafts here, verifies at a remote target.
 
-Serves `Generator`, so that the command line and GenerationService cannot tell it from a target. This file is the
-synchronous schedule: draft gamma tokens, send them, wait for the verdict.
+Serves `Generator`, so that the command line and GenerationService cannot tell it from a target. Owns the link: when it
+breaks, the worker dials again and resumes, and the tokens do not change.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.config import DraftConfig
 from inference.engine.drafting import DraftEngine, DraftSession
-from inference.types import Commit, GenerationRequest
-from inference.workers.verifier import VerifyStream, verify_stream
+from inference.engine.target import check_token_ids
+from inference.errors import UnavailableError
+from inference.types import Commit, GenerationRequest, Schedule
+from inference.workers.rounds import rounds
+from inference.workers.run_ahead import run_ahead
+from inference.workers.verifier import verify_stream
 from inference.workers.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+REDIAL_S = 0.25
 
 
 class DraftWorker:
@@ -24,7 +35,7 @@ class DraftWorker:
     Args:
         engine: drafts for all requests together.
         stub: of the target.
-        config: the target's address, and the speculation length of requests that ask for none.
+        config: the target's address; schedule and speculation length of requests that ask for none.
         vocabulary: of the draft.
         max_length: of the draft; the target's own limit decides where a request is refused.
     """
@@ -54,40 +65,59 @@ class DraftWorker:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
         """See `Generator`."""
+        check_token_ids(request.prompt_token_ids, vocab_size=self._vocabulary.size)
         draft = self._engine.open(request.prompt_token_ids, request.sampling)
         try:
             await draft.admitted()  # a session at the target without a draft would hold a slot in vain
-            async with verify_stream(
-                self._stub, self._config.target_address, deadline_s=self._config.deadline_s
-            ) as target:
-                await target.open(request, self._vocabulary)
-                finish_reason = None
-                while finish_reason is None:
-                    commit = await self._round(request, draft, target)
-                    finish_reason = commit.finish_reason
+            async with aclosing(self._commits(request, draft)) as commits:
+                async for commit in commits:
                     yield commit
         finally:
             self._engine.close(draft)
 
-    async def _round(self, request: GenerationRequest, draft: DraftSession, target: VerifyStream) -> Commit:
-        """Draft, send, wait: one commit."""
-        started = time.monotonic()
-        chain = await self._engine.propose(draft, self._num_wanted(request, draft))
-        drafted = time.monotonic()
-        await target.propose(len(draft.committed), chain)
-        commit = await target.commit()
-        wait_us = _us(time.monotonic() - drafted)
-        draft.commit(commit.token_ids)
-        network_us = max(0, wait_us - commit.timings.queue_us - commit.timings.compute_us)
-        timings = replace(commit.timings, draft_us=_us(drafted - started), network_us=network_us)
-        return replace(commit, timings=timings)
+    async def _commits(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
+        """Commits to the last one, over as many streams as it takes."""
+        lost_at: float | None = None
+        while True:
+            try:
+                async with aclosing(self._stream(_resumed(request, draft), draft)) as commits:
+                    async for commit in commits:
+                        lost_at = None
+                        yield commit
+                return
+            except UnavailableError as exc:
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() - lost_at > self._config.reconnect_timeout_s:
+                    raise
+                logger.info("lost the target, dialling again: %s", exc)
+                await asyncio.sleep(REDIAL_S)
 
-    def _num_wanted(self, request: GenerationRequest, draft: DraftSession) -> int:
-        """Draft tokens worth sending: the pass adds one of the target's own, and the last token needs no successor."""
-        num_output_tokens = len(draft.committed) - len(request.prompt_token_ids)
+    async def _stream(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
+        """Commits of one stream."""
         gamma = self._config.gamma if request.gamma is None else request.gamma
-        return min(gamma, request.max_new_tokens - num_output_tokens - 1)
+        schedule = request.schedule or self._config.schedule
+        if gamma == 0:
+            schedule = Schedule.ASYNC  # without drafts, rounds would cost a round trip a token
+        opening = replace(request, gamma=gamma, schedule=schedule)
+        address, deadline_s = self._config.target_address, self._config.deadline_s
+        async with verify_stream(self._stub, address, deadline_s=deadline_s) as target:
+            await target.open(opening, self._vocabulary)
+            if schedule is Schedule.SYNC:
+                commits = rounds(opening, self._engine, draft, target, gamma=gamma)
+            else:
+                commits = run_ahead(self._engine, draft, target, gamma=gamma)
+            async with aclosing(commits):
+                async for commit in commits:
+                    yield commit
 
 
-def _us(seconds: float) -> int:
-    return round(seconds * 1e6)
+def _resumed(request: GenerationRequest, draft: DraftSession) -> GenerationRequest:
+    """The request from what is committed on; the target of a new stream knows none of the chain."""
+    num_committed = len(draft.committed) - len(request.prompt_token_ids)
+    draft.num_sent = 0
+    return replace(
+        request,
+        prompt_token_ids=tuple(draft.committed),
+        max_new_tokens=request.max_new_tokens - num_committed,
+        num_committed_tokens=num_committed,
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,23 +28,36 @@ class VerifyStream:
     def __init__(self, call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse], address: str) -> None:
         self._call = call
         self._address = address
+        self._num_nodes = 0  # the target numbers draft tokens in order of arrival
+        self.round_trip_s = 0.0
         self._bytes_up = 0
         self._bytes_down = 0
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
         """Open the session; does not wait for the answer, so that drafting begins at once."""
+        self._opened_at = time.monotonic()
         message = open_to_message(request, fingerprint=vocabulary.fingerprint, vocab_size=vocabulary.size)
         await self._write(pb.VerifyRequest(open=message))
 
     async def propose(self, prefix_length: int, token_ids: Sequence[int]) -> None:
         """Send a chain behind the first `prefix_length` tokens; an empty one asks for the target's own token."""
         branches = [pb.Branch(prefix_length=prefix_length, token_ids=token_ids)] if token_ids else []
+        await self._propose(branches, len(token_ids))
+
+    async def extend(self, token_ids: Sequence[int]) -> None:
+        """Send more of the chain whose last token was the last one sent."""
+        await self._propose([pb.Branch(parent_node=self._num_nodes - 1, token_ids=token_ids)], len(token_ids))
+
+    async def _propose(self, branches: Sequence[pb.Branch], num_tokens: int) -> None:
+        self._num_nodes += num_tokens
         await self._write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
 
     async def commit(self) -> Commit:
         """The next commit."""
-        while (message := await self._read()).WhichOneof("message") != "commit":
-            pass  # Opened comes before the first one
+        message = await self._read()
+        if message.WhichOneof("message") == "opened":  # the target answers Open at once: a round trip
+            self.round_trip_s = time.monotonic() - self._opened_at
+            message = await self._read()
         commit = commit_from_message(message.commit)
         timings = replace(commit.timings, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0
@@ -53,7 +69,7 @@ class VerifyStream:
             await self._call.write(message)
         except grpc.aio.AioRpcError as exc:
             raise from_rpc_error(exc, self._address) from exc
-        except grpc.aio.UsageError:  # the call has ended already; reading says why
+        except asyncio.InvalidStateError:  # the call has ended already; reading says why
             await self._read()
 
     async def _read(self) -> pb.VerifyResponse:

@@ -1,0 +1,224 @@
+"""What is to be compared: frozen, validated once, messages name value and limit. Knows no process and no clock."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.comparison.machine import Machine, split_into_machines
+from inference.errors import ConfigError
+from inference.types import MAX_GAMMA, MAX_SEED
+
+NGRAM = "ngram"
+"""As a draft model: prompt lookup, no model at all."""
+
+MAX_RTT_MS = 10_000.0
+MAX_CONCURRENCY = 4096
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+class Topology(enum.Enum):
+    """Where draft and target are."""
+
+    TARGET = "target"
+    FUSED = "fused"
+    DISTRIBUTED = "distributed"
+
+
+class ClientSite(enum.Enum):
+    """Where the thin client sits; decides which links have the round trip time."""
+
+    EDGE = "edge"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """Prompts of one kind.
+
+    Attributes:
+        kind: such as "structured"; the file's name.
+        prompts: at least one.
+    """
+
+    kind: str
+    prompts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _require(len(self.prompts) > 0, f"prompt kind {self.kind} has no prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """The network between edge and target.
+
+    Attributes:
+        rtts_ms: round trip times to measure at; half of it delays each direction.
+        jitter_ms: each direction delays every chunk by up to so much more, evenly spread.
+        bandwidth_mbps: megabits per second and direction of a link; None is unlimited.
+        client_site: where the thin client sits.
+    """
+
+    rtts_ms: tuple[float, ...] = (0.0, 10.0, 50.0)
+    jitter_ms: float = 0.0
+    bandwidth_mbps: float | None = None
+    client_site: ClientSite = ClientSite.EDGE
+
+    def __post_init__(self) -> None:
+        _require_distinct("rtt_ms", self.rtts_ms)
+        for rtt_ms in self.rtts_ms:
+            _require(0 <= rtt_ms <= MAX_RTT_MS, f"rtt_ms {rtt_ms:g} is outside 0..{MAX_RTT_MS:g}")
+        _require(0 <= self.jitter_ms <= MAX_RTT_MS, f"jitter_ms {self.jitter_ms:g} is outside 0..{MAX_RTT_MS:g}")
+        bandwidth = self.bandwidth_mbps
+        _require(bandwidth is None or bandwidth > 0, f"bandwidth_mbps {bandwidth} is not above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadConfig:
+    """What is asked of every topology.
+
+    Attributes:
+        prompt_sets: one per prompt kind.
+        num_runs: repeats of every measurement.
+        max_new_tokens: output tokens per request, at most.
+        temperature: 0 is greedy.
+        seed: key of the noise; the same for every topology.
+        concurrencies: requests in flight at once.
+        deadline_s: seconds a request may take.
+    """
+
+    prompt_sets: tuple[PromptSet, ...]
+    num_runs: int = 3
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+    concurrencies: tuple[int, ...] = (1,)
+    deadline_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        _require_distinct("prompt kind", [prompt_set.kind for prompt_set in self.prompt_sets])
+        _require(self.num_runs >= 1, f"num_runs {self.num_runs} is below 1")
+        _require(self.max_new_tokens >= 2, f"max_new_tokens {self.max_new_tokens} is below 2: there is no rate in one")
+        _require(0 <= self.temperature <= 100, f"temperature {self.temperature:g} is outside 0..100")
+        _require(0 <= self.seed <= MAX_SEED, f"seed {self.seed} is outside 0..{MAX_SEED}")
+        _require_distinct("concurrency", self.concurrencies)
+        for concurrency in self.concurrencies:
+            limits = f"1..{MAX_CONCURRENCY}"
+            _require(1 <= concurrency <= MAX_CONCURRENCY, f"concurrency {concurrency} is outside {limits}")
+        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s:g} is not above 0")
+
+    @property
+    def max_concurrency(self) -> int:
+        return max(self.concurrencies)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to serve: a topology, and how it drafts.
+
+    Attributes:
+        draft: directory or "ngram"; None for the target alone.
+        gamma: draft tokens per round; None for the target alone.
+    """
+
+    topology: Topology
+    draft: str | None = None
+    gamma: int | None = None
+
+    @property
+    def draft_name(self) -> str:
+        """Short name of the draft, "-" for none."""
+        return "-" if self.draft is None else Path(self.draft).name
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        if self.draft is None:
+            return self.topology.value
+        return f"{self.topology.value} (draft {self.draft_name}, gamma {self.gamma})"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonConfig:
+    """A whole comparison.
+
+    Attributes:
+        target_model: directory.
+        draft_models: directories, or "ngram".
+        gammas: speculation lengths.
+        usable_cores: CPU cores of this host that may be used.
+        cores_per_machine: a machine is a set of so many of them.
+        output: directory of the report.
+    """
+
+    target_model: Path
+    draft_models: tuple[str, ...]
+    topologies: tuple[Topology, ...]
+    gammas: tuple[int, ...]
+    network: NetworkConfig
+    workload: WorkloadConfig
+    usable_cores: tuple[int, ...]
+    cores_per_machine: int
+    output: Path
+
+    def __post_init__(self) -> None:
+        _require_distinct("topology", [topology.value for topology in self.topologies])
+        _require_distinct("draft model", [Path(draft).name for draft in self.draft_models])
+        _require_distinct("gamma", self.gammas)
+        _require_model(self.target_model)
+        for draft in self.draft_models:
+            _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
+        for gamma in self.gammas:
+            _require(1 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 1..{MAX_GAMMA}; 0 is the target alone")
+        self.machines  # noqa: B018 - refuses more machines than the host has cores for
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The first has the target, or both models; the second, if any, the draft of the distributed topology.
+
+        Raises:
+            ConfigError: the host has too few cores.
+        """
+        names = ["target side", *(["edge"] if Topology.DISTRIBUTED in self.topologies else [])]
+        return split_into_machines(names, self.usable_cores, cores_per_machine=self.cores_per_machine)
+
+    @property
+    def spare_cores(self) -> tuple[int, ...]:
+        """Usable cores that belong to no machine."""
+        taken = {core for machine in self.machines for core in machine.cores}
+        return tuple(core for core in self.usable_cores if core not in taken)
+
+    @property
+    def contenders(self) -> tuple[Contender, ...]:
+        """Everything that is compared; the target alone first, if it takes part."""
+        drafting = [topology for topology in self.topologies if topology is not Topology.TARGET]
+        pairs = itertools.product(drafting, self.draft_models, self.gammas)
+        alone = [Contender(Topology.TARGET)] if Topology.TARGET in self.topologies else []
+        return (*alone, *(Contender(*parts) for parts in pairs))
+
+    @property
+    def sweeps(self) -> bool:
+        """More than one way to draft."""
+        return len(self.draft_models) * len(self.gammas) > 1
+
+
+def _has_model(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+def _require_model(path: Path) -> None:
+    _require(_has_model(path), f"target model {path}: no config.json there")
+
+
+def _require_distinct(name: str, values: Sequence[object]) -> None:
+    _require(len(values) > 0, f"no {name} is given")
+    value, count = Counter(values).most_common(1)[0]
+    _require(count == 1, f"{name} {value} is given {count} times")

@@ -1,0 +1,60 @@
+"""A machine of the comparison is a set of CPU cores of this host; this file deals them out and names them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.errors import ConfigError
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores that one machine of the comparison has for itself.
+
+    Attributes:
+        name: what stands there.
+        cores: numbers of its CPU cores.
+    """
+
+    name: str
+    cores: tuple[int, ...]
+
+    def __str__(self) -> str:
+        plural = "s" if len(self.cores) > 1 else ""
+        return f"{self.name}: core{plural} {', '.join(map(str, self.cores))}"
+
+
+def split_into_machines(
+    names: Sequence[str], usable_cores: Sequence[int], *, cores_per_machine: int
+) -> tuple[Machine, ...]:
+    """Deal the usable cores out, in order.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    if cores_per_machine < 1:
+        raise ConfigError(f"cores_per_machine {cores_per_machine} is below 1")
+    num_wanted = len(names) * cores_per_machine
+    if num_wanted > len(usable_cores):
+        raise ConfigError(
+            f"cores_per_machine {cores_per_machine}: {len(names)} machines need {num_wanted} cores, "
+            f"this process may use {len(usable_cores)}"
+        )
+    starts = range(0, num_wanted, cores_per_machine)
+    return tuple(
+        Machine(name, tuple(usable_cores[start : start + cores_per_machine]))
+        for name, start in zip(names, starts, strict=True)
+    )
+
+
+def cpu_model() -> str:
+    """Name of this host's processor, as the system gives it."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:  # not Linux
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,142 @@
+"""Starts the servers of every topology, pinned to their machines, and the network between them.
+
+The target alone and the target of the distributed topology are one process: its engine does for a client what it does
+for a draft worker, on the same cores. Servers that are not being measured wait for requests and burn nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+
+from inference.cli.launch import ServerProcess, free_port, server_process
+from inference.comparison.config import NGRAM, ClientSite, ComparisonConfig, Contender, NetworkConfig, Topology
+from inference.comparison.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.comparison.watch import ServerWatch
+
+SERVER_GRACE_S = 1.0
+"""Given to running requests when a server is stopped: by then nobody waits for them."""
+
+T = TypeVar("T")
+
+
+class Deployment:
+    """Running servers, and the links to them.
+
+    Args:
+        config: what runs where.
+        watch: knows when one dies.
+    """
+
+    def __init__(self, config: ComparisonConfig, watch: ServerWatch) -> None:
+        self._config = config
+        self._watch = watch
+        self._client_links: dict[tuple[Topology, str | None], DelayProxy] = {}
+        self._verification_link: DelayProxy | None = None
+        self.servers: list[ServerProcess] = []
+
+    def address(self, contender: Contender) -> str:
+        """Where a thin client reaches it: through its link."""
+        return self._client_links[contender.topology, contender.draft].address
+
+    def set_rtt(self, rtt_ms: float) -> None:
+        """Change the network between edge and target; links within a site stay as fast as they are."""
+        network = self._config.network
+        far, near = link_conditions(network, rtt_ms), LinkConditions()
+        if self._verification_link is not None:
+            self._verification_link.conditions = far
+        for (topology, _), link in self._client_links.items():
+            link.conditions = far if crosses_network(topology, network.client_site) else near
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """See `ServerWatch.guard`."""
+        return await self._watch.guard(work)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Start what the topologies need; `stack` stops it.
+
+        Raises:
+            UnavailableError: a server ended or did not serve in time.
+        """
+        topologies = self._config.topologies
+        if Topology.TARGET in topologies or Topology.DISTRIBUTED in topologies:
+            target = await self._serve(stack, "target", "target", self._target_flags(), machine=0)
+            self._verification_link = await stack.enter_async_context(delay_proxy(target.port))
+            await self._link(stack, Topology.TARGET, None, target)
+        for draft in self._config.draft_models:
+            if Topology.FUSED in topologies:
+                await self._start_fused(stack, draft)
+            if Topology.DISTRIBUTED in topologies:
+                await self._start_draft(stack, draft)
+
+    async def _start_fused(self, stack: AsyncExitStack, draft: str) -> None:
+        flags = ["--target_model", str(self._config.target_model), "--draft_model", draft, *self._gamma_flags()]
+        server = await self._serve(stack, self._name("fused", draft), "fused_target", flags, machine=0)
+        await self._link(stack, Topology.FUSED, draft, server)
+
+    async def _start_draft(self, stack: AsyncExitStack, draft: str) -> None:
+        if self._verification_link is None:
+            raise RuntimeError("a draft worker is started after its target")
+        flags = ["--model", draft, "--target_host", "127.0.0.1", "--port", str(self._verification_link.port)]
+        if draft == NGRAM:
+            flags += ["--tokenizer", str(self._config.target_model)]
+        flags += self._gamma_flags()
+        server = await self._serve(stack, self._name("draft", draft), "draft", flags, machine=1, port_flag="--serve")
+        await self._link(stack, Topology.DISTRIBUTED, draft, server)
+
+    def _name(self, what: str, draft: str) -> str:
+        """Names a server in messages; with several drafts, says whose it is."""
+        if len(self._config.draft_models) == 1:
+            return what
+        return f"{what}-{Contender(Topology.FUSED, draft, 1).draft_name}"
+
+    def _target_flags(self) -> list[str]:
+        return ["--model", str(self._config.target_model)]
+
+    def _gamma_flags(self) -> list[str]:
+        return ["--gamma", str(self._config.gammas[0])]
+
+    async def _serve(
+        self, stack: AsyncExitStack, name: str, role: str, flags: list[str], *, machine: int, port_flag: str = "--port"
+    ) -> ServerProcess:
+        port, cores = free_port(), self._config.machines[machine].cores
+        common = ["--threads", str(len(cores)), "--batch", str(self._config.workload.max_concurrency)]
+        common += ["--grace_s", str(SERVER_GRACE_S), port_flag, str(port)]
+        starting = stack.enter_async_context(server_process(name, role, *flags, *common, port=port, cores=cores))
+        server = await self.guard(starting)
+        self._watch.add(server)
+        self.servers.append(server)
+        return server
+
+    async def _link(self, stack: AsyncExitStack, topology: Topology, draft: str | None, server: ServerProcess) -> None:
+        self._client_links[topology, draft] = await stack.enter_async_context(delay_proxy(server.port))
+
+
+def link_conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:
+    """The configured network at one round trip time."""
+    bandwidth = network.bandwidth_mbps
+    return LinkConditions(
+        rtt_s=rtt_ms / 1e3,
+        jitter_s=network.jitter_ms / 1e3,
+        bytes_per_s=None if bandwidth is None else bandwidth * 1e6 / 8,
+    )
+
+
+def crosses_network(topology: Topology, client_site: ClientSite) -> bool:
+    """Whether the thin client's own link has the round trip time: its server stands on the other side."""
+    server_site = ClientSite.EDGE if topology is Topology.DISTRIBUTED else ClientSite.TARGET
+    return server_site is not client_site
+
+
+@asynccontextmanager
+async def deployment(config: ComparisonConfig) -> AsyncGenerator[Deployment, None]:
+    """All servers and links, until the block is left."""
+    watch = ServerWatch()
+    async with AsyncExitStack() as stack:
+        running = Deployment(config, watch)
+        try:
+            await running.start(stack)
+            yield running
+        finally:
+            watch.stop()

@@ -1,0 +1,66 @@
+"""The asynchronous schedule: the draft never waits.
+
+While the target verifies, the draft goes on extending its chain, up to a window past the last commit, and sends every
+token as it comes. A commit that agrees with the chain shortens it; one that does not starts it anew. The target
+verifies what has arrived, and decodes by itself if nothing has, so the draft can only help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from inference.engine.drafting import DraftEngine, DraftSession
+from inference.types import MAX_GAMMA, Commit
+from inference.workers.verifier import VerifyStream
+
+
+async def run_ahead(
+    engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int
+) -> AsyncGenerator[Commit, None]:
+    """Commits of an opened session to the last one; gamma 0 leaves the target to itself."""
+    sender = asyncio.create_task(_send(draft, target))
+    try:
+        engine.run_ahead(draft, gamma)
+        before, commit = time.monotonic(), await target.commit()
+        while True:
+            now = time.monotonic()
+            engine.commit(draft, commit.token_ids)
+            yield _with_network(commit, now - before)
+            if commit.finish_reason is not None:
+                return
+            engine.run_ahead(draft, _window(gamma, engine.step_s, commit, target.round_trip_s))
+            before, commit = now, await target.commit()
+    finally:
+        engine.run_ahead(draft, 0)
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+
+
+async def _send(draft: DraftSession, target: VerifyStream) -> None:
+    """Tell the target of every draft token. A lost link ends this quietly: whoever reads commits is told."""
+    while True:
+        token_ids = await draft.unsent()
+        continues, draft.num_sent = draft.num_sent > 0, len(draft.chain)
+        if continues:
+            await target.extend(token_ids)
+        else:
+            await target.propose(len(draft.committed), token_ids)
+
+
+def _window(gamma: int, step_s: float, commit: Commit, round_trip_s: float) -> int:
+    """Tokens that the draft can make while a commit, and the answer to it, are under way; gamma 0 means none."""
+    if not gamma or not step_s:
+        return gamma
+    cycle_s = round_trip_s + 2 * commit.timings.compute_us / 1e6
+    return max(gamma, min(MAX_GAMMA, math.ceil(cycle_s / step_s)))
+
+
+def _with_network(commit: Commit, gap_s: float) -> Commit:
+    """What the target did not spend of the time since the last commit, the way from there took."""
+    timings = commit.timings
+    network_us = max(0, round(gap_s * 1e6) - timings.queue_us - timings.compute_us)
+    return replace(commit, timings=replace(timings, network_us=network_us))

@@ -1,0 +1,59 @@
+"""Fixtures of every kind of test: tiny models, written once per test process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import save_tiny_model, tiny_model, tiny_tokenizer
+
+NEVER = 100_000
+"""An end-of-sequence id outside the vocabulary: the model goes on to the end of its context."""
+
+
+@dataclass(frozen=True)
+class ModelDirectories:
+    """Where the tiny models lie.
+
+    Attributes:
+        target: the model whose tokens are wanted.
+        related: the target with disturbed weights: some of its drafts are accepted, as from a real draft.
+        stranger: another architecture, random weights: next to nothing is accepted.
+        permuted: another vocabulary.
+        endless: a target of 8192 positions that never ends a sequence by itself.
+    """
+
+    target: Path
+    related: Path
+    stranger: Path
+    permuted: Path
+    endless: Path
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectories:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("models")
+    return ModelDirectories(
+        target=save_tiny_model(root / "target", "llama", seed=1),
+        related=_save_related(root / "related"),
+        stranger=save_tiny_model(root / "stranger", "qwen2", seed=2, hidden_size=16, num_hidden_layers=1),
+        permuted=save_tiny_model(root / "permuted", "llama", seed=1, tokenizer_variant="permuted"),
+        endless=save_tiny_model(
+            root / "endless", "llama", seed=1, max_position_embeddings=8192, eos_token_id=NEVER, bos_token_id=0
+        ),
+    )
+
+
+def _save_related(directory: Path) -> Path:
+    model = tiny_model("llama", seed=1)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.07 * parameter.std()
+    model.save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory

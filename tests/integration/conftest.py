@@ -1,0 +1,33 @@
+"""Servers that several modules share: a target, and a draft worker of each kind in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+
+import pytest_asyncio
+
+from inference.cli.launch import ServerProcess
+from tests.conftest import ModelDirectories
+from tests.servers import draft_server, fused_server, target_server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
+    async with target_server(models.target) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def topologies(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, ServerProcess], None]:
+    """Every way to help the target, by name; the stranger has a shorter context than the target."""
+    servers = {
+        "related": draft_server(models.related, target),
+        "stranger": draft_server(models.stranger, target, "--sequence_length", "64"),
+        "itself": draft_server(models.target, target),
+        "fused": fused_server(models.target, models.related),
+    }
+    async with AsyncExitStack() as stack:
+        started = await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
+        yield dict(zip(servers, started, strict=True))

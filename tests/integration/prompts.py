@@ -1,0 +1,16 @@
+"""Prompts of many lengths and scripts, the same on every run."""
+
+from __future__ import annotations
+
+_WORDS = (
+    "the and in on at or her sing wind 7 12 = { } ( ) : ; naïve Ünïcode 東京 Жизнь 🙂 return print while count ten"
+).split()
+
+
+def _text(number: int) -> str:
+    """A text of 1 to 12 words."""
+    return " ".join(_WORDS[(number * 7 + step * (number + 3)) % len(_WORDS)] for step in range(1 + number % 12))
+
+
+PROMPTS = tuple(f"{number} {_text(number)}" for number in range(56))
+"""At least 50 of them, all different."""

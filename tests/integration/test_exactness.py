@@ -1,0 +1,200 @@
+"""The tokens are the target's own, whatever drafts, however much, for however many at once. Real processes throughout."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from inference.cli.launch import ServerProcess
+from inference.tokenizer import Tokenizer
+from inference.types import MAX_SEED, FinishReason, SamplingParams
+from inference.workers.completion import CompletionRequest
+from tests.conftest import ModelDirectories
+from tests.integration.prompts import PROMPTS
+from tests.servers import Completion, complete, complete_all, with_gamma
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 16
+MAX_LENGTH = 128  # of the tiny models
+HELPERS = ("related", "stranger", "itself", "fused")
+
+Topologies = dict[str, ServerProcess]
+
+
+@pytest.fixture(scope="module")
+def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
+    """What Transformers' own generate() makes of PROMPTS."""
+    tokenizer = Tokenizer.load(models.target)
+    model = AutoModelForCausalLM.from_pretrained(models.target)
+    (eos,) = tokenizer.eos_token_ids
+    outputs = []
+    for prompt in PROMPTS:
+        token_ids = torch.tensor([tokenizer.encode(prompt)])
+        output = model.generate(
+            token_ids,
+            attention_mask=torch.ones_like(token_ids),
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+            pad_token_id=eos,
+        )
+        outputs.append(output[0, token_ids.shape[1] :].tolist())
+    return outputs
+
+
+def greedy_requests() -> list[CompletionRequest]:
+    return [CompletionRequest(prompt, max_new_tokens=NUM_TOKENS) for prompt in PROMPTS]
+
+
+def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]:
+    """Requests with parameters all over their ranges, some greedy."""
+    rng = random.Random(seed)
+    requests = []
+    for _ in range(num_requests):
+        sampling = SamplingParams(
+            temperature=rng.choice([0.0, 0.3, 0.7, 1.0, 1.0, 1.7, 5.0]),
+            top_k=rng.choice([0, 0, 1, 5, 50, 1000]),
+            top_p=rng.choice([1.0, 1.0, 0.95, 0.5, 0.1]),
+            min_p=rng.choice([0.0, 0.0, 0.02, 0.3, 1.0]),
+        )
+        requests.append(
+            CompletionRequest(
+                prompt=rng.choice(PROMPTS),
+                sampling=sampling,
+                seed=rng.choice([0, 1, MAX_SEED, rng.randrange(MAX_SEED)]),
+                max_new_tokens=rng.choice([1, 2, 5, 13, 20]),
+                ignore_eos=rng.random() < 0.5,
+                stop_token_ids=frozenset(rng.sample(range(2, 288), rng.choice([0, 0, 20]))),
+                gamma=rng.choice([None, 0, 1, 3, 4, 7, 8, 20]),
+            )
+        )
+    return requests
+
+
+def answers(completions: list[Completion]) -> list[tuple[list[int], str, FinishReason | None]]:
+    return [(completion.token_ids, completion.text, completion.reason) for completion in completions]
+
+
+def rate(completions: list[Completion]) -> float:
+    num_draft_tokens = sum(completion.num_draft_tokens for completion in completions)
+    return sum(completion.num_accepted_tokens for completion in completions) / num_draft_tokens
+
+
+async def test_target_alone_equals_transformers(target: ServerProcess, greedy_tokens: list[list[int]]) -> None:
+    assert len(set(PROMPTS)) >= 50
+    completions = await complete_all(target, greedy_requests())
+    assert [completion.token_ids for completion in completions] == greedy_tokens
+    assert sum(completion.num_draft_tokens for completion in completions) == 0
+
+
+@pytest.mark.parametrize("gamma", range(1, 9))
+async def test_greedy_equals_transformers_with_8_sessions(
+    topologies: Topologies, greedy_tokens: list[list[int]], gamma: int
+) -> None:
+    completions = await complete_all(topologies["related"], with_gamma(greedy_requests(), gamma), concurrency=8)
+    assert [completion.token_ids for completion in completions] == greedy_tokens
+    assert 0.1 < rate(completions) < 0.9, "a draft that is always right, or never, would prove little"
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+async def test_greedy_equals_transformers_with_1_session(
+    topologies: Topologies, greedy_tokens: list[list[int]], helper: str
+) -> None:
+    """One prompt after another, gamma going round 1 to 8."""
+    requests = [replace(request, gamma=1 + number % 8) for number, request in enumerate(greedy_requests())]
+    completions = await complete_all(topologies[helper], requests, concurrency=1)
+    assert [completion.token_ids for completion in completions] == greedy_tokens
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+async def test_sampling_equals_the_target_alone(topologies: Topologies, target: ServerProcess, helper: str) -> None:
+    """Equal seeds give equal tokens, with mixed parameters in flight at once."""
+    requests = sampled_requests(64, seed=HELPERS.index(helper))
+    alone = await complete_all(target, requests, concurrency=3)
+    helped = await complete_all(topologies[helper], requests, concurrency=8)
+    assert answers(helped) == answers(alone)
+    assert [completion.seed for completion in helped] == [request.seed for request in requests]
+
+
+async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) -> None:
+    """The three drafts above differ in what is accepted; else they would be one test three times."""
+    requests = [
+        CompletionRequest(prompt, SamplingParams(temperature=1.0), seed=7, max_new_tokens=NUM_TOKENS)
+        for prompt in PROMPTS[:16]
+    ]
+    rates = {helper: rate(await complete_all(topologies[helper], requests)) for helper in HELPERS}
+    assert rates["stranger"] < 0.2 < rates["related"] < 0.8
+    assert rates["itself"] == 1.0
+    assert rates["fused"] == pytest.approx(rates["related"], abs=0.02)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies, temperature: float) -> None:
+    """Exactly 1.0, also where the length limit is no multiple of gamma + 1."""
+    requests = [
+        CompletionRequest(
+            PROMPTS[number],
+            SamplingParams(temperature=temperature, top_p=0.9 if number % 2 else 1.0),
+            seed=number,
+            max_new_tokens=limit,
+            ignore_eos=True,
+            gamma=gamma,
+        )
+        for number, (gamma, limit) in enumerate((gamma, limit) for gamma in (1, 4, 8) for limit in (1, 2, 5, 10, 17))
+    ]
+    completions = await complete_all(topologies["itself"], requests)
+    for request, completion in zip(requests, completions, strict=True):
+        assert len(completion.token_ids) == request.max_new_tokens
+        assert completion.num_accepted_tokens == completion.num_draft_tokens
+        assert completion.reason is FinishReason.LENGTH
+        assert completion.num_deltas == -(-request.max_new_tokens // ((request.gamma or 0) + 1))
+
+
+@pytest.mark.parametrize("helper", ["itself", "fused"])
+async def test_stop_token_inside_an_accepted_run(topologies: Topologies, target: ServerProcess, helper: str) -> None:
+    """Draft tokens behind a stop token are neither accepted nor rejected: the sequence has no place for them.
+
+    They used to count as verified, so that a target drafting for itself reported less than 1.0.
+    """
+    request = CompletionRequest(PROMPTS[1], max_new_tokens=12, ignore_eos=True, gamma=8)
+    token_ids = (await complete(target, request)).token_ids
+    place = next(i for i in range(2, 7) if token_ids[i] not in token_ids[:i])
+    stopped = await complete(topologies[helper], replace(request, stop_token_ids=frozenset([token_ids[place]])))
+    assert stopped.token_ids == token_ids[: place + 1]
+    assert stopped.reason is FinishReason.STOP
+    if helper == "itself":
+        assert stopped.num_accepted_tokens == stopped.num_draft_tokens == place + 1
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target: ServerProcess, helper: str) -> None:
+    """Also where the draft's own context ends at 64 tokens: from there the target goes on alone."""
+    prompt = tuple(range(2, 2 + MAX_LENGTH - 80))
+    long_prompt = tuple(range(2, 2 + MAX_LENGTH - 1))
+    requests = [
+        CompletionRequest(prompt, max_new_tokens=200, ignore_eos=True, gamma=3),
+        CompletionRequest(prompt, SamplingParams(temperature=1.0), seed=3, max_new_tokens=200, ignore_eos=True),
+        CompletionRequest(long_prompt, max_new_tokens=200, ignore_eos=True),
+    ]
+    alone, helped = await complete_all(target, requests), await complete_all(topologies[helper], requests)
+    assert answers(helped) == answers(alone)
+    assert [len(completion.token_ids) for completion in helped] == [80, 80, 1]
+    assert all(completion.reason is FinishReason.LENGTH for completion in helped)
+
+
+async def test_gamma_zero_drafts_nothing(topologies: Topologies, greedy_tokens: list[list[int]]) -> None:
+    for helper in HELPERS:
+        completions = await complete_all(topologies[helper], with_gamma(greedy_requests()[:8], 0))
+        assert [completion.token_ids for completion in completions] == greedy_tokens[:8]
+        assert sum(completion.num_draft_tokens for completion in completions) == 0
+
+
+async def test_a_drawn_seed_is_reported_and_repeats_the_answer(topologies: Topologies, target: ServerProcess) -> None:
+    request = CompletionRequest("the wind", SamplingParams(temperature=1.5), max_new_tokens=12)
+    first, second = await complete_all(topologies["related"], [request, request])
+    assert first.seed != second.seed
+    assert (await complete(target, replace(request, seed=first.seed))).token_ids == first.token_ids
