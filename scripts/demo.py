@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -97,13 +98,13 @@ async def _complete(completer: Completer, prompt: str, *, show: bool) -> Result:
 
 
 def _table(comparisons: Sequence[Comparison]) -> Table:
-    table = Table(title="\nSpeculative decoding against the target alone, same run, greedy", title_justify="left")
-    table.add_column("prompt", max_width=24, no_wrap=True)
-    columns = ("tokens", "tokens/s", "acceptance", "tokens/pass", "speed-up", "bytes/token", "same tokens")
-    for name in columns:
-        table.add_column(name, justify="right")
+    title = "\nSpeculative decoding against the target alone: same run, greedy"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("prompt", max_width=17, no_wrap=True)
+    for name in ("tokens", "tok/s", "accepted", "tok/pass", "speed-up", "B/tok", "exact"):
+        table.add_column(name, justify="right", no_wrap=True)
     for comparison in comparisons:
-        table.add_row(comparison.prompt, *_figures([comparison]))
+        table.add_row(escape(comparison.prompt), *_figures([comparison]))
     table.add_section()
     table.add_row("all", *_figures(comparisons), style="bold")
     return table
@@ -130,7 +131,10 @@ def _verdict(comparisons: Sequence[Comparison]) -> int:
     if wrong:
         console.print(f"[red]{len(wrong)} prompts gave other tokens than the target alone: {wrong}[/red]")
         return 1
-    console.print("Every token is the target's own. tokens/pass: committed per target pass that verified a proposal.")
+    console.print(
+        "exact: every token is the target's own. accepted: share of draft tokens. tok/pass: committed tokens\n"
+        "per verifying target pass. speed-up: median of the repeats. B/tok: bytes on the wire per token."
+    )
     return 0
 
 

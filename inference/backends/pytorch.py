@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from inference.backends.attention import LayerAttention, PassHolder, ShapeRecorder, SlotPass, attach
 from inference.backends.checkpoint import load_config, load_weights
 from inference.backends.slot_cache import SlotCache
+from inference.backends.spans import check_spans, wanted_rows
 from inference.backends.support import (
     architecture_name,
     forward_arguments,
@@ -67,24 +68,18 @@ class TorchBackend:
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> Array:
         """See `inference.types.Backend`. A numpy array on CPU, a torch tensor elsewhere."""
-        self._check(spans)
+        check_spans(spans, self)
         token_ids = [token_id for span in spans for token_id in span.token_ids]
         positions = [position for span in spans for position in range(span.start, span.start + len(span.token_ids))]
         inputs = torch.tensor([token_ids, positions]).to(self._device, non_blocking=True)  # [2, num_tokens]
         slot_pass = SlotPass(self._cache, spans, dtype=self._dtype, device=self._device)
-        logits = self._run(inputs, slot_pass, self._wanted_rows(spans, len(token_ids)))  # [num_rows, vocab_size]
+        rows = wanted_rows(spans)
+        keep = None if len(rows) == len(token_ids) else rows
+        logits = self._run(inputs, slot_pass, keep)  # [num_rows, vocab_size]
         return logits.numpy() if self._device.type == "cpu" else logits
 
-    def _wanted_rows(self, spans: Sequence[Span], num_tokens: int) -> Sequence[int] | None:
-        """Rows of the flattened tokens whose logits are wanted; None is all of them."""
-        rows: list[int] = []
-        end = 0
-        for span in spans:
-            end += len(span.token_ids)
-            rows.extend(range(end - span.num_logits, end))
-        return None if len(rows) == num_tokens else rows
-
     def _run(self, inputs: torch.Tensor, slot_pass: LayerAttention, rows: Sequence[int] | None) -> torch.Tensor:
+        """Logits of some rows of the flattened tokens; None is all of them."""
         arguments: dict[str, Any] = {
             "input_ids": inputs[0:1],  # [1, num_tokens]
             "position_ids": inputs[1:2],
@@ -116,25 +111,6 @@ class TorchBackend:
             raise UnsupportedModelError(f"{architecture} is not supported: its attention cannot be replaced")
         cache = SlotCache(shapes, num_slots=num_slots, max_length=max_length, dtype=self._dtype, device=self._device)
         return logits.shape[1], cache
-
-    def _check(self, spans: Sequence[Span]) -> None:
-        """Raise ValueError where the caller broke the contract of `Backend.forward`."""
-        if not spans:
-            raise ValueError("a pass needs at least one span")
-        if len({span.slot for span in spans}) != len(spans):
-            raise ValueError(f"spans share a slot: {[span.slot for span in spans]}")
-        for span in spans:
-            num_tokens = len(span.token_ids)
-            if not 0 <= span.slot < self.num_slots:
-                raise ValueError(f"slot {span.slot} is outside 0..{self.num_slots - 1}")
-            if not 0 <= span.num_logits <= num_tokens:
-                raise ValueError(f"num_logits {span.num_logits} is outside 0..{num_tokens}")
-            # An embedding does not check on CUDA: it takes the process down.
-            for token_id in span.token_ids:
-                if not 0 <= token_id < self._vocab_size:
-                    raise ValueError(f"token id {token_id} is outside 0..{self._vocab_size - 1}")
-            if num_tokens == 0 or span.start < 0 or span.start + num_tokens > self.max_length:
-                raise ValueError(f"{num_tokens} tokens from {span.start} do not fit into {self.max_length} positions")
 
 
 def load_torch_backend(config: ModelConfig) -> TorchBackend:

@@ -13,6 +13,7 @@ import grpc
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from grpc_comm.options import address
 from inference.cli.output import JsonSink, Sink, TextSink, TokenSink, print_summary
+from inference.cli.progress import PromptProgress
 from inference.cli.prompts import read_prompts
 from inference.cli.results import Result
 from inference.cli.runner import run_prompts
@@ -63,8 +64,12 @@ async def _complete(
     *,
     text_sink: Sink,
 ) -> int:
-    sink = JsonSink() if args.format == "json" else text_sink
-    results = await run_prompts(completer, prompts, template, concurrency=args.batch, sink=sink)
+    if args.format == "text":
+        results = await run_prompts(completer, prompts, template, concurrency=args.batch, sink=text_sink)
+    else:
+        with PromptProgress(len(prompts)) as progress:
+            sink = JsonSink(progress)
+            results = await run_prompts(completer, prompts, template, concurrency=args.batch, sink=sink)
     if args.profile:
         _write_profile(args.role, results)
     return int(any(result.error is not None for result in results))

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from inference.cli.progress import PromptProgress
 from inference.cli.results import Result
 from inference.tokenizer import Tokenizer
 from inference.workers.completion import Delta
@@ -70,21 +73,26 @@ class TokenSink(TextSink):
 class JsonSink:
     """One object per prompt, one line each, and nothing else on stdout."""
 
+    def __init__(self, progress: PromptProgress) -> None:
+        self._progress = progress
+
     def begin(self, result: Result) -> None:
         pass
 
     def show(self, result: Result, delta: Delta) -> None:
-        pass
+        self._progress.came(len(delta.token_ids))
 
     def end(self, result: Result) -> None:
         print(json.dumps(result.to_json(), ensure_ascii=False), flush=True)
+        self._progress.done(result)
 
 
 def print_summary(results: Sequence[Result]) -> None:
-    """A table of figures per prompt, on stderr."""
-    table = Table(title="profile", title_justify="left")
-    for name in ("prompt", "tokens", "tokens/s", "TTFT ms", "TPOT ms", "acceptance", "tokens/pass", "bytes/token"):
-        table.add_column(name, justify="left" if name == "prompt" else "right", no_wrap=True, max_width=28)
+    """A table of figures per prompt, on stderr; as narrow as the narrowest usual terminal."""
+    table = Table(title="profile", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("prompt", no_wrap=True, max_width=16)
+    for name in ("tokens", "tok/s", "TTFT ms", "TPOT ms", "accepted", "tok/pass", "B/tok"):
+        table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(*_summary_row(result))
     Console(stderr=True).print(table)
@@ -93,7 +101,7 @@ def print_summary(results: Sequence[Result]) -> None:
 def _summary_row(result: Result) -> list[str]:
     stats = result.stats
     return [
-        result.prompt,
+        escape(result.prompt),
         str(stats.num_output_tokens),
         f"{stats.tokens_per_s:.1f}",
         f"{stats.ttft_s * 1e3:.1f}",

@@ -1,8 +1,8 @@
 """What theory allows, from measured parts: the draft's step, the target's pass, the acceptance, the round trip.
 
-Synchronous rounds (Leviathan, Kalman, Matias, arXiv 2211.17192): a round drafts gamma tokens, verifies them in one pass,
-and gives (1 - alpha^(gamma+1)) / (1 - alpha) tokens if every draft token is accepted with probability alpha, given that
-all before it were. What a round costs depends on the topology:
+Synchronous rounds (Leviathan, Kalman, Matias, arXiv 2211.17192): a round drafts gamma tokens, verifies them in one
+pass, and gives (1 - alpha^(gamma+1)) / (1 - alpha) tokens if every draft token is accepted with probability alpha,
+given that all before it were. What a round costs depends on the topology:
 
     target        pass(1)                                        gives one token
     fused         gamma * step + pass(gamma + 1)
@@ -56,7 +56,7 @@ def round_s(costs: Costs, gamma: int, *, rtt_s: float = 0.0) -> float:
 
 
 def tokens_per_s(num_tokens: float, *, per_round: float, round_time_s: float, first_s: float) -> float:
-    """Rate of a request of `num_tokens` output tokens whose rounds take `round_time_s`; `first_s` passes before them."""
+    """Rate of a request of `num_tokens` output tokens in rounds of `round_time_s`; `first_s` passes before them."""
     return num_tokens / (first_s + num_tokens / per_round * round_time_s)
 
 

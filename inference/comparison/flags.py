@@ -20,7 +20,7 @@ from inference.comparison.config import (
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
 
 BUNDLED_PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / "open_ended.txt")
-NUM_BUNDLED_PROMPTS = 4
+NUM_BUNDLED_PROMPTS = 3
 """Of each kind, so that a run without arguments ends within four minutes on two cores."""
 
 ValueT = TypeVar("ValueT")
@@ -76,8 +76,15 @@ def _list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, 
     def parse(text: str) -> tuple[ValueT, ...]:
         return tuple(convert(part.strip()) for part in text.split(",") if part.strip())
 
-    parse.__name__ = f"list of {convert.__name__}"  # argparse's message names it
+    parse.__name__ = f"list of {convert.__name__}"  # for the message of argparse
     return parse
+
+
+def _topology(text: str) -> Topology:
+    names = [topology.value for topology in Topology]
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"topology {text} is none of {', '.join(names)}")
+    return Topology(text)
 
 
 def _positive(text: str) -> int:
@@ -104,7 +111,7 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is compared")
     names = ",".join(topology.value for topology in Topology)
     group.add_argument(
-        "--topologies", type=_list_of(Topology), default=names, metavar="LIST", help=f"some of {names} (all)"
+        "--topologies", type=_list_of(_topology), default=names, metavar="LIST", help=f"some of {names} (all)"
     )
     text = "target model directory (%(default)s)"
     group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)

@@ -38,7 +38,7 @@ class LinkConditions:
 class DelayProxy:
     """Accepts on a free port of loopback and passes everything on to HOST:PORT; conditions may change at any time."""
 
-    def __init__(self, host: str, port: int, conditions: LinkConditions = LinkConditions()) -> None:  # noqa: B008 - frozen
+    def __init__(self, host: str, port: int, conditions: LinkConditions = LinkConditions()) -> None:
         self.conditions = conditions
         self._upstream = (host, port)
         self._server: asyncio.Server | None = None
@@ -243,7 +243,7 @@ async def delay_proxy(
     port: int,
     conditions: LinkConditions = LinkConditions(),
     *,
-    host: str = "127.0.0.1",  # noqa: B008 - frozen
+    host: str = "127.0.0.1",
 ) -> AsyncGenerator[DelayProxy, None]:
     """A proxy in front of HOST:PORT until the block is left."""
     proxy = DelayProxy(host, port, conditions)

@@ -45,7 +45,8 @@ class ServerWatch:
         """
         task = asyncio.create_task(work)
         try:
-            await asyncio.wait({task, self._died}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {task, self._died}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and isinstance(task.exception(), SpecDecError):
                 await asyncio.wait({self._died}, timeout=GRACE_S)
             if self._died.done():

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from inference.cli.launch import ServerProcess
 from inference.tokenizer import Tokenizer
-from inference.types import MAX_SEED, FinishReason, SamplingParams
+from inference.types import MAX_SEED, FinishReason, SamplingParams, Schedule
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.integration.prompts import PROMPTS
@@ -70,6 +70,7 @@ def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]
                 ignore_eos=rng.random() < 0.5,
                 stop_token_ids=frozenset(rng.sample(range(2, 288), rng.choice([0, 0, 20]))),
                 gamma=rng.choice([None, 0, 1, 3, 4, 7, 8, 20]),
+                schedule=rng.choice([None, Schedule.SYNC, Schedule.ASYNC]),
             )
         )
     return requests
@@ -108,6 +109,20 @@ async def test_greedy_equals_transformers_with_1_session(
     requests = [replace(request, gamma=1 + number % 8) for number, request in enumerate(greedy_requests())]
     completions = await complete_all(topologies[helper], requests, concurrency=1)
     assert [completion.token_ids for completion in completions] == greedy_tokens
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_running_ahead_equals_transformers(
+    topologies: Topologies, greedy_tokens: list[list[int]], concurrency: int
+) -> None:
+    """The draft does not wait, and the target goes on without it: what is verified together is left to chance."""
+    requests = [
+        replace(request, schedule=Schedule.ASYNC, gamma=1 + number % 8)
+        for number, request in enumerate(greedy_requests())
+    ]
+    completions = await complete_all(topologies["related"], requests, concurrency=concurrency)
+    assert [completion.token_ids for completion in completions] == greedy_tokens
+    assert sum(completion.num_accepted_tokens for completion in completions) > 0
 
 
 @pytest.mark.parametrize("helper", HELPERS)

@@ -1,0 +1,118 @@
+"""From arguments to an exit code: start servers, walk the grid, write the report, leave no process behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from inference.comparison.agreement import check_agreement
+from inference.comparison.config import ComparisonConfig
+from inference.comparison.findings import Findings, find
+from inference.comparison.flags import parse_config
+from inference.comparison.grid import Sample, walk
+from inference.comparison.load import require_locust
+from inference.comparison.measurement import WARM_UP, measure
+from inference.comparison.progress import Progress
+from inference.comparison.proxy import precise_event_loop
+from inference.comparison.report import prepare_directory, write_report
+from inference.comparison.summary import Summarizer
+from inference.comparison.table import print_tables
+from inference.comparison.topologies import deployment
+from inference.errors import ConfigError, SpecDecError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+LOG_WIDTH = 120
+"""Characters of a line where stderr is no terminal."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the comparison.
+
+    Returns:
+        0; 1: a server failed, or topologies returned different tokens; 2: wrong flags or files; 128 + n: signal n.
+    """
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
+    try:
+        config = parse_config(arguments)
+        if config.workload.max_concurrency > 1:
+            require_locust()
+        prepare_directory(config.output)
+        findings = _run(_compare(config, console))
+    except ConfigError as exc:
+        return _fail(exc, EXIT_USAGE)
+    except SpecDecError as exc:
+        return _fail(exc, EXIT_FAILED)
+    except _InterruptedError as exc:
+        return _fail(exc, 128 + exc.number)
+    return _report(findings, console)
+
+
+class _InterruptedError(Exception):
+    """Ctrl-C or SIGTERM; every process has been stopped."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"stopped by {number.name}; no report was written")
+        self.number = number
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+def _run(comparison: Coroutine[Any, Any, Findings]) -> Findings:
+    with asyncio.Runner(loop_factory=precise_event_loop) as runner:
+        return runner.run(_until_signal(comparison))
+
+
+async def _until_signal(comparison: Coroutine[Any, Any, Findings]) -> Findings:
+    """Cancel the comparison on the first signal; its servers are stopped on the way out."""
+    task = asyncio.create_task(comparison)
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) == 1:  # a second one must not disturb the stopping
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except (asyncio.CancelledError, SpecDecError) as exc:
+        if received:  # the servers got Ctrl-C too, and may have ended first
+            raise _InterruptedError(received[0]) from exc
+        raise
+
+
+async def _compare(config: ComparisonConfig, console: Console) -> Findings:
+    started = time.monotonic()
+    with Progress(console, sum(1 for _ in walk(config))) as progress:
+        progress.phase(f"starting servers: {'; '.join(map(str, config.machines))}")
+        async with deployment(config) as servers:
+            samples = await servers.guard(measure(config, servers, progress))
+            progress.phase("stopping servers")
+    return _findings(config, samples, time.monotonic() - started)
+
+
+def _findings(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float) -> Findings:
+    measured = [sample for sample in samples if sample.repeat != WARM_UP]
+    return find(config, Summarizer(config, measured), check_agreement(samples), duration_s)
+
+
+def _report(findings: Findings, console: Console) -> int:
+    results = write_report(findings, findings.config.output)
+    print_tables(console, findings)
+    for difference in findings.agreement.differences:
+        print(f"error: {difference}", file=sys.stderr)
+    print(f"report: {findings.config.output / 'report.html'}", file=sys.stderr)
+    print(json.dumps(results, separators=(",", ":")), flush=True)
+    return 0 if findings.agreement.holds else EXIT_FAILED

@@ -1,0 +1,420 @@
+"""The Verify stream as docs/protocol.md and the .proto describe it, spoken by a client that knows nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.cli.launch import ServerProcess
+from tests.integration.raw import RawSession, after, below, failure, positions, proposing, raw_session
+
+pytestmark = pytest.mark.slow
+
+PROMPT = (2, 3, 5, 8, 13, 21)
+NUM_PROMPT = len(PROMPT)
+VOCAB_SIZE = 288
+MAX_LENGTH = 128
+SEED = 11
+
+
+@pytest.fixture
+async def card(target: ServerProcess) -> pb.GetModelResponse:
+    return await get_model(target.address)
+
+
+async def get_model(address: str) -> pb.GetModelResponse:
+    async with open_channel(address) as channel:
+        card: pb.GetModelResponse = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=10)
+        return card
+
+
+def opening(card: pb.GetModelResponse, **fields: Any) -> pb.Open:
+    """A valid Open, but for `fields`."""
+    defaults: dict[str, Any] = {
+        "protocol_version": 1,
+        "tokenizer_fingerprint": card.tokenizer_fingerprint,
+        "vocab_size": card.vocab_size,
+        "prompt_token_ids": PROMPT,
+        "sampling": pb.SamplingParams(temperature=1.0, seed=SEED),
+        "max_new_tokens": 12,
+    }
+    return pb.Open(**{**defaults, **fields})
+
+
+@pytest.fixture
+async def answer(target: ServerProcess) -> list[int]:
+    """What the target alone makes of PROMPT: 24 tokens."""
+    request = pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=PROMPT),
+        sampling=pb.SamplingParams(temperature=1.0, seed=SEED),
+        max_new_tokens=24,
+        ignore_eos=True,
+    )
+    async with open_channel(target.address) as channel:
+        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+        return [token_id async for message in stream for token_id in message.delta.token_ids]
+
+
+def wrong(token_id: int) -> int:
+    """Any other token."""
+    return token_id % (VOCAB_SIZE - 1) + 1
+
+
+async def test_get_model(card: pb.GetModelResponse) -> None:
+    assert (card.name, card.topology) == ("target", "target")
+    assert (card.max_length, card.vocab_size) == (MAX_LENGTH, VOCAB_SIZE)
+    assert len(card.tokenizer_fingerprint) == 16
+
+
+async def test_opened_says_the_limits(target: ServerProcess, card: pb.GetModelResponse) -> None:
+    async with raw_session(target.address) as session:
+        opened = await session.open(opening(card))
+        assert opened.session_id
+        assert opened.max_length == MAX_LENGTH
+        assert opened.max_tree_tokens == 256
+
+
+async def test_empty_proposals_ask_for_one_token_each(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    async with raw_session(target.address) as session:
+        await session.open(opening(card, max_new_tokens=3))
+        for _ in range(3):
+            await session.propose()
+            commit = await session.commit()
+            assert (len(commit.token_ids), commit.num_draft_tokens) == (1, 0)
+        assert session.token_ids == answer[:3]
+        assert positions(session.commits) == [NUM_PROMPT, NUM_PROMPT + 1, NUM_PROMPT + 2]
+        reasons = [commit.finish_reason for commit in session.commits]
+        assert reasons == [pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_LENGTH]
+        with pytest.raises(EOFError):
+            await session.read()
+        assert (await session.status())[0] is grpc.StatusCode.OK
+
+
+async def test_accepts_while_equal(target: ServerProcess, card: pb.GetModelResponse, answer: list[int]) -> None:
+    async with raw_session(target.address) as session:
+        await session.open(opening(card))
+        await session.propose(after(NUM_PROMPT, *answer[:2], wrong(answer[2]), answer[3]))
+        commit = await session.commit()
+        assert list(commit.token_ids) == answer[:3]
+        assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (4, 2)
+        assert commit.timings.compute_us > 0
+
+
+async def test_several_proposals_in_flight(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    """The chain comes in pieces, none of which waits for a commit; the tokens are committed once each, in order."""
+    async with raw_session(target.address) as session:
+        await session.call.write(pb.VerifyRequest(open=opening(card)))
+        await session.propose(after(NUM_PROMPT, answer[0]))
+        for node, token_id in enumerate(answer[1:11]):
+            await session.propose(below(node, token_id))
+        assert (await session.read()).WhichOneof("message") == "opened"
+        while len(session.token_ids) < 11:
+            await session.commit()
+        assert session.token_ids == answer[: len(session.token_ids)]
+        starts = positions(session.commits)
+        lengths = [len(commit.token_ids) for commit in session.commits]
+        assert starts == [NUM_PROMPT + sum(lengths[:i]) for i in range(len(lengths))]
+
+
+async def test_the_surviving_branch_is_verified_next(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    """The first child is verified; the target's own token then picks the branch that had foreseen it."""
+    async with raw_session(target.address) as session:
+        await session.open(opening(card, max_new_tokens=20))
+        await session.propose(
+            after(NUM_PROMPT, answer[0], wrong(answer[1]), wrong(answer[2])),  # nodes 0, 1, 2
+            below(0, *answer[1:5]),  # nodes 3 .. 6, beside node 1
+            below(6, *answer[5:7]),
+        )
+        first = await session.commit()
+        assert list(first.token_ids) == answer[:2]
+        second = await session.commit()
+        assert list(second.token_ids) == answer[2:8]
+        assert (second.num_draft_tokens, second.num_accepted_tokens) == (5, 5)
+
+
+async def test_late_branches_count_as_far_as_they_agree(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    async with raw_session(target.address) as session:
+        await session.open(opening(card, max_new_tokens=20))
+        await session.propose(after(NUM_PROMPT, *answer[:2]))  # nodes 0, 1; commits three tokens
+        await session.commit()
+        await session.propose(after(NUM_PROMPT, *answer[:6]))  # as if sent before the commit arrived
+        commit = await session.commit()
+        assert list(commit.token_ids) == answer[3:7]
+        assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (3, 3)
+        await session.propose(below(1, *answer[2:10]))  # its parent was committed long ago
+        commit = await session.commit()
+        assert list(commit.token_ids) == answer[7:11]
+        assert commit.num_accepted_tokens == 3
+
+
+async def test_what_has_lost_is_ignored_and_numbers_stay_in_step(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    """A branch that disagrees with what was committed, and one from a dropped node, are no errors."""
+    async with raw_session(target.address) as session:
+        await session.open(opening(card, max_new_tokens=20))
+        await session.propose(after(NUM_PROMPT, wrong(answer[0]), 7, 7))  # nodes 0 .. 2 lose
+        await session.commit()
+        await session.propose(after(NUM_PROMPT, wrong(answer[0]), 9))  # nodes 3, 4: too late
+        await session.propose(below(2, 7, 7, 7))  # nodes 5 .. 7: behind a node that has lost
+        await session.propose(below(6, 7))  # node 8: likewise
+        await session.propose(after(NUM_PROMPT + 1, answer[1]))  # node 9 lives
+        await session.propose(below(9, answer[2], answer[3]))
+        while len(session.token_ids) < 5:
+            await session.commit()
+        assert session.token_ids == answer[: len(session.token_ids)]
+        assert sum(commit.num_accepted_tokens for commit in session.commits) >= 3
+        assert sum(commit.num_draft_tokens for commit in session.commits) == 3 + 3
+
+
+async def test_more_than_the_tree_holds_is_cut_not_refused(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    async with raw_session(target.address) as session:
+        await session.open(opening(card, max_new_tokens=100))
+        await session.propose(after(NUM_PROMPT, *answer, *[5] * (256 - len(answer))))
+        await session.propose(below(255, 6, 6))
+        commit = await session.commit()
+        assert list(commit.token_ids[: len(answer)]) == answer
+
+
+async def test_resumed_session_goes_on_with_the_same_tokens(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    """Tokens depend on position and seed alone: a new stream from what is committed continues the old one."""
+    for num_committed in (1, 7, 23):
+        async with raw_session(target.address) as session:
+            prompt = [*PROMPT, *answer[:num_committed]]
+            left = len(answer) - num_committed
+            await session.open(
+                opening(card, prompt_token_ids=prompt, num_committed_tokens=num_committed, max_new_tokens=left)
+            )
+            while not session.commits or not session.commits[-1].finish_reason:
+                await session.propose()
+                await session.commit()
+            assert session.token_ids == answer[num_committed:]
+            assert session.commits[0].position == NUM_PROMPT + num_committed
+
+
+async def test_stop_token_ends_the_stream(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    place = next(i for i in range(2, 10) if answer[i] not in answer[:i])
+    async with raw_session(target.address) as session:
+        await session.open(opening(card, stop_token_ids=[answer[place]]))
+        await session.propose(after(NUM_PROMPT, *answer[:11]))
+        commit = await session.commit()
+        assert list(commit.token_ids) == answer[: place + 1]
+        assert commit.finish_reason == pb.FINISH_REASON_STOP
+        with pytest.raises(EOFError):
+            await session.read()
+
+
+async def test_running_ahead_does_not_wait_for_proposals(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    """A draft that says nothing costs nothing: the target goes on by itself. What comes late is no error."""
+    async with raw_session(target.address) as session:
+        await session.open(opening(card, schedule=pb.SCHEDULE_ASYNC, max_new_tokens=24))
+        await session.propose(after(NUM_PROMPT, answer[0], wrong(answer[1])))
+        while not session.commits or not session.commits[-1].finish_reason:
+            await session.commit()
+        assert session.token_ids == answer
+
+
+REFUSED_OPENS = {
+    "another protocol version": ({"protocol_version": 2}, "FAILED_PRECONDITION", ["version 2", "1"]),
+    "no protocol version": ({"protocol_version": 0}, "FAILED_PRECONDITION", ["version 0"]),
+    "another tokenizer": ({"tokenizer_fingerprint": "0123456789abcdef"}, "FAILED_PRECONDITION", ["0123456789abcdef"]),
+    "another vocabulary size": ({"vocab_size": 300}, "FAILED_PRECONDITION", ["300", "288"]),
+    "no prompt": ({"prompt_token_ids": []}, "INVALID_ARGUMENT", ["prompt has no token"]),
+    "a prompt as long as the context": (
+        {"prompt_token_ids": [2] * MAX_LENGTH},
+        "INVALID_ARGUMENT",
+        [str(MAX_LENGTH), str(MAX_LENGTH - 1)],
+    ),
+    "a prompt outside the vocabulary": ({"prompt_token_ids": [2, 288]}, "INVALID_ARGUMENT", ["288"]),
+    "all of the prompt committed": ({"num_committed_tokens": NUM_PROMPT}, "INVALID_ARGUMENT", [str(NUM_PROMPT)]),
+    "no room for output": ({"max_new_tokens": 0}, "INVALID_ARGUMENT", ["max_new_tokens 0"]),
+    "no seed": ({"sampling": pb.SamplingParams(temperature=1.0)}, "INVALID_ARGUMENT", ["seed"]),
+    "no sampling at all": ({"sampling": None}, "INVALID_ARGUMENT", ["seed"]),
+    "temperature below 0": (
+        {"sampling": pb.SamplingParams(temperature=-1, seed=1)},
+        "INVALID_ARGUMENT",
+        ["temperature -1"],
+    ),
+    "temperature not a number": (
+        {"sampling": pb.SamplingParams(temperature=float("nan"), seed=1)},
+        "INVALID_ARGUMENT",
+        ["temperature nan"],
+    ),
+    "temperature infinite": (
+        {"sampling": pb.SamplingParams(temperature=float("inf"), seed=1)},
+        "INVALID_ARGUMENT",
+        ["temperature inf"],
+    ),
+    "top_p 0": ({"sampling": pb.SamplingParams(top_p=0, seed=1)}, "INVALID_ARGUMENT", ["top_p 0"]),
+    "min_p above 1": ({"sampling": pb.SamplingParams(min_p=1.5, seed=1)}, "INVALID_ARGUMENT", ["min_p 1.5", "1]"]),
+    "unknown schedule": ({"schedule": 9}, "INVALID_ARGUMENT", ["schedule 9"]),
+}
+
+
+@pytest.mark.parametrize(("fields", "code", "parts"), REFUSED_OPENS.values(), ids=REFUSED_OPENS)
+async def test_refused_open(
+    target: ServerProcess, card: pb.GetModelResponse, fields: dict[str, Any], code: str, parts: list[str]
+) -> None:
+    """One clear status that names the value and the limit."""
+    status, message = await failure(target.address, pb.VerifyRequest(open=opening(card, **fields)))
+    assert status.name == code
+    assert all(part in message for part in parts), message
+    assert "\n" not in message
+
+
+async def test_mismatch_names_both_sides(target: ServerProcess, card: pb.GetModelResponse) -> None:
+    message = (await failure(target.address, pb.VerifyRequest(open=opening(card, tokenizer_fingerprint="ffff"))))[1]
+    assert "ffff" in message
+    assert card.tokenizer_fingerprint in message
+
+
+REFUSED_PROPOSALS = {
+    "a node that was never proposed": ([below(0, 5)], ["node 0", "0 nodes"]),
+    "a node of a later branch": ([after(NUM_PROMPT, 5), below(1, 5), below(3, 5)], ["node 3", "2 nodes"]),
+    "a prefix longer than the sequence": ([after(NUM_PROMPT + 1, 5)], [str(NUM_PROMPT + 1), str(NUM_PROMPT)]),
+    "a token outside the vocabulary": ([after(NUM_PROMPT, 5, VOCAB_SIZE)], ["288"]),
+    "a branch longer than the tree": ([after(NUM_PROMPT, *[5] * 257)], ["257", "256"]),
+    "a branch without a parent": ([pb.Branch(token_ids=[5])], ["no parent"]),
+    "a branch without a token": ([after(NUM_PROMPT)], ["no token"]),
+}
+
+
+@pytest.mark.parametrize(("branches", "parts"), REFUSED_PROPOSALS.values(), ids=REFUSED_PROPOSALS)
+async def test_refused_proposal(
+    target: ServerProcess, card: pb.GetModelResponse, branches: list[pb.Branch], parts: list[str]
+) -> None:
+    status, message = await failure(target.address, pb.VerifyRequest(open=opening(card)), proposing(*branches))
+    assert status is grpc.StatusCode.INVALID_ARGUMENT
+    assert all(part in message for part in parts), message
+
+
+async def test_messages_out_of_order(target: ServerProcess, card: pb.GetModelResponse) -> None:
+    first = pb.VerifyRequest(open=opening(card))
+    for messages in ([proposing()], [pb.VerifyRequest()], [first, first], [first, pb.VerifyRequest()]):
+        status, _ = await failure(target.address, *messages)
+        assert status is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_closing_without_a_word(target: ServerProcess, card: pb.GetModelResponse) -> None:
+    """A client that closes its side before, or in the middle, is told so; the session ends at once."""
+    for messages in ([], [pb.VerifyRequest(open=opening(card))]):
+        async with raw_session(target.address) as session:
+            for message in messages:
+                await session.call.write(message)
+            await session.call.done_writing()
+            assert (await session.status())[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_bad_session_does_not_disturb_others(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    async with raw_session(target.address) as good:
+        await good.open(opening(card))
+        await good.propose(after(NUM_PROMPT, *answer[:3]))
+        await asyncio.gather(
+            *(failure(target.address, pb.VerifyRequest(open=opening(card)), proposing(below(7, 1))) for _ in range(4))
+        )
+        await good.commit()
+        await good.propose()
+        await good.commit()
+        assert good.token_ids == answer[:5]
+
+
+async def test_sixteen_sessions_share_eight_slots(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    """More sessions than slots: the later ones wait for their turn, none mixes with another."""
+
+    async def run(number: int) -> list[int]:
+        async with raw_session(target.address) as session:
+            await session.call.write(pb.VerifyRequest(open=opening(card, max_new_tokens=12)))
+            return await _play(session, answer, lead=number % 4)
+
+    outputs = await asyncio.gather(*(run(number) for number in range(16)))
+    assert outputs == [answer[:12]] * 16
+
+
+async def _play(session: RawSession, answer: list[int], *, lead: int) -> list[int]:
+    """Propose `lead` right tokens and a wrong one per round."""
+    assert (await session.read()).WhichOneof("message") == "opened"
+    while not session.commits or not session.commits[-1].finish_reason:
+        done = len(session.token_ids)
+        await session.propose(after(NUM_PROMPT + done, *answer[done : done + lead], wrong(answer[done + lead])))
+        await session.commit()
+    return session.token_ids
+
+
+GENERATE_REFUSED = {
+    "no prompt": (pb.GenerateRequest(), ["no prompt"]),
+    "empty token ids": (pb.GenerateRequest(token_ids=pb.TokenIds()), ["empty"]),
+    "empty text": (pb.GenerateRequest(text=""), ["empty"]),
+    "prompt too long": (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[3] * 500)), ["500", "127"]),
+    "token outside the vocabulary": (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[999])), ["999", "288"]),
+    "max_new_tokens 0": (pb.GenerateRequest(text="a", max_new_tokens=0), ["max_new_tokens 0"]),
+    "temperature": (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=101)), ["101", "100"]),
+    "gamma": (pb.GenerateRequest(text="a", gamma=1000), ["gamma 1000", "64"]),
+    "schedule": (pb.GenerateRequest(text="a", schedule=7), ["schedule 7"]),
+}
+
+
+@pytest.mark.parametrize("helper", ["target", "related"])
+@pytest.mark.parametrize(("request_message", "parts"), GENERATE_REFUSED.values(), ids=GENERATE_REFUSED)
+async def test_refused_generate(
+    target: ServerProcess,
+    topologies: dict[str, ServerProcess],
+    request_message: pb.GenerateRequest,
+    parts: list[str],
+    helper: str,
+) -> None:
+    """The public service refuses alike whether the target serves it or a draft worker."""
+    address = (topologies | {"target": target})[helper].address
+    async with open_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in rpc.GenerationServiceStub(channel).Generate(request_message, timeout=30):
+                pass
+    message = caught.value.details() or ""
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert all(part in message for part in parts), message
+
+
+async def test_generate_stream_is_started_deltas_finished(topologies: dict[str, ServerProcess]) -> None:
+    for server in topologies.values():
+        async with open_channel(server.address) as channel:
+            request = pb.GenerateRequest(text="the wind", max_new_tokens=9, ignore_eos=True)
+            stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+            kinds = [message.WhichOneof("event") async for message in stream]
+        assert (kinds[0], kinds[-1]) == ("started", "finished")
+        assert set(kinds[1:-1]) == {"delta"}
+
+
+async def test_default_of_max_new_tokens(target: ServerProcess) -> None:
+    """128 by default, which the tiny context cuts."""
+    async with open_channel(target.address) as channel:
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), ignore_eos=True)
+        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+        token_ids = [token_id async for message in stream for token_id in message.delta.token_ids]
+    assert len(token_ids) == MAX_LENGTH - NUM_PROMPT
+
+
