@@ -1,0 +1,139 @@
+"""Run-ahead over a network that delays, jitters, breaks and falls silent: the tokens stay the target's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from grpc_comm.channel import open_channel
+from inference.cli.launch import ServerProcess
+from inference.comparison.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.errors import UnavailableError
+from inference.types import SamplingParams, Schedule
+from inference.workers.client import RemoteCompleter
+from inference.workers.completion import CompletionRequest, Delta
+from tests.conftest import ModelDirectories
+from tests.servers import complete, complete_all, draft_server, target_server, with_gamma
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+RECONNECT_TIMEOUT_S = 3
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def far_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
+    async with target_server(models.endless) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
+    async with delay_proxy(far_target.port) as proxy:
+        yield proxy
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker(
+    models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
+) -> AsyncGenerator[ServerProcess, None]:
+    """A draft worker whose drafts are partly accepted, behind the link."""
+    flags = ("--schedule", "async", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
+    async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def _healthy(link: DelayProxy) -> None:
+    link.restore()
+    link.conditions = LinkConditions()
+
+
+def some_requests(num_tokens: int = 40) -> list[CompletionRequest]:
+    """Greedy and sampled ones, of several lengths."""
+    settings = [SamplingParams(), SamplingParams(temperature=0.7), SamplingParams(temperature=1.0, top_p=0.9)]
+    return [
+        CompletionRequest(f"and the {i} wind", sampling, seed=i, max_new_tokens=num_tokens + i)
+        for i, sampling in enumerate(settings * 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    "conditions", [LinkConditions(), LinkConditions(rtt_s=0.04, jitter_s=0.02)], ids=["near", "far"]
+)
+@pytest.mark.parametrize("gamma", [0, 1, 4])
+async def test_tokens_are_the_targets(
+    far_target: ServerProcess, worker: ServerProcess, link: DelayProxy, conditions: LinkConditions, gamma: int
+) -> None:
+    link.conditions = conditions
+    requests = some_requests()
+    alone = await complete_all(far_target, requests)
+    helped = await complete_all(worker, with_gamma(requests, gamma))
+    assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+    assert [h.text for h in helped] == [a.text for a in alone]
+    if gamma == 0:
+        assert all(h.num_draft_tokens == 0 for h in helped)
+
+
+async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worker: ServerProcess) -> None:
+    requests = some_requests()
+    mixed = [
+        replace(request, schedule=schedule)
+        for request, schedule in zip(requests, [Schedule.SYNC, Schedule.ASYNC, None] * 2, strict=True)
+    ]
+    alone = await complete_all(far_target, requests)
+    assert [h.token_ids for h in await complete_all(worker, mixed)] == [a.token_ids for a in alone]
+
+
+async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
+    """With rounds, every commit would cost a round trip: 40 tokens at gamma 1 at least 20 of them, 6 s."""
+    link.conditions = LinkConditions(rtt_s=0.3)
+    async with asyncio.timeout(5):
+        completion = await complete(worker, replace(some_requests()[0], gamma=1))
+    assert len(completion.token_ids) == 40
+
+
+async def complete_and_cut(
+    worker: ServerProcess, request: CompletionRequest, link: DelayProxy, at: set[int]
+) -> list[int]:
+    """Tokens of a request whose link is cut for a moment whenever it has given one of `at` tokens or more."""
+    token_ids: list[int] = []
+    due = sorted(at)
+    async with open_channel(worker.address) as channel:
+        async for event in RemoteCompleter(channel, worker.address, deadline_s=60.0).complete(request):
+            if isinstance(event, Delta):
+                token_ids += event.token_ids
+            if due and len(token_ids) >= due[0]:
+                due.pop(0)
+                link.cut()
+                asyncio.get_running_loop().call_later(0.3, link.restore)
+    assert not due, "the request ended before it was cut"
+    return token_ids
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+async def test_a_cut_link_is_dialled_again_and_the_tokens_do_not_change(
+    far_target: ServerProcess, worker: ServerProcess, link: DelayProxy, schedule: Schedule
+) -> None:
+    link.conditions = LinkConditions(rtt_s=0.01)  # so that the target is not done when the first commits come
+    request = replace(some_requests()[1], max_new_tokens=300, ignore_eos=True, schedule=schedule)
+    alone = await complete(far_target, request)
+    assert await complete_and_cut(worker, request, link, at={20, 100}) == alone.token_ids
+
+
+async def test_a_link_that_stays_cut_is_unavailable(worker: ServerProcess, link: DelayProxy) -> None:
+    link.cut()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(complete(worker, some_requests()[0]), timeout=RECONNECT_TIMEOUT_S + 10)
+
+
+async def test_a_worker_that_was_cut_off_serves_on(
+    far_target: ServerProcess, worker: ServerProcess, link: DelayProxy
+) -> None:
+    """Runs after the cuts above: nothing is stuck, no slot is lost."""
+    requests = some_requests()
+    alone = await complete_all(far_target, requests)
+    assert [h.token_ids for h in await complete_all(worker, requests)] == [a.token_ids for a in alone]
