@@ -6,7 +6,8 @@ Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978):
 
     token = argmax over v of ( processed_logits[v] + G(seed, t, v) )      temperature 0: argmax of the logits
 
-Processing is Transformers' and in its order: temperature, top_k, top_p, min_p.
+Processing is Transformers' and in its order: bias and penalties (inference.penalties), temperature, top_k, top_p, min_p.
+Bias and penalties count for the greedy choice too; the rest does not.
 
 Everything here works alike on numpy arrays and torch tensors and gives the same bits on both: the hash is 64-bit
 integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only, because the
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 
 import array_api_compat
 
+from inference.penalties import NONE_BEFORE, TokensBefore, adjust_logits, adjusts
 from inference.types import Array, SamplingParams
 
 _MASK_64 = (1 << 64) - 1
@@ -140,17 +142,25 @@ def _column(like: Array, values: Sequence[float]) -> Array:
     return xp.asarray(values, dtype=xp.float64, device=array_api_compat.device(like))[:, None]
 
 
-def choose_tokens(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+def choose_tokens(
+    logits: Array,
+    sampling: Sequence[SamplingParams],
+    positions: Sequence[int],
+    before: Sequence[TokensBefore] | None = None,
+) -> list[int]:
     """Choose one token per row.
 
     Args:
         logits: float [num_rows, vocab_size].
         sampling: one per row.
         positions: absolute position of the token that each row chooses.
+        before: the tokens before each row; needed if any row penalizes.
 
     Returns:
         num_rows token ids. Ties go to the lowest id.
     """
+    if adjusts(sampling):
+        logits = _adjusted(logits, sampling, before)
     sampled = [row for row, params in enumerate(sampling) if not params.greedy]
     if not sampled:
         return _argmax(logits)
@@ -164,6 +174,14 @@ def choose_tokens(logits: Array, sampling: Sequence[SamplingParams], positions: 
     ):
         chosen[row] = token_id
     return chosen
+
+
+def _adjusted(logits: Array, sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> Array:
+    if before is None:
+        if any(params.penalizes for params in sampling):
+            raise ValueError("penalties look back: choose_tokens needs the tokens before each row")
+        before = [NONE_BEFORE] * len(sampling)
+    return adjust_logits(logits, sampling, before)
 
 
 def _argmax(scores: Array) -> list[int]:

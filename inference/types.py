@@ -18,6 +18,10 @@ Array: TypeAlias = Any
 
 MAX_SEED = 2**64 - 1
 MAX_GAMMA = 64
+MAX_LOGPROBS = 20
+"""Best tokens of a position whose log-probabilities can be asked for."""
+MAX_LOGIT_BIASES = 1024
+"""Tokens of one request that can be given a bias."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -27,7 +31,9 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one token is chosen from one row of logits. Temperature 0 is greedy and ignores everything else.
+    """How one token is chosen from one row of logits.
+
+    Bias and penalties change the logits of every choice. Temperature 0 is greedy and ignores what comes after them.
 
     Attributes:
         temperature: >= 0; logits are divided by it.
@@ -35,6 +41,10 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches top_p; in (0, 1], 1 keeps all.
         min_p: keep tokens with at least min_p times the largest probability; in [0, 1], 0 keeps all.
         seed: 64-bit key of the noise.
+        repetition_penalty: in (0, 100]; divides positive logits of tokens in prompt or output, multiplies others; 1 none.
+        presence_penalty: in [-2, 2]; subtracted once from tokens in the output.
+        frequency_penalty: in [-2, 2]; subtracted from tokens in the output as often as they occur there.
+        logit_bias: (token id, bias in [-100, 100]) pairs, added to the logits; every token once.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -45,6 +55,10 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         _require(0.0 <= self.temperature <= 100.0, f"temperature {self.temperature} is outside 0..100")
@@ -52,10 +66,31 @@ class SamplingParams:
         _require(0.0 < self.top_p <= 1.0, f"top_p {self.top_p} is outside (0, 1]")
         _require(0.0 <= self.min_p <= 1.0, f"min_p {self.min_p} is outside [0, 1]")
         _require(0 <= self.seed <= MAX_SEED, f"seed {self.seed} is outside 0..{MAX_SEED}")
+        penalty = self.repetition_penalty
+        _require(0.0 < penalty <= 100.0, f"repetition_penalty {penalty} is outside (0, 100]")
+        _require(-2.0 <= self.presence_penalty <= 2.0, f"presence_penalty {self.presence_penalty} is outside [-2, 2]")
+        _require(
+            -2.0 <= self.frequency_penalty <= 2.0, f"frequency_penalty {self.frequency_penalty} is outside [-2, 2]"
+        )
+        if self.logit_bias:
+            self._check_logit_bias()
+
+    def _check_logit_bias(self) -> None:
+        num_biases = len(self.logit_bias)
+        _require(num_biases <= MAX_LOGIT_BIASES, f"logit_bias has {num_biases} tokens, the limit is {MAX_LOGIT_BIASES}")
+        _require(len(dict(self.logit_bias)) == num_biases, "logit_bias names a token twice")
+        for token_id, bias in self.logit_bias:
+            _require(token_id >= 0, f"logit_bias names token {token_id}, which is below 0")
+            _require(-100.0 <= bias <= 100.0, f"logit_bias {bias} of token {token_id} is outside [-100, 100]")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the choice depends on the tokens before it beyond the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 class FinishReason(enum.Enum):
@@ -83,6 +118,7 @@ class GenerationRequest:
         gamma: speculation length asked for by the client; None leaves it to the server, 0 switches speculation off.
         schedule: None leaves it to the server.
         num_committed_tokens: how many of the prompt's last tokens are output of an earlier stream (resume).
+        logprobs: with each token its log-probability, and those of so many best ones; None asks for none.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -95,6 +131,7 @@ class GenerationRequest:
     gamma: int | None = None
     schedule: Schedule | None = None
     num_committed_tokens: int = 0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         num_prompt_tokens = len(self.prompt_token_ids)
@@ -105,6 +142,38 @@ class GenerationRequest:
             0 <= self.num_committed_tokens < num_prompt_tokens,
             f"num_committed_tokens {self.num_committed_tokens} is not below the prompt's {num_prompt_tokens} tokens",
         )
+        _require(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            f"logprobs {self.logprobs} is outside 0..{MAX_LOGPROBS}",
+        )
+
+    @property
+    def output_start(self) -> int:
+        """Position of the first output token, which a resume does not move."""
+        return len(self.prompt_token_ids) - self.num_committed_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token and its log-probability.
+
+    Attributes:
+        logprob: natural logarithm of its probability under the model's raw logits: before bias, penalties, temperature
+            and truncation.
+        text: the token's bytes; empty until someone with a tokenizer fills them in.
+    """
+
+    token_id: int
+    logprob: float
+    text: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The chosen token of one position, and the best ones there, best first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +207,7 @@ class Commit:
         num_accepted_tokens: how many of those were accepted.
         timings: of the pass and the round that led to it.
         finish_reason: set on the last commit of a sequence.
+        logprobs: one per token, if the request asked for them.
     """
 
     position: int
@@ -146,6 +216,7 @@ class Commit:
     num_accepted_tokens: int = 0
     timings: Timings = Timings()
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Generator(Protocol):
@@ -222,6 +293,8 @@ class Turn:
         proposal: draft tokens to verify behind them; empty for plain decoding.
         gamma: draft tokens that a decoder with a draft of its own may add where the proposal is empty.
         chooses: False for a part of a prompt that ends before its last token: nothing is chosen.
+        output_start: position of the sequence's first output token; penalties tell prompt and output apart by it.
+        logprobs: as in `GenerationRequest`.
     """
 
     slot: int
@@ -231,6 +304,8 @@ class Turn:
     proposal: Sequence[int] = ()
     gamma: int = 0
     chooses: bool = True
+    output_start: int = 0
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +317,14 @@ class Verdict:
         num_draft_tokens: draft tokens it verified.
         num_accepted_tokens: how many of them it accepted.
         draft_us: microseconds that the decoder's own draft took.
+        logprobs: one per token, if the turn asked for them.
     """
 
     token_ids: tuple[int, ...]
     num_draft_tokens: int
     num_accepted_tokens: int
     draft_us: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Decoder(Protocol):
@@ -266,12 +343,14 @@ class Draft:
         token_ids: committed tokens followed by those drafted so far.
         sampling: how the target will choose.
         limit: how many tokens are wanted at most, >= 1.
+        output_start: as in `Turn`.
     """
 
     slot: int
     token_ids: Sequence[int]
     sampling: SamplingParams
     limit: int
+    output_start: int = 0
 
 
 class Proposer(Protocol):

@@ -77,7 +77,12 @@ class GenerationUser(User):
         plan = self.environment.load.plan
         self._channel = grpc.insecure_channel(plan["address"], options=CHANNEL_OPTIONS)
         self._stub = rpc.GenerationServiceStub(self._channel)
-        grpc.channel_ready_future(self._channel).result(timeout=CONNECT_TIMEOUT_S)
+        try:
+            # Connect before the clock runs. Not channel_ready_future: it waits on a thread, which gevent never runs.
+            self._stub.GetModel(pb.GetModelRequest(), timeout=CONNECT_TIMEOUT_S, wait_for_ready=True)
+        except grpc.RpcError as exc:
+            self._fail(exc)
+            raise StopUser from exc
 
     def on_stop(self) -> None:
         self._channel.close()
@@ -92,13 +97,18 @@ class GenerationUser(User):
         try:
             record = self._generate(index, prompt)
         except grpc.RpcError as exc:
-            load.errors.append(f"{exc.code().name}: {exc.details()}")
-            self._report(0.0, 0, exc)
-        else:
-            load.records.append(record)
-            self._report(record["rounds"][-1]["arrived_s"], len(record["token_ids"]), None)
+            self._fail(exc)
+            return
+        load.records.append(record)
+        self._report(record["rounds"][-1]["arrived_s"], len(record["token_ids"]), None)
         if load.is_complete:
             self.environment.runner.quit()
+
+    def _fail(self, error: grpc.RpcError) -> None:
+        """One failure ends the load: what is left would not be compared."""
+        self.environment.load.errors.append(f"{error.code().name}: {error.details()}")
+        self._report(0.0, 0, error)
+        self.environment.runner.quit()
 
     def _generate(self, index: int, prompt: str) -> dict[str, Any]:
         """One record, as inference/comparison/record.py reads it."""

@@ -1,4 +1,4 @@
-"""What every backend owes the spans of a pass: checking the caller's side of `Backend.forward`, and which logits to keep.
+"""What every backend does with the spans of a pass: check the caller's side of the contract, find the wanted rows.
 
 Pure; knows no model.
 """

@@ -145,6 +145,12 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--reconnect_timeout_s", type=float, default=30.0, metavar="S", help=text)
 
 
+def add_attach(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pool (instead of prompts)")
+    text = "draft for the sessions of these targets, comma-separated, until stopped"
+    group.add_argument("--attach", metavar="HOST:PORT[,...]", help=text)
+
+
 def add_speculation(parser: argparse.ArgumentParser, *, default: int | None) -> None:
     group = parser.add_argument_group("speculation")
     text = "draft tokens per round, 0 for none " + ("(%(default)s)" if default else "(default: the server's)")

@@ -16,10 +16,10 @@ def read_prompts(prompt: str | None, file: Path) -> list[str]:
     if prompt is not None:
         return [prompt]
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also split at U+2028 and others
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"prompt file {file} cannot be read: {exc}") from exc
-    prompts = [line for line in lines if line.strip()]
+    prompts = [line.removesuffix("\r") for line in lines if line.strip()]
     if not prompts:
         raise ConfigError(f"prompt file {file} has no prompt: one per line is expected")
     return prompts

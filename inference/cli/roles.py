@@ -104,10 +104,15 @@ def _draft_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_prompts(parser)
     flags.add_sampling(parser)
     flags.add_serve(parser)
+    flags.add_attach(parser)
 
 
 async def _draft(args: argparse.Namespace) -> int:
     config = _proposer_config(args, args.model, tokenizer=args.tokenizer, num_threads=1)
+    if args.attach is not None:
+        from inference.cli.serve import assist_targets
+
+        return await assist_targets(args, config)
     if args.serve is None:
         from inference.cli.generate import run_draft
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 from collections.abc import Callable
 from collections.abc import Generator as Iterator
@@ -16,15 +17,18 @@ from grpc_comm.server import PortTakenError, Server, stop_signal
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.cli.generate import connected, draft_config, report_profile
 from inference.config import ModelConfig, ProposerConfig, ServerConfig, check_gamma
+from inference.engine.drafting import DraftEngine
 from inference.engine.engine import Engine
 from inference.errors import ConfigError
 from inference.profile import Profile
 from inference.tokenizer import Tokenizer
 from inference.types import Generator
 from inference.workers import generation, verification
-from inference.workers.assembly import draft_worker, fused_engine, load_proposer, target_engine
+from inference.workers.assembly import draft_worker, fused_engine, load_proposer, running, target_engine
+from inference.workers.assist import assist
 from inference.workers.completion import Completer, LocalCompleter, ProfilingCompleter
 from inference.workers.generation import GenerationServicer, ModelCard
+from inference.workers.pool import DraftPool
 from inference.workers.status import to_status
 from inference.workers.verification import VerificationServicer
 from inference.workers.vocabulary import Vocabulary
@@ -37,13 +41,15 @@ async def serve_target(args: argparse.Namespace, config: ModelConfig, server: Se
     tokenizer = Tokenizer.load(config.path)
     with _profile(args) as profile:
         async with target_engine(config, max_waiting=server.max_waiting) as engine:
+            pool = DraftPool(engine)
             verifier = VerificationServicer(
                 engine,
+                pool,
                 vocabulary=Vocabulary(tokenizer.fingerprint, engine.vocab_size),
                 idle_timeout_s=server.idle_timeout_s,
                 profile=profile,
             )
-            generator = _generation(engine, tokenizer, config.path.name, topology="target", profile=profile)
+            generator = _generation(pool, tokenizer, config.path.name, topology="target", profile=profile)
 
             def register(grpc_server: grpc.aio.Server) -> None:
                 rpc.add_VerificationServiceServicer_to_server(verifier, grpc_server)
@@ -77,6 +83,26 @@ async def serve_draft(args: argparse.Namespace, config: ProposerConfig, server: 
             return await _serve_generation(
                 _generation(worker, tokenizer, name, topology="distributed", profile=profile), server, engine
             )
+
+
+async def assist_targets(args: argparse.Namespace, config: ProposerConfig) -> int:
+    """Draft for the targets that --attach names, until a signal."""
+    proposer, words = await load_proposer(config)
+    addresses = [where.strip() for where in args.attach.split(",") if where.strip()]
+    if not addresses:
+        raise ConfigError("--attach names no target: HOST:PORT[,HOST:PORT] is expected")
+    async with running(DraftEngine(proposer, max_waiting=0)) as engine:
+        helping = asyncio.create_task(
+            assist(engine, addresses, vocabulary=words, gamma=check_gamma(args.gamma), num_slots=config.num_slots)
+        )
+        stopping = asyncio.create_task(stop_signal())
+        await asyncio.wait([helping, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if helping.done():
+            helping.result()
+        helping.cancel()
+        await asyncio.gather(helping, return_exceptions=True)
+    logger.info("stopped")
+    return 0
 
 
 @contextmanager

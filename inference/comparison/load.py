@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import math
 import os
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from inference.errors import ConfigError, UnavailableError
 
 LOCUST_FILE = ROOT / "loadtest" / "generation_user.py"
 REQUESTS_PER_USER = 2
+START_S = 30.0
+"""For Locust to start and connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,10 @@ async def _run_locust(plan: LoadPlan, directory: Path, concurrency: int) -> dict
             stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=asyncio.subprocess.STDOUT, env=_environment(),
         )  # fmt: skip
         try:
-            await process.wait()
+            async with asyncio.timeout(_limit_s(plan, concurrency)):
+                await process.wait()
+        except TimeoutError:
+            raise UnavailableError(f"Locust has not ended after {_limit_s(plan, concurrency):g} s") from None
         finally:
             if process.returncode is None:
                 process.kill()
@@ -103,6 +109,11 @@ async def _run_locust(plan: LoadPlan, directory: Path, concurrency: int) -> dict
         raise UnavailableError(f"Locust ended with exit code {process.returncode}:\n{log_file.read_text()[-2000:]}")
     results: dict[str, Any] = json.loads(results_file.read_text())
     return results
+
+
+def _limit_s(plan: LoadPlan, concurrency: int) -> float:
+    """Time after which Locust itself must be at fault: every request has its own deadline."""
+    return START_S + plan.deadline_s * math.ceil(len(plan.requests) / concurrency)
 
 
 def _environment() -> dict[str, str]:

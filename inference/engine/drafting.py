@@ -20,9 +20,12 @@ _Extension = list[int] | None
 class DraftSession:
     """One sequence's chain. Owned by the engine's loop."""
 
-    def __init__(self, token_ids: Sequence[int], sampling: SamplingParams) -> None:
+    def __init__(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, output_start: int | None = None
+    ) -> None:
         self.slot: int | None = None
         self.committed = list(token_ids)
+        self.output_start = len(token_ids) if output_start is None else output_start
         self.chain: list[int] = []
         self.sampling = sampling
         self.window = 0
@@ -101,14 +104,16 @@ class DraftEngine(Engine[DraftSession, tuple[int, Draft], _Extension]):
         self._proposer = proposer
         self.step_s = 0.0  # recent mean of one step; 0 while unknown
 
-    def open(self, token_ids: Sequence[int], sampling: SamplingParams) -> DraftSession:
-        """Queue a sequence for a slot of the draft model.
+    def open(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, output_start: int | None = None
+    ) -> DraftSession:
+        """Queue a sequence for a slot of the draft model; its output begins behind it, or at `output_start`.
 
         Raises:
             CapacityError: slots and queue are full.
             UnavailableError: the engine is stopping.
         """
-        session = DraftSession(token_ids, sampling)
+        session = DraftSession(token_ids, sampling, output_start=output_start)
         self._enter(session)
         return session
 
@@ -156,4 +161,5 @@ def _draft(session: DraftSession) -> Draft:
     if session.slot is None:
         raise RuntimeError("a draft session without a slot was scheduled")
     token_ids = [*session.committed, *session.chain]
-    return Draft(session.slot, token_ids, session.sampling, session.window - len(session.chain))
+    num_wanted = session.window - len(session.chain)
+    return Draft(session.slot, token_ids, session.sampling, num_wanted, session.output_start)

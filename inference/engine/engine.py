@@ -106,6 +106,14 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._wake.set()
 
     async def _run(self) -> None:
+        try:
+            await self._turn()
+        except Exception:
+            logger.exception("the engine broke; it takes no more requests")
+            self._draining = True
+            self._fail(self._sessions())
+
+    async def _turn(self) -> None:
         while True:
             self._wake.clear()
             self._admission.admit()

@@ -32,7 +32,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         decoder: what a step is.
         num_slots, max_length, vocab_size: of the model behind the decoder.
         max_waiting: sessions that may queue for a slot.
-        gamma: draft tokens per pass where the decoder has a draft of its own, unless the request says otherwise.
+        gamma: draft tokens of one session in one pass at most, unless the request says otherwise.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         max_length: int,
         vocab_size: int,
         max_waiting: int = 64,
-        gamma: int = 0,
+        gamma: int = MAX_PASS_DRAFT_TOKENS,
     ) -> None:
         super().__init__(num_slots=num_slots, max_waiting=max_waiting)
         self._decoder = decoder
@@ -76,8 +76,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         """
         check_prompt(request.prompt_token_ids, max_length=self._max_length, vocab_size=self._vocab_size)
         schedule = (request.schedule or Schedule.SYNC) if drafted else None
-        default_gamma = MAX_PASS_DRAFT_TOKENS if drafted else self._gamma
-        gamma = default_gamma if request.gamma is None else request.gamma
+        gamma = self._gamma if request.gamma is None else request.gamma
         session = TargetSession(request, max_length=self._max_length, schedule=schedule, gamma=gamma)
         self._enter(session)
         return session
@@ -87,6 +86,15 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         for _, _, token_ids in branches:
             check_token_ids(token_ids, vocab_size=self._vocab_size)
         session.propose(branches)
+        self.wake()
+
+    def begin_help(self, session: TargetSession) -> None:
+        """A draft worker of the pool begins to propose to a session that has decoded alone."""
+        session.follow(Schedule.ASYNC)
+
+    def end_help(self, session: TargetSession) -> None:
+        """The session decodes alone again."""
+        session.follow(None)
         self.wake()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:

@@ -47,6 +47,12 @@ class TargetSession:
         self._asked = False
         self._become_ready(time.monotonic())
 
+    def follow(self, schedule: Schedule | None) -> None:
+        """Change who proposes: what an earlier draft proposed is forgotten, and its numbers with it."""
+        self.schedule = schedule
+        self.tree = DraftTree(self.token_ids)
+        self.arrivals = Arrivals()
+
     def enter(self, slot: int) -> None:
         self.slot = slot
         self._waiting_since = time.monotonic()
@@ -97,7 +103,18 @@ class TargetSession:
     ) -> Turn:
         if self.slot is None:
             raise RuntimeError(f"session {self.id} has no slot")
-        return Turn(self.slot, self._num_cached, token_ids, self.request.sampling, proposal, gamma, chooses)
+        request = self.request
+        return Turn(
+            slot=self.slot,
+            start=self._num_cached,
+            token_ids=token_ids,
+            sampling=request.sampling,
+            proposal=proposal,
+            gamma=gamma,
+            chooses=chooses,
+            output_start=request.output_start,
+            logprobs=request.logprobs,
+        )
 
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
         """Take over what a pass from `started` to `ended` (seconds, monotonic) made of `turn`; say why it ended, if."""
@@ -116,7 +133,8 @@ class TargetSession:
         # Behind a stop token there is no place for draft tokens: they count as neither accepted nor rejected.
         num_drafted = len(token_ids) if len(token_ids) < len(verdict.token_ids) else verdict.num_draft_tokens
         timings = self._timings(ended, verdict.draft_us)
-        self.commits.put(Commit(position, token_ids, num_drafted, num_accepted, timings, reason))
+        logprobs = verdict.logprobs[: len(token_ids)]
+        self.commits.put(Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs))
         self._become_ready(ended)
         return reason
 

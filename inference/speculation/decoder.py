@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from inference.logprobs import token_logprobs
+from inference.penalties import TokensBefore, rows_before
 from inference.sampling import choose_tokens
 from inference.speculation.verify import verify
-from inference.types import Backend, Decoder, Draft, Proposer, SamplingParams, Span, Turn, Verdict
+from inference.types import Array, Backend, Decoder, Draft, Proposer, SamplingParams, Span, Turn, Verdict
 
 _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
@@ -26,13 +28,33 @@ class SlotDecoder:
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Run one pass and verify each turn's proposal."""
         logits = self._backend.forward([_span(turn) for turn in turns])
-        sampling: list[SamplingParams] = []
-        positions: list[int] = []
-        for turn in turns:
-            sampling.extend([turn.sampling] * _num_choices(turn))
-            positions.extend(range(len(turn.token_ids), len(turn.token_ids) + _num_choices(turn)))
-        chosen = iter(choose_tokens(logits, sampling, positions) if sampling else ())
-        return [_verdict(turn, chosen) for turn in turns]
+        chosen = iter(_choose(logits, [turn for turn in turns if turn.chooses]))
+        return _with_logprobs(turns, [_verdict(turn, chosen) for turn in turns], logits)
+
+
+def _choose(logits: Array, turns: Sequence[Turn]) -> list[int]:
+    """The target's token of every row."""
+    sampling: list[SamplingParams] = []
+    positions: list[int] = []
+    before: list[TokensBefore] = []
+    for turn in turns:
+        sampling.extend([turn.sampling] * _num_choices(turn))
+        positions.extend(range(len(turn.token_ids), len(turn.token_ids) + _num_choices(turn)))
+        before.extend(
+            rows_before(turn.token_ids, turn.proposal, output_start=turn.output_start, sampling=turn.sampling)
+        )
+    return choose_tokens(logits, sampling, positions, before) if sampling else []
+
+
+def _with_logprobs(turns: Sequence[Turn], verdicts: list[Verdict], logits: Array) -> list[Verdict]:
+    """The verdicts, with log-probabilities for the turns that ask."""
+    row = 0
+    for i, (turn, verdict) in enumerate(zip(turns, verdicts, strict=True)):
+        if turn.logprobs is not None and verdict.token_ids:
+            rows = logits[row : row + len(verdict.token_ids)]  # [num_tokens, vocab_size]
+            verdicts[i] = replace(verdict, logprobs=token_logprobs(rows, verdict.token_ids, turn.logprobs))
+        row += _num_choices(turn)
+    return verdicts
 
 
 def _num_choices(turn: Turn) -> int:
@@ -98,4 +120,5 @@ class SpeculativeDecoder:
 
 
 def _draft(turn: Turn, chain: list[int]) -> Draft:
-    return Draft(turn.slot, [*turn.token_ids, *chain], turn.sampling, limit=turn.gamma - len(chain))
+    token_ids = [*turn.token_ids, *chain]
+    return Draft(turn.slot, token_ids, turn.sampling, turn.gamma - len(chain), turn.output_start)

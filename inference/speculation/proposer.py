@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inference.penalties import rows_before
 from inference.sampling import choose_tokens
 from inference.types import Backend, Draft, Span
 
@@ -49,7 +50,13 @@ class ModelProposer:
     def _choose(self, logits: object, drafts: Sequence[Draft]) -> list[int]:
         if not drafts:
             return []
-        return choose_tokens(logits, [draft.sampling for draft in drafts], [len(draft.token_ids) for draft in drafts])
+        before = [
+            row
+            for draft in drafts
+            for row in rows_before(draft.token_ids, (), output_start=draft.output_start, sampling=draft.sampling)
+        ]
+        positions = [len(draft.token_ids) for draft in drafts]
+        return choose_tokens(logits, [draft.sampling for draft in drafts], positions, before)
 
 
 def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.backends.registry import load_backend
 from inference.config import DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.drafting import DraftEngine
-from inference.engine.target import TargetEngine
+from inference.engine.target import MAX_PASS_DRAFT_TOKENS, TargetEngine
 from inference.speculation.decoder import SlotDecoder, SpeculativeDecoder
 from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
 from inference.speculation.proposer import ModelProposer
@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenerator[TargetEngine, None]:
     """A running engine over one model."""
     backend = await load(config)
-    async with _running(_engine(SlotDecoder(backend), backend, max_waiting=max_waiting, gamma=0)) as engine:
+    async with running(
+        _engine(SlotDecoder(backend), backend, max_waiting=max_waiting, gamma=MAX_PASS_DRAFT_TOKENS)
+    ) as engine:
         yield engine
 
 
@@ -48,7 +50,7 @@ async def fused_engine(
     proposer, draft_words = await load_proposer(draft)
     require_one_vocabulary(draft_words, Vocabulary(Tokenizer.load(target.path).fingerprint, backend.vocab_size))
     decoder = SpeculativeDecoder(SlotDecoder(backend), proposer)
-    async with _running(_engine(decoder, backend, max_waiting=max_waiting, gamma=gamma)) as engine:
+    async with running(_engine(decoder, backend, max_waiting=max_waiting, gamma=gamma)) as engine:
         yield engine
 
 
@@ -77,7 +79,7 @@ EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)
 
 
 @asynccontextmanager
-async def _running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
+async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
     engine.start()
     try:
         yield engine
@@ -90,7 +92,7 @@ async def draft_worker(
     proposer: Proposer, draft: DraftConfig, words: Vocabulary, channel: grpc.aio.Channel
 ) -> AsyncGenerator[tuple[DraftWorker, DraftEngine], None]:
     """A running draft engine, and the worker that joins it to the target at the channel's other end."""
-    async with _running(DraftEngine(proposer, max_waiting=draft.max_waiting)) as engine:
+    async with running(DraftEngine(proposer, max_waiting=draft.max_waiting)) as engine:
         stub = rpc.VerificationServiceStub(channel)
         yield DraftWorker(engine, stub, config=draft, vocabulary=words, max_length=proposer.max_length), engine
 

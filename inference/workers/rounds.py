@@ -28,7 +28,7 @@ async def _round(engine: DraftEngine, draft: DraftSession, target: VerifyStream,
     started = time.monotonic()
     chain = await engine.propose(draft, num_tokens)
     drafted = time.monotonic()
-    await target.propose(len(draft.committed), chain)
+    await target.proposals.propose(len(draft.committed), chain)
     commit = await target.commit()
     wait_us = _us(time.monotonic() - drafted)
     engine.commit(draft, commit.token_ids)

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from inference.engine.drafting import DraftEngine, DraftSession
 from inference.types import MAX_GAMMA, Commit
+from inference.workers.proposals import ProposalSender
 from inference.workers.verifier import VerifyStream
 
 
@@ -22,7 +23,7 @@ async def run_ahead(
     engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int
 ) -> AsyncGenerator[Commit, None]:
     """Commits of an opened session to the last one; gamma 0 leaves the target to itself."""
-    sender = asyncio.create_task(_send(draft, target))
+    sender = asyncio.create_task(send_chain(draft, target.proposals))
     try:
         engine.run_ahead(draft, gamma)
         before, commit = time.monotonic(), await target.commit()
@@ -32,7 +33,15 @@ async def run_ahead(
             yield _with_network(commit, now - before)
             if commit.finish_reason is not None:
                 return
-            engine.run_ahead(draft, _window(gamma, engine.step_s, commit, target.round_trip_s))
+            engine.run_ahead(
+                draft,
+                window(
+                    gamma,
+                    step_s=engine.step_s,
+                    pass_s=commit.timings.compute_us / 1e6,
+                    round_trip_s=target.round_trip_s,
+                ),
+            )
             before, commit = now, await target.commit()
     finally:
         engine.run_ahead(draft, 0)
@@ -40,7 +49,7 @@ async def run_ahead(
         await asyncio.gather(sender, return_exceptions=True)
 
 
-async def _send(draft: DraftSession, target: VerifyStream) -> None:
+async def send_chain(draft: DraftSession, target: ProposalSender) -> None:
     """Tell the target of every draft token. A lost link ends this quietly: whoever reads commits is told."""
     while True:
         token_ids = await draft.unsent()
@@ -51,12 +60,11 @@ async def _send(draft: DraftSession, target: VerifyStream) -> None:
             await target.propose(len(draft.committed), token_ids)
 
 
-def _window(gamma: int, step_s: float, commit: Commit, round_trip_s: float) -> int:
-    """Tokens that the draft can make while a commit, and the answer to it, are under way; gamma 0 means none."""
+def window(gamma: int, *, step_s: float, pass_s: float, round_trip_s: float) -> int:
+    """How far to run ahead: tokens drafted while a pass, and the way there and back, go on; gamma 0 means none."""
     if not gamma or not step_s:
         return gamma
-    cycle_s = round_trip_s + 2 * commit.timings.compute_us / 1e6
-    return max(gamma, min(MAX_GAMMA, math.ceil(cycle_s / step_s)))
+    return max(gamma, min(MAX_GAMMA, math.ceil((round_trip_s + 2 * pass_s) / step_s)))
 
 
 def _with_network(commit: Commit, gap_s: float) -> Commit:

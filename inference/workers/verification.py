@@ -23,6 +23,8 @@ from inference.workers.convert import (
     commit_to_message,
     open_from_message,
 )
+from inference.workers.pool import DraftPool
+from inference.workers.pool_stream import StreamWorker, serve_worker
 from inference.workers.vocabulary import Vocabulary, require_one_vocabulary
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
@@ -33,6 +35,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     Args:
         engine: verifies.
+        pool: takes in the draft workers that attach.
         vocabulary: of the target.
         idle_timeout_s: seconds a session may hold its slot without a proposal.
         profile: records every session; None records none.
@@ -41,12 +44,14 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     def __init__(
         self,
         engine: TargetEngine,
+        pool: DraftPool,
         *,
         vocabulary: Vocabulary,
         idle_timeout_s: float,
         profile: Profile | None = None,
     ) -> None:
         self._engine = engine
+        self._pool = pool
         self._profile = profile
         self._idle_timeout_s = idle_timeout_s
         self._vocabulary = vocabulary
@@ -72,13 +77,23 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 task.cancel()
             self._engine.close(session)
 
+    async def Assist(self, _: object, context: Context) -> None:
+        """Serve one draft worker of the pool until it leaves."""
+        message: Any = await context.read()
+        if message == grpc.aio.EOF or message.WhichOneof("message") != "attach":
+            raise InvalidRequestError("the first message of a pool worker must be Attach")
+        self._check_fits(message.attach)
+        if message.attach.num_slots < 1:
+            raise InvalidRequestError("num_slots 0 is below 1: the worker has no room")
+        await serve_worker(StreamWorker(message.attach), self._pool, context, pass_us=self._engine.pass_us)
+
     def _open(self, message: Any) -> TargetSession:
         if message == grpc.aio.EOF or message.WhichOneof("message") != "open":
             raise InvalidRequestError("the first message of a session must be Open")
         self._check_fits(message.open)
         return self._engine.open(open_from_message(message.open), drafted=True)
 
-    def _check_fits(self, message: pb.Open) -> None:
+    def _check_fits(self, message: pb.Open | pb.Attach) -> None:
         if message.protocol_version != PROTOCOL_VERSION:
             raise IncompatibleDraftError(
                 f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.errors import UnavailableError
 from inference.types import Commit, GenerationRequest
 from inference.workers.convert import commit_from_message, open_to_message
+from inference.workers.proposals import ProposalSender
 from inference.workers.status import from_rpc_error
 from inference.workers.vocabulary import Vocabulary
 
@@ -28,7 +28,7 @@ class VerifyStream:
     def __init__(self, call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse], address: str) -> None:
         self._call = call
         self._address = address
-        self._num_nodes = 0  # the target numbers draft tokens in order of arrival
+        self.proposals = ProposalSender(self._propose)
         self.round_trip_s = 0.0
         self._bytes_up = 0
         self._bytes_down = 0
@@ -38,19 +38,6 @@ class VerifyStream:
         self._opened_at = time.monotonic()
         message = open_to_message(request, fingerprint=vocabulary.fingerprint, vocab_size=vocabulary.size)
         await self._write(pb.VerifyRequest(open=message))
-
-    async def propose(self, prefix_length: int, token_ids: Sequence[int]) -> None:
-        """Send a chain behind the first `prefix_length` tokens; an empty one asks for the target's own token."""
-        branches = [pb.Branch(prefix_length=prefix_length, token_ids=token_ids)] if token_ids else []
-        await self._propose(branches, len(token_ids))
-
-    async def extend(self, token_ids: Sequence[int]) -> None:
-        """Send more of the chain whose last token was the last one sent."""
-        await self._propose([pb.Branch(parent_node=self._num_nodes - 1, token_ids=token_ids)], len(token_ids))
-
-    async def _propose(self, branches: Sequence[pb.Branch], num_tokens: int) -> None:
-        self._num_nodes += num_tokens
-        await self._write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
 
     async def commit(self) -> Commit:
         """The next commit."""
@@ -62,6 +49,9 @@ class VerifyStream:
         timings = replace(commit.timings, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0
         return replace(commit, timings=timings)
+
+    async def _propose(self, message: pb.Propose) -> None:
+        await self._write(pb.VerifyRequest(propose=message))
 
     async def _write(self, message: pb.VerifyRequest) -> None:
         self._bytes_up += message.ByteSize() + _FRAME_BYTES

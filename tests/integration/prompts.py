@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
-_WORDS = (
-    "the and in on at or her sing wind 7 12 = { } ( ) : ; naïve Ünïcode 東京 Жизнь 🙂 return print while count ten"
-).split()
+_WORDS = [
+    "the",
+    "and",
+    "in",
+    "on",
+    "at",
+    "or",
+    "her",
+    "sing",
+    "wind",
+    "7",
+    "12",
+    "=",
+    "{",
+    "}",
+    "(",
+    ")",
+    ":",
+    ";",
+    "naïve",
+    "Ünïcode",
+    "東京",
+    "Жизнь",
+    "🙂",
+    "return",
+    "print",
+    "while",
+    "count",
+    "ten",
+]
 
 
 def _text(number: int) -> str:

@@ -55,6 +55,11 @@ class RawSession:
         response: pb.VerifyResponse = message
         return response
 
+    async def drain(self) -> None:
+        """Read to the end, which may be an error."""
+        while await self.call.read() != grpc.aio.EOF:
+            pass
+
     async def commit(self) -> pb.Commit:
         """The next commit."""
         response = await self.read()
@@ -85,10 +90,10 @@ async def failure(address: str, *messages: pb.VerifyRequest) -> tuple[grpc.Statu
         for message in messages:
             await session.call.write(message)
         try:
-            while True:
-                await session.read()
+            await session.drain()
         except grpc.aio.AioRpcError as exc:
             return exc.code(), exc.details() or ""
+        return grpc.StatusCode.OK, ""
 
 
 def proposing(*branches: pb.Branch) -> pb.VerifyRequest:

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"grpc_comm/specdec/v1/specdec.proto\x12\nspecdec.v1\"}\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x08\n\x06_top_pB\x07\n\x05_seed\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa6\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.specdec.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x12\n\x05gamma\x18\x07 \x01(\rH\x02\x88\x01\x01\x12&\n\x08schedule\x18\x08 \x01(\x0e\x32\x14.specdec.v1.ScheduleB\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x08\n\x06_gamma\"\x9b\x01\n\x10GenerateResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.specdec.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.specdec.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.specdec.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"2\n\x07Started\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"\x85\x01\n\x05\x44\x65lta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.specdec.v1.Timings\">\n\x12GenerationFinished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\"{\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x12\n\nnetwork_us\x18\x04 \x01(\x04\x12\x10\n\x08\x62ytes_up\x18\x05 \x01(\x04\x12\x12\n\nbytes_down\x18\x06 \x01(\x04\"\x11\n\x0fGetModelRequest\"y\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topology\x18\x02 \x01(\t\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\"d\n\rVerifyRequest\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.specdec.v1.OpenH\x00\x12&\n\x07propose\x18\x02 \x01(\x0b\x32\x13.specdec.v1.ProposeH\x00\x42\t\n\x07message\"g\n\x0eVerifyResponse\x12$\n\x06opened\x18\x01 \x01(\x0b\x32\x12.specdec.v1.OpenedH\x00\x12$\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x12.specdec.v1.CommitH\x00\x42\t\n\x07message\"\xa0\x02\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x1c\n\x14num_committed_tokens\x18\x05 \x01(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12&\n\x08schedule\x18\t \x01(\x0e\x32\x14.specdec.v1.Schedule\x12\r\n\x05gamma\x18\n \x01(\r\"/\n\x07Propose\x12$\n\x08\x62ranches\x18\x01 \x03(\x0b\x32\x12.specdec.v1.Branch\"U\n\x06\x42ranch\x12\x17\n\rprefix_length\x18\x01 \x01(\rH\x00\x12\x15\n\x0bparent_node\x18\x02 \x01(\rH\x00\x12\x11\n\ttoken_ids\x18\x03 \x03(\rB\x08\n\x06parent\"Z\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x17\n\x0fmax_tree_tokens\x18\x03 \x01(\r\x12\x0f\n\x07pass_us\x18\x04 \x01(\x04\"\xbb\x01\n\x06\x43ommit\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.specdec.v1.Timings\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.specdec.v1.FinishReason*K\n\x08Schedule\x12\x18\n\x14SCHEDULE_UNSPECIFIED\x10\x00\x12\x11\n\rSCHEDULE_SYNC\x10\x01\x12\x12\n\x0eSCHEDULE_ASYNC\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa3\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12\x45\n\x08GetModel\x12\x1b.specdec.v1.GetModelRequest\x1a\x1c.specdec.v1.GetModelResponse2Z\n\x13VerificationService\x12\x43\n\x06Verify\x12\x19.specdec.v1.VerifyRequest\x1a\x1a.specdec.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"grpc_comm/specdec/v1/specdec.proto\x12\nspecdec.v1\"}\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x08\n\x06_top_pB\x07\n\x05_seed\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa6\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.specdec.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x12\n\x05gamma\x18\x07 \x01(\rH\x02\x88\x01\x01\x12&\n\x08schedule\x18\x08 \x01(\x0e\x32\x14.specdec.v1.ScheduleB\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x08\n\x06_gamma\"\x9b\x01\n\x10GenerateResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.specdec.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.specdec.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.specdec.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"2\n\x07Started\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"\x85\x01\n\x05\x44\x65lta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.specdec.v1.Timings\">\n\x12GenerationFinished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\"{\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x12\n\nnetwork_us\x18\x04 \x01(\x04\x12\x10\n\x08\x62ytes_up\x18\x05 \x01(\x04\x12\x12\n\nbytes_down\x18\x06 \x01(\x04\"\x11\n\x0fGetModelRequest\"y\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topology\x18\x02 \x01(\t\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\"d\n\rVerifyRequest\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.specdec.v1.OpenH\x00\x12&\n\x07propose\x18\x02 \x01(\x0b\x32\x13.specdec.v1.ProposeH\x00\x42\t\n\x07message\"g\n\x0eVerifyResponse\x12$\n\x06opened\x18\x01 \x01(\x0b\x32\x12.specdec.v1.OpenedH\x00\x12$\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x12.specdec.v1.CommitH\x00\x42\t\n\x07message\"n\n\rAssistRequest\x12$\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x12.specdec.v1.AttachH\x00\x12,\n\x07propose\x18\x02 \x01(\x0b\x32\x19.specdec.v1.AssistProposeH\x00\x42\t\n\x07message\"\xc3\x01\n\x0e\x41ssistResponse\x12(\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x14.specdec.v1.AttachedH\x00\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.specdec.v1.AssistOpenH\x00\x12*\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x18.specdec.v1.AssistCommitH\x00\x12(\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x17.specdec.v1.AssistCloseH\x00\x42\t\n\x07message\"h\n\x06\x41ttach\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x11\n\tnum_slots\x18\x04 \x01(\r\".\n\x08\x41ttached\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07pass_us\x18\x02 \x01(\x04\"@\n\nAssistOpen\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1e\n\x04open\x18\x02 \x01(\x0b\x32\x10.specdec.v1.Open\"I\n\rAssistPropose\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12$\n\x07propose\x18\x02 \x01(\x0b\x32\x13.specdec.v1.Propose\"F\n\x0c\x41ssistCommit\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\"\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x12.specdec.v1.Commit\"!\n\x0b\x41ssistClose\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xa0\x02\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x1c\n\x14num_committed_tokens\x18\x05 \x01(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12&\n\x08schedule\x18\t \x01(\x0e\x32\x14.specdec.v1.Schedule\x12\r\n\x05gamma\x18\n \x01(\r\"/\n\x07Propose\x12$\n\x08\x62ranches\x18\x01 \x03(\x0b\x32\x12.specdec.v1.Branch\"U\n\x06\x42ranch\x12\x17\n\rprefix_length\x18\x01 \x01(\rH\x00\x12\x15\n\x0bparent_node\x18\x02 \x01(\rH\x00\x12\x11\n\ttoken_ids\x18\x03 \x03(\rB\x08\n\x06parent\"Z\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x17\n\x0fmax_tree_tokens\x18\x03 \x01(\r\x12\x0f\n\x07pass_us\x18\x04 \x01(\x04\"\xbb\x01\n\x06\x43ommit\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.specdec.v1.Timings\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.specdec.v1.FinishReason*K\n\x08Schedule\x12\x18\n\x14SCHEDULE_UNSPECIFIED\x10\x00\x12\x11\n\rSCHEDULE_SYNC\x10\x01\x12\x12\n\x0eSCHEDULE_ASYNC\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa3\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12\x45\n\x08GetModel\x12\x1b.specdec.v1.GetModelRequest\x1a\x1c.specdec.v1.GetModelResponse2\x9f\x01\n\x13VerificationService\x12\x43\n\x06Verify\x12\x19.specdec.v1.VerifyRequest\x1a\x1a.specdec.v1.VerifyResponse(\x01\x30\x01\x12\x43\n\x06\x41ssist\x12\x19.specdec.v1.AssistRequest\x1a\x1a.specdec.v1.AssistResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'grpc_comm.specdec.v1.specdec_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCHEDULE']._serialized_start=2092
-  _globals['_SCHEDULE']._serialized_end=2167
-  _globals['_FINISHREASON']._serialized_start=2169
-  _globals['_FINISHREASON']._serialized_end=2264
+  _globals['_SCHEDULE']._serialized_start=2804
+  _globals['_SCHEDULE']._serialized_end=2879
+  _globals['_FINISHREASON']._serialized_start=2881
+  _globals['_FINISHREASON']._serialized_end=2976
   _globals['_SAMPLINGPARAMS']._serialized_start=50
   _globals['_SAMPLINGPARAMS']._serialized_end=175
   _globals['_TOKENIDS']._serialized_start=177
@@ -59,18 +59,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYREQUEST']._serialized_end=1276
   _globals['_VERIFYRESPONSE']._serialized_start=1278
   _globals['_VERIFYRESPONSE']._serialized_end=1381
-  _globals['_OPEN']._serialized_start=1384
-  _globals['_OPEN']._serialized_end=1672
-  _globals['_PROPOSE']._serialized_start=1674
-  _globals['_PROPOSE']._serialized_end=1721
-  _globals['_BRANCH']._serialized_start=1723
-  _globals['_BRANCH']._serialized_end=1808
-  _globals['_OPENED']._serialized_start=1810
-  _globals['_OPENED']._serialized_end=1900
-  _globals['_COMMIT']._serialized_start=1903
-  _globals['_COMMIT']._serialized_end=2090
-  _globals['_GENERATIONSERVICE']._serialized_start=2267
-  _globals['_GENERATIONSERVICE']._serialized_end=2430
-  _globals['_VERIFICATIONSERVICE']._serialized_start=2432
-  _globals['_VERIFICATIONSERVICE']._serialized_end=2522
+  _globals['_ASSISTREQUEST']._serialized_start=1383
+  _globals['_ASSISTREQUEST']._serialized_end=1493
+  _globals['_ASSISTRESPONSE']._serialized_start=1496
+  _globals['_ASSISTRESPONSE']._serialized_end=1691
+  _globals['_ATTACH']._serialized_start=1693
+  _globals['_ATTACH']._serialized_end=1797
+  _globals['_ATTACHED']._serialized_start=1799
+  _globals['_ATTACHED']._serialized_end=1845
+  _globals['_ASSISTOPEN']._serialized_start=1847
+  _globals['_ASSISTOPEN']._serialized_end=1911
+  _globals['_ASSISTPROPOSE']._serialized_start=1913
+  _globals['_ASSISTPROPOSE']._serialized_end=1986
+  _globals['_ASSISTCOMMIT']._serialized_start=1988
+  _globals['_ASSISTCOMMIT']._serialized_end=2058
+  _globals['_ASSISTCLOSE']._serialized_start=2060
+  _globals['_ASSISTCLOSE']._serialized_end=2093
+  _globals['_OPEN']._serialized_start=2096
+  _globals['_OPEN']._serialized_end=2384
+  _globals['_PROPOSE']._serialized_start=2386
+  _globals['_PROPOSE']._serialized_end=2433
+  _globals['_BRANCH']._serialized_start=2435
+  _globals['_BRANCH']._serialized_end=2520
+  _globals['_OPENED']._serialized_start=2522
+  _globals['_OPENED']._serialized_end=2612
+  _globals['_COMMIT']._serialized_start=2615
+  _globals['_COMMIT']._serialized_end=2802
+  _globals['_GENERATIONSERVICE']._serialized_start=2979
+  _globals['_GENERATIONSERVICE']._serialized_end=3142
+  _globals['_VERIFICATIONSERVICE']._serialized_start=3145
+  _globals['_VERIFICATIONSERVICE']._serialized_end=3304
 # @@protoc_insertion_point(module_scope)

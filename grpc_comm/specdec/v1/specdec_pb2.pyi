@@ -152,6 +152,76 @@ class VerifyResponse(_message.Message):
     commit: Commit
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
+class AssistRequest(_message.Message):
+    __slots__ = ("attach", "propose")
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_FIELD_NUMBER: _ClassVar[int]
+    attach: Attach
+    propose: AssistPropose
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., propose: _Optional[_Union[AssistPropose, _Mapping]] = ...) -> None: ...
+
+class AssistResponse(_message.Message):
+    __slots__ = ("attached", "open", "commit", "close")
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    attached: Attached
+    open: AssistOpen
+    commit: AssistCommit
+    close: AssistClose
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., open: _Optional[_Union[AssistOpen, _Mapping]] = ..., commit: _Optional[_Union[AssistCommit, _Mapping]] = ..., close: _Optional[_Union[AssistClose, _Mapping]] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "num_slots")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    tokenizer_fingerprint: str
+    vocab_size: int
+    num_slots: int
+    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_slots: _Optional[int] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ("worker_id", "pass_us")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PASS_US_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    pass_us: int
+    def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ...) -> None: ...
+
+class AssistOpen(_message.Message):
+    __slots__ = ("session_id", "open")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    open: Open
+    def __init__(self, session_id: _Optional[str] = ..., open: _Optional[_Union[Open, _Mapping]] = ...) -> None: ...
+
+class AssistPropose(_message.Message):
+    __slots__ = ("session_id", "propose")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    propose: Propose
+    def __init__(self, session_id: _Optional[str] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ...) -> None: ...
+
+class AssistCommit(_message.Message):
+    __slots__ = ("session_id", "commit")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    commit: Commit
+    def __init__(self, session_id: _Optional[str] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+
+class AssistClose(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
 class Open(_message.Message):
     __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "prompt_token_ids", "num_committed_tokens", "sampling", "max_new_tokens", "stop_token_ids", "schedule", "gamma")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]

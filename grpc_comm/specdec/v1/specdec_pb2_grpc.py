@@ -161,6 +161,11 @@ class VerificationServiceStub(object):
                 request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.Assist = channel.stream_stream(
+                '/specdec.v1.VerificationService/Assist',
+                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.SerializeToString,
+                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistResponse.FromString,
+                _registered_method=True)
 
 
 class VerificationServiceServicer(object):
@@ -176,6 +181,16 @@ class VerificationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Assist(self, request_iterator, context):
+        """A draft worker joins the target's pool: one stream per worker, many sessions on it, told apart by id. Here the
+        requests live at the target, which opens sessions towards the workers that attached. The first request message is
+        Attach, all others are AssistPropose; the first response message is Attached. A worker that leaves, lags or errs only
+        makes its sessions slower.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerificationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -183,6 +198,11 @@ def add_VerificationServiceServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyRequest.FromString,
                     response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyResponse.SerializeToString,
+            ),
+            'Assist': grpc.stream_stream_rpc_method_handler(
+                    servicer.Assist,
+                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.FromString,
+                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -213,6 +233,33 @@ class VerificationService(object):
             '/specdec.v1.VerificationService/Verify',
             grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyRequest.SerializeToString,
             grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Assist(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/specdec.v1.VerificationService/Assist',
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.SerializeToString,
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistResponse.FromString,
             options,
             channel_credentials,
             insecure,

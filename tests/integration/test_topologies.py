@@ -1,14 +1,21 @@
-"""The tokens are the target's own, whatever drafts, however much, for however many at once. Real processes throughout."""
+"""Every topology is one service: the tokens are the target's own, and the same requests are refused.
+
+Real processes throughout: a target, draft workers of three qualities in front of it, and both models in one server.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
+import grpc
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.cli.launch import ServerProcess
 from inference.tokenizer import Tokenizer
 from inference.types import MAX_SEED, FinishReason, SamplingParams, Schedule
@@ -213,3 +220,55 @@ async def test_a_drawn_seed_is_reported_and_repeats_the_answer(topologies: Topol
     first, second = await complete_all(topologies["related"], [request, request])
     assert first.seed != second.seed
     assert (await complete(target, replace(request, seed=first.seed))).token_ids == first.token_ids
+
+
+GENERATE_REFUSED = {
+    "no prompt": (pb.GenerateRequest(), ["no prompt"]),
+    "empty token ids": (pb.GenerateRequest(token_ids=pb.TokenIds()), ["empty"]),
+    "empty text": (pb.GenerateRequest(text=""), ["empty"]),
+    "prompt too long": (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[3] * 500)), ["500", "127"]),
+    "token outside the vocabulary": (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[999])), ["999", "288"]),
+    "max_new_tokens 0": (pb.GenerateRequest(text="a", max_new_tokens=0), ["max_new_tokens 0"]),
+    "temperature": (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=101)), ["101", "100"]),
+    "gamma": (pb.GenerateRequest(text="a", gamma=1000), ["gamma 1000", "64"]),
+    "schedule": (pb.GenerateRequest(text="a", schedule=7), ["schedule 7"]),
+}
+
+
+@pytest.mark.parametrize("helper", ["target", "related"])
+@pytest.mark.parametrize(("request_message", "parts"), GENERATE_REFUSED.values(), ids=GENERATE_REFUSED)
+async def test_refused_generate(
+    target: ServerProcess,
+    topologies: dict[str, ServerProcess],
+    request_message: pb.GenerateRequest,
+    parts: list[str],
+    helper: str,
+) -> None:
+    """The public service refuses alike whether the target serves it or a draft worker."""
+    address = (topologies | {"target": target})[helper].address
+    async with open_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in rpc.GenerationServiceStub(channel).Generate(request_message, timeout=30):
+                pass
+    message = caught.value.details() or ""
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert all(part in message for part in parts), message
+
+
+async def test_generate_stream_is_started_deltas_finished(topologies: dict[str, ServerProcess]) -> None:
+    for server in topologies.values():
+        async with open_channel(server.address) as channel:
+            request = pb.GenerateRequest(text="the wind", max_new_tokens=9, ignore_eos=True)
+            stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+            kinds = [message.WhichOneof("event") async for message in stream]
+        assert (kinds[0], kinds[-1]) == ("started", "finished")
+        assert set(kinds[1:-1]) == {"delta"}
+
+
+async def test_default_of_max_new_tokens(target: ServerProcess) -> None:
+    """128 by default, which the tiny context cuts."""
+    async with open_channel(target.address) as channel:
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(2, 8)), ignore_eos=True)
+        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+        token_ids = [token_id async for message in stream for token_id in message.delta.token_ids]
+    assert len(token_ids) == MAX_LENGTH - 6

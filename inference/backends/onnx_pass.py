@@ -1,0 +1,63 @@
+"""One compiled graph, ready to run passes of a fixed number of spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+
+from inference.backends.onnx_graph import cache_names, decoder_graph
+from inference.backends.onnx_pack import PackedDecoder, session_options
+from inference.backends.onnx_slots import OnnxSlots
+from inference.backends.onnx_weights import Weight
+from inference.backends.spans import wanted_rows
+from inference.types import Span
+
+
+class OnnxPass:
+    """Runs passes of exactly `num_places` spans."""
+
+    def __init__(self, decoder: PackedDecoder, slots: OnnxSlots, *, num_places: int, num_threads: int) -> None:
+        graph = decoder_graph(decoder.shape, decoder.weights, num_places=num_places, max_length=slots.max_length)
+        options = session_options(num_threads)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(decoder.folder))
+        self._session = onnxruntime.InferenceSession(
+            graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        self._binding = self._session.io_binding()
+        self._slots = slots
+        self._vocab_size = decoder.shape.vocab_size
+        self._bound: list[int | None] = [None] * num_places  # slot of each place
+        layers = range(decoder.shape.num_layers)
+        self._names = [[name for layer in layers for name in cache_names(layer, place)] for place in range(num_places)]
+
+    def run(self, spans: Sequence[Span]) -> Weight:
+        """Logits of the wanted rows, float32 [num_rows, vocab_size]."""
+        for place, span in enumerate(spans):
+            if self._bound[place] != span.slot:
+                self._bind_slot(place, span.slot)
+        self._bind_inputs(spans)
+        rows = np.array(wanted_rows(spans), np.int64)
+        self._binding.bind_cpu_input("rows", rows)
+        logits = np.empty((1, len(rows), self._vocab_size), np.float32)
+        self._binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
+        self._session.run_with_iobinding(self._binding)
+        rows_of_logits: Weight = logits[0]
+        return rows_of_logits
+
+    def _bind_inputs(self, spans: Sequence[Span]) -> None:
+        token_ids = [token_id for span in spans for token_id in span.token_ids]
+        self._binding.bind_cpu_input("token_ids", np.array([token_ids], np.int64))  # [1, num_tokens]
+        ends = [span.start + len(span.token_ids) for span in spans]
+        self._binding.bind_cpu_input("ends", np.array(ends, np.int32))
+        if len(spans) > 1:
+            widths = [len(span.token_ids) for span in spans]
+            self._binding.bind_cpu_input("widths", np.array(widths, np.int64))
+
+    def _bind_slot(self, place: int, slot: int) -> None:
+        """Let a place read and extend a slot's memory."""
+        for name, value in zip(self._names[place], self._slots.values(slot), strict=True):
+            self._binding.bind_ortvalue_input(name, value)
+            self._binding.bind_ortvalue_output(f"new_{name}", value)
+        self._bound[place] = slot

@@ -1,0 +1,195 @@
+"""A draft worker of the pool: dials targets, and drafts for the sessions they hand over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import grpc
+
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.engine.drafting import DraftEngine, DraftSession
+from inference.errors import CapacityError, SpecDecError, UnavailableError
+from inference.types import Commit
+from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
+from inference.workers.proposals import ProposalSender
+from inference.workers.run_ahead import send_chain, window
+from inference.workers.status import from_rpc_error
+from inference.workers.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+REDIAL_S = 1.0
+
+AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
+
+
+class PoolMember:
+    """Drafts for the sessions of one target.
+
+    Args:
+        engine: drafts, also for other targets.
+        address: HOST:PORT of the target.
+        vocabulary: of the draft.
+        gamma: how far to run ahead at least.
+        num_slots: sessions to offer room for.
+    """
+
+    def __init__(
+        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, gamma: int, num_slots: int
+    ) -> None:
+        self._engine = engine
+        self._address = address
+        self._vocabulary = vocabulary
+        self._gamma = gamma
+        self._num_slots = num_slots
+
+    async def run(self) -> None:
+        """Help for ever.
+
+        Raises:
+            SpecDecError: the target refuses this worker; a target that cannot be reached is dialled again.
+        """
+        lost = False
+        async with open_channel(self._address) as channel:
+            stub = rpc.VerificationServiceStub(channel)
+            while True:
+                try:
+                    await self._help(stub)
+                except UnavailableError as exc:
+                    if not lost:
+                        logger.warning("no target, dialling until there is one: %s", exc)
+                    lost = True
+                else:
+                    lost = False
+                await asyncio.sleep(REDIAL_S)
+
+    async def _help(self, stub: rpc.VerificationServiceStub) -> None:
+        """One stream, until it ends."""
+        call = stub.Assist()
+        try:
+            await _Help(self._engine, call, self._gamma).run(self._attach())
+        except grpc.aio.AioRpcError as exc:
+            raise from_rpc_error(exc, self._address) from exc
+        finally:
+            call.cancel()
+
+    def _attach(self) -> pb.Attach:
+        return pb.Attach(
+            protocol_version=PROTOCOL_VERSION,
+            tokenizer_fingerprint=self._vocabulary.fingerprint,
+            vocab_size=self._vocabulary.size,
+            num_slots=self._num_slots,
+        )
+
+
+class _Help:
+    """The sessions on one stream."""
+
+    def __init__(self, engine: DraftEngine, call: AssistCall, gamma: int) -> None:
+        self._engine = engine
+        self._call = call
+        self._gamma = gamma
+        self._round_trip_s = 0.0
+        self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue()
+        self._sessions: dict[str, _Helped] = {}
+
+    async def run(self, attach: pb.Attach) -> None:
+        """Attach, and draft until the stream ends."""
+        dialled = time.monotonic()
+        await self._call.write(pb.AssistRequest(attach=attach))
+        writer = asyncio.create_task(self._write())
+        try:
+            while isinstance(message := await self._call.read(), pb.AssistResponse):
+                if message.WhichOneof("message") == "attached":
+                    self._round_trip_s = time.monotonic() - dialled
+                    logger.info("attached as %s", message.attached.worker_id)
+                else:
+                    self._handle(message)
+        finally:
+            writer.cancel()
+            for session in self._sessions.values():
+                session.close()
+
+    async def _write(self) -> None:
+        while True:
+            await self._call.write(await self._outbox.get())
+
+    def _handle(self, message: pb.AssistResponse) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "open":
+            self._open(message.open)
+        elif kind == "commit" and message.commit.session_id in self._sessions:
+            commit = commit_from_message(message.commit.commit)
+            self._sessions[message.commit.session_id].commit(commit, self._round_trip_s)
+        elif kind == "close" and message.close.session_id in self._sessions:
+            self._sessions.pop(message.close.session_id).close()
+
+    def _open(self, message: pb.AssistOpen) -> None:
+        request = open_from_message(message.open)
+        try:
+            draft = self._engine.open(
+                request.prompt_token_ids, request.sampling, output_start=request.output_start
+            )
+        except CapacityError as exc:
+            logger.warning("session %s gets no draft: %s", message.session_id, exc)
+            return
+        gamma = self._gamma if request.gamma is None else request.gamma
+
+        async def send(propose: pb.Propose) -> None:
+            self._outbox.put_nowait(
+                pb.AssistRequest(propose=pb.AssistPropose(session_id=message.session_id, propose=propose))
+            )
+
+        self._sessions[message.session_id] = _Helped(self._engine, draft, send, gamma)
+
+
+class _Helped:
+    """One session that lives at the target."""
+
+    def __init__(
+        self, engine: DraftEngine, draft: DraftSession, send: Callable[[pb.Propose], Awaitable[None]], gamma: int
+    ) -> None:
+        self._engine = engine
+        self._draft = draft
+        self._gamma = gamma
+        self._sender = asyncio.create_task(send_chain(draft, ProposalSender(send)))
+        engine.run_ahead(draft, gamma)
+
+    def commit(self, commit: Commit, round_trip_s: float) -> None:
+        """Take over what is final; a commit that crossed the opening on the way may hold tokens it had already."""
+        known = len(self._draft.committed) - commit.position
+        self._engine.commit(self._draft, commit.token_ids[known:])
+        pass_s = commit.timings.compute_us / 1e6
+        ahead = window(self._gamma, step_s=self._engine.step_s, pass_s=pass_s, round_trip_s=round_trip_s)
+        self._engine.run_ahead(self._draft, ahead)
+
+    def close(self) -> None:
+        """Free the slot."""
+        self._sender.cancel()
+        self._engine.close(self._draft)
+
+
+async def assist(
+    engine: DraftEngine, addresses: list[str], *, vocabulary: Vocabulary, gamma: int, num_slots: int
+) -> None:
+    """Help several targets, each with an equal share of the slots, for ever.
+
+    Raises:
+        SpecDecError: a target refuses this worker.
+    """
+    share = max(1, num_slots // len(addresses))
+    members = [
+        PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share) for address in addresses
+    ]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for member in members:
+                group.create_task(member.run())
+    except* SpecDecError as group_error:
+        raise group_error.exceptions[0] from None

@@ -1,0 +1,166 @@
+"""The draft pool: workers come, go, die and fall silent; the clients of the target notice nothing but the speed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.cli.launch import ServerProcess
+from inference.comparison.proxy import delay_proxy
+from inference.types import SamplingParams
+from inference.workers.client import RemoteCompleter
+from inference.workers.completion import CompletionRequest, Delta
+from tests.conftest import ModelDirectories
+from tests.servers import Completion, command, complete, complete_all, target_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=600, ignore_eos=True)
+
+
+def some_requests() -> list[CompletionRequest]:
+    return [replace(LONG, prompt=f"the {i} wind", seed=i, max_new_tokens=60) for i in range(6)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
+    async with target_server(models.endless) as server:
+        yield server
+
+
+@asynccontextmanager
+async def pool_worker(model: Path, *addresses: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """A worker that has attached to every address."""
+    flags = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
+    async with command(*flags) as process, asyncio.timeout(60):
+        assert process.stderr is not None
+        num_attached = 0
+        while num_attached < len(addresses):
+            num_attached += b"attached as" in await process.stderr.readline()
+        yield process
+
+
+async def until_helped(target: ServerProcess) -> None:
+    """Wait until a worker is known to help: a detached worker is noticed, a new one lent, within this time."""
+    async with asyncio.timeout(30):
+        while not (await complete(target, replace(LONG, max_new_tokens=40))).num_draft_tokens:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> list[list[int]]:
+    """What the target says without help: gamma 0 keeps the workers out."""
+    completions = await complete_all(target, [replace(request, gamma=0) for request in requests])
+    assert all(completion.num_draft_tokens == 0 for completion in completions)
+    return [completion.token_ids for completion in completions]
+
+
+async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
+    expected = await alone(pooled_target, some_requests())
+    async with pool_worker(models.endless, pooled_target.address):
+        completions = await complete_all(pooled_target, some_requests())
+        assert [completion.token_ids for completion in completions] == expected
+        assert sum(completion.num_accepted_tokens for completion in completions) > 0
+    completions = await complete_all(pooled_target, some_requests())
+    assert [completion.token_ids for completion in completions] == expected
+
+
+async def test_a_stranger_and_a_twin_in_one_pool(pooled_target: ServerProcess, models: ModelDirectories) -> None:
+    expected = await alone(pooled_target, some_requests())
+    async with pool_worker(models.endless, pooled_target.address), pool_worker(models.stranger, pooled_target.address):
+        completions = await complete_all(pooled_target, some_requests())
+    assert [completion.token_ids for completion in completions] == expected
+
+
+async def stream(target: ServerProcess, request: CompletionRequest) -> AsyncGenerator[Completion, None]:
+    completion = Completion()
+    async with open_channel(target.address) as channel:
+        async for event in RemoteCompleter(channel, target.address, deadline_s=60.0).complete(request):
+            completion.record(event)
+            if isinstance(event, Delta):
+                yield completion
+
+
+async def test_a_worker_killed_in_mid_stream(pooled_target: ServerProcess, models: ModelDirectories) -> None:
+    (expected,) = await alone(pooled_target, [LONG])
+    async with pool_worker(models.endless, pooled_target.address) as worker:
+        await until_helped(pooled_target)
+        async for completion in stream(pooled_target, LONG):
+            if len(completion.token_ids) > 100 and worker.returncode is None:
+                worker.kill()
+                await worker.wait()
+    assert completion.token_ids == expected
+    assert completion.num_accepted_tokens > 0
+
+
+async def test_a_worker_whose_link_falls_silent(pooled_target: ServerProcess, models: ModelDirectories) -> None:
+    (expected,) = await alone(pooled_target, [LONG])
+    async with delay_proxy(pooled_target.port) as link, pool_worker(models.endless, link.address):
+        await until_helped(pooled_target)
+        async with asyncio.timeout(20):
+            async for completion in stream(pooled_target, LONG):
+                if len(completion.token_ids) > 100:
+                    link.blackhole()
+        assert completion.token_ids == expected
+
+
+async def test_one_worker_two_targets(pooled_target: ServerProcess, models: ModelDirectories) -> None:
+    async with (
+        target_server(models.endless) as other,
+        pool_worker(models.endless, pooled_target.address, other.address),
+    ):
+        await until_helped(other)
+        await until_helped(pooled_target)
+        expected = await alone(other, some_requests())
+        for target in (pooled_target, other):
+            completions = await complete_all(target, some_requests())
+            assert [completion.token_ids for completion in completions] == expected
+
+
+def attach(**fields: object) -> pb.AssistRequest:
+    return pb.AssistRequest(attach=pb.Attach(**{"protocol_version": 1, "num_slots": 1, **fields}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (attach(protocol_version=9), grpc.StatusCode.FAILED_PRECONDITION),
+        (attach(tokenizer_fingerprint="other", vocab_size=3), grpc.StatusCode.FAILED_PRECONDITION),
+        (pb.AssistRequest(propose=pb.AssistPropose(session_id="s1")), grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_a_worker_that_does_not_fit_is_refused(
+    pooled_target: ServerProcess, message: pb.AssistRequest, code: grpc.StatusCode
+) -> None:
+    async with open_channel(pooled_target.address) as channel:
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=10)
+        await call.write(message)
+        assert await call.code() == code
+
+
+async def test_a_worker_that_sends_nonsense_is_thrown_out_and_its_session_goes_on(
+    pooled_target: ServerProcess,
+) -> None:
+    """It proposes a token that does not exist; its stream fails, the client's does not."""
+    (expected,) = await alone(pooled_target, [LONG])
+    async with open_channel(pooled_target.address) as channel:
+        card = await RemoteCompleter(channel, pooled_target.address, deadline_s=10).model()
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
+        await call.write(attach(tokenizer_fingerprint=card.tokenizer_fingerprint, vocab_size=card.vocab_size))
+        assert (await call.read()).WhichOneof("message") == "attached"
+        running = asyncio.create_task(complete(pooled_target, LONG))
+        opened = await call.read()
+        branch = pb.Branch(prefix_length=len(opened.open.open.prompt_token_ids), token_ids=[10**6])
+        propose = pb.AssistPropose(session_id=opened.open.session_id, propose=pb.Propose(branches=[branch]))
+        await call.write(pb.AssistRequest(propose=propose))
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert (await running).token_ids == expected
