@@ -6,6 +6,7 @@ pair element i with element i + head_room / 2, so each half of a head is padded 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -71,7 +72,7 @@ def _pad_heads(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
 
 def _norm_of_padded(weight: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
     """The mean over head_room elements is too small by head_dim / head_room; the weight makes up for it."""
-    return _pad_heads(weight, shape) * (shape.head_dim / shape.head_room) ** 0.5
+    return _pad_heads(weight, shape) * math.sqrt(shape.head_dim / shape.head_room)
 
 
 def _array(tensor: torch.Tensor) -> Weight:

@@ -189,6 +189,12 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="N", help="key of the noise, 0 .. 2^64-1 (default: drawn at random)")
 
 
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("time-line")
+    text = "at the end, write a time-line of the model's steps in Chrome's trace format"
+    group.add_argument("--trace", type=Path, metavar="FILE", help=text)
+
+
 def add_reports(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reports")
     text = "at the end, write performance_<role>_<time>.csv and .json into the current directory"

@@ -6,7 +6,6 @@ import argparse
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 
@@ -15,6 +14,7 @@ from grpc_comm.options import address
 from inference.cli.output import JsonSink, Sink, TextSink, TokenSink, print_summary
 from inference.cli.progress import PromptProgress
 from inference.cli.prompts import read_prompts
+from inference.cli.reports import report_profile, traced
 from inference.cli.results import Result
 from inference.cli.runner import run_prompts
 from inference.config import DraftConfig, ModelConfig, ProposerConfig
@@ -35,8 +35,9 @@ async def run_draft(args: argparse.Namespace, config: ProposerConfig) -> int:
     tokenizer = Tokenizer.load(config.tokenizer_path)
     draft = draft_config(args, max_waiting=len(prompts))
     proposer, words = await load_proposer(config)
-    async with connected(args) as channel, draft_worker(proposer, draft, words, channel) as (worker, _):
-        return await _complete(args, LocalCompleter(worker, tokenizer), prompts, template, text_sink=TextSink())
+    async with connected(args) as channel, draft_worker(proposer, draft, words, channel) as (worker, engine):
+        with traced(args, engine):
+            return await _complete(args, LocalCompleter(worker, tokenizer), prompts, template, text_sink=TextSink())
 
 
 async def run_client(args: argparse.Namespace) -> int:
@@ -53,7 +54,8 @@ async def run_alone(args: argparse.Namespace, config: ModelConfig) -> int:
     tokenizer = Tokenizer.load(config.path)
     async with target_engine(config, max_waiting=len(prompts)) as engine:
         completer = LocalCompleter(engine, tokenizer)
-        return await _complete(args, completer, prompts, template, text_sink=TokenSink(tokenizer))
+        with traced(args, engine):
+            return await _complete(args, completer, prompts, template, text_sink=TokenSink(tokenizer))
 
 
 async def _complete(
@@ -93,11 +95,6 @@ def _write_profile(role: str, results: list[Result]) -> None:
         profile.add(result.prompt, result.stats)
     print_summary(results)
     report_profile(profile)
-
-
-def report_profile(profile: Profile) -> None:
-    """Write the profile's files into the current directory, and say where they are."""
-    logger.info("profile: %s", " and ".join(str(path) for path in profile.write(Path())))
 
 
 def request_template(args: argparse.Namespace) -> CompletionRequest:

@@ -66,6 +66,7 @@ def _target_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser, default=BUNDLED_TARGET, what="target")
     flags.add_listen(parser)
     flags.add_sessions(parser)
+    flags.add_trace(parser)
 
 
 async def _target(args: argparse.Namespace) -> int:
@@ -81,6 +82,7 @@ def _fused_target_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_model_pair(parser)
     flags.add_speculation(parser, default=4)
     flags.add_listen(parser)
+    flags.add_trace(parser)
 
 
 async def _fused_target(args: argparse.Namespace) -> int:
@@ -105,6 +107,7 @@ def _draft_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_sampling(parser)
     flags.add_serve(parser)
     flags.add_attach(parser)
+    flags.add_trace(parser)
 
 
 async def _draft(args: argparse.Namespace) -> int:
@@ -141,6 +144,7 @@ def _alone_flags(default: Path, what: str) -> Callable[[argparse.ArgumentParser]
         flags.add_model(parser, default=default, what=what)
         flags.add_prompts(parser)
         flags.add_sampling(parser)
+        flags.add_trace(parser)
 
     return add_flags
 

@@ -6,8 +6,6 @@ import argparse
 import asyncio
 import logging
 from collections.abc import Callable
-from collections.abc import Generator as Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -15,7 +13,8 @@ import grpc
 from grpc_comm.options import address
 from grpc_comm.server import PortTakenError, Server, stop_signal
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.generate import connected, draft_config, report_profile
+from inference.cli.generate import connected, draft_config
+from inference.cli.reports import profiled, traced
 from inference.config import ModelConfig, ProposerConfig, ServerConfig, check_gamma
 from inference.engine.drafting import DraftEngine
 from inference.engine.engine import Engine
@@ -39,7 +38,7 @@ logger = logging.getLogger(__name__)
 async def serve_target(args: argparse.Namespace, config: ModelConfig, server: ServerConfig) -> int:
     """Serve a target: verification for draft workers, and generation without any."""
     tokenizer = Tokenizer.load(config.path)
-    with _profile(args) as profile:
+    with profiled(args) as profile:
         async with target_engine(config, max_waiting=server.max_waiting) as engine:
             pool = DraftPool(engine)
             verifier = VerificationServicer(
@@ -56,7 +55,7 @@ async def serve_target(args: argparse.Namespace, config: ModelConfig, server: Se
                 rpc.add_GenerationServiceServicer_to_server(generator, grpc_server)
 
             names = [verification.SERVICE_NAME, generation.SERVICE_NAME]
-            return await _until_signal(server, names, register, engine)
+            return await _until_signal(args, server, names, register, engine)
 
 
 async def serve_fused(
@@ -65,10 +64,13 @@ async def serve_fused(
     """Serve generation with both models in this process."""
     tokenizer = Tokenizer.load(target.path)
     gamma = check_gamma(args.gamma)
-    with _profile(args) as profile:
+    with profiled(args) as profile:
         async with fused_engine(target, draft, max_waiting=server.max_waiting, gamma=gamma) as engine:
             return await _serve_generation(
-                _generation(engine, tokenizer, target.path.name, topology="fused", profile=profile), server, engine
+                _generation(engine, tokenizer, target.path.name, topology="fused", profile=profile),
+                args,
+                server,
+                engine,
             )
 
 
@@ -77,11 +79,11 @@ async def serve_draft(args: argparse.Namespace, config: ProposerConfig, server: 
     tokenizer = Tokenizer.load(config.tokenizer_path)
     draft = draft_config(args, max_waiting=server.max_waiting)
     proposer, words = await load_proposer(config)
-    with _profile(args) as profile:
+    with profiled(args) as profile:
         async with connected(args) as channel, draft_worker(proposer, draft, words, channel) as (worker, engine):
             name = f"draft of {draft.target_address}"
             return await _serve_generation(
-                _generation(worker, tokenizer, name, topology="distributed", profile=profile), server, engine
+                _generation(worker, tokenizer, name, topology="distributed", profile=profile), args, server, engine
             )
 
 
@@ -96,24 +98,14 @@ async def assist_targets(args: argparse.Namespace, config: ProposerConfig) -> in
             assist(engine, addresses, vocabulary=words, gamma=check_gamma(args.gamma), num_slots=config.num_slots)
         )
         stopping = asyncio.create_task(stop_signal())
-        await asyncio.wait([helping, stopping], return_when=asyncio.FIRST_COMPLETED)
+        with traced(args, engine):
+            await asyncio.wait([helping, stopping], return_when=asyncio.FIRST_COMPLETED)
         if helping.done():
             helping.result()
         helping.cancel()
         await asyncio.gather(helping, return_exceptions=True)
     logger.info("stopped")
     return 0
-
-
-@contextmanager
-def _profile(args: argparse.Namespace) -> Iterator[Profile | None, None, None]:
-    """A profile that is written at the end, if the flags want one."""
-    if not args.profile:
-        yield None
-        return
-    profile = Profile(args.role)
-    yield profile
-    report_profile(profile)
 
 
 def _generation(
@@ -126,14 +118,17 @@ def _generation(
     return GenerationServicer(completer, card)
 
 
-async def _serve_generation(servicer: GenerationServicer, config: ServerConfig, engine: Engine[Any, Any, Any]) -> int:
+async def _serve_generation(
+    servicer: GenerationServicer, args: argparse.Namespace, config: ServerConfig, engine: Engine[Any, Any, Any]
+) -> int:
     def register(grpc_server: grpc.aio.Server) -> None:
         rpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
 
-    return await _until_signal(config, [generation.SERVICE_NAME], register, engine)
+    return await _until_signal(args, config, [generation.SERVICE_NAME], register, engine)
 
 
 async def _until_signal(
+    args: argparse.Namespace,
     config: ServerConfig,
     names: list[str],
     register: Callable[[grpc.aio.Server], None],
@@ -144,10 +139,11 @@ async def _until_signal(
         server = Server(where, service_names=names, register=register, status_of=to_status)
     except PortTakenError as exc:
         raise ConfigError(str(exc)) from exc
-    await server.start()
-    logger.info("serving on %s", address(config.host, server.port))
-    signal = await stop_signal()
-    logger.info("%s: running requests get %g s", signal.name, config.grace_s)
-    await server.stop(lambda: engine.stop(grace_s=config.grace_s), grace_s=1.0)
+    with traced(args, engine):
+        await server.start()
+        logger.info("serving on %s", address(config.host, server.port))
+        signal = await stop_signal()
+        logger.info("%s: running requests get %g s", signal.name, config.grace_s)
+        await server.stop(lambda: engine.stop(grace_s=config.grace_s), grace_s=1.0)
     logger.info("stopped")
     return 0

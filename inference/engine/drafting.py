@@ -20,9 +20,7 @@ _Extension = list[int] | None
 class DraftSession:
     """One sequence's chain. Owned by the engine's loop."""
 
-    def __init__(
-        self, token_ids: Sequence[int], sampling: SamplingParams, *, output_start: int | None = None
-    ) -> None:
+    def __init__(self, token_ids: Sequence[int], sampling: SamplingParams, *, output_start: int | None = None) -> None:
         self.slot: int | None = None
         self.committed = list(token_ids)
         self.output_start = len(token_ids) if output_start is None else output_start

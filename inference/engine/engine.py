@@ -11,12 +11,14 @@ import abc
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from inference.engine.admission import Admission, Holder
 from inference.engine.model_thread import ModelThread
 from inference.errors import InternalError, UnavailableError
+from inference.trace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._left = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._draining = False
+        self.trace: Trace | None = None
 
     @abc.abstractmethod
     def _schedule(self, sessions: Sequence[SessionT]) -> list[tuple[SessionT, WorkT]]:
@@ -55,6 +58,12 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     @abc.abstractmethod
     def _deliver(self, session: SessionT, work: WorkT, result: ResultT) -> None:
         """Apply one result to a session that still holds its slot."""
+
+    _step_name = "step"
+
+    def _describe(self, work: list[WorkT], results: list[ResultT]) -> dict[str, Any]:
+        """What a trace shows of a step."""
+        return {"sessions": len(work)}
 
     @property
     def num_running(self) -> int:
@@ -126,12 +135,15 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     async def _step(self, scheduled: list[tuple[SessionT, WorkT]]) -> None:
         work = [work for _, work in scheduled]
         slots = [session.slot for session, _ in scheduled]
+        started = time.monotonic()
         try:
             results = await self._thread.run(lambda: self._compute(work))
         except Exception:
             logger.exception("a step over %d sessions failed; they end, the server goes on", len(scheduled))
             self._fail([session for session, _ in scheduled])
             return
+        if self.trace is not None:
+            self.trace.span(self._step_name, started, time.monotonic(), **self._describe(work, results))
         for (session, piece), slot, result in zip(scheduled, slots, results, strict=True):
             if session.slot == slot:  # else it was closed meanwhile
                 self._deliver(session, piece, result)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from inference.engine.engine import Engine
 from inference.engine.target_session import TargetSession
@@ -150,6 +151,17 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._recent_pass_s.append(ended - started)
         self._costs.record(sum(_width(turn) for turn in work), ended - started)
         return [(verdict, started, ended) for verdict in verdicts]
+
+    _step_name = "pass"
+
+    def _describe(self, work: list[Turn], results: list[_Timed]) -> dict[str, Any]:
+        verdicts = [verdict for verdict, _, _ in results]
+        return {
+            "sessions": len(work),
+            "width": sum(_width(turn) for turn in work),
+            "draft_tokens": sum(verdict.num_draft_tokens for verdict in verdicts),
+            "accepted": sum(verdict.num_accepted_tokens for verdict in verdicts),
+        }
 
     def _deliver(self, session: TargetSession, work: Turn, result: _Timed) -> None:
         verdict, started, ended = result

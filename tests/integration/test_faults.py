@@ -20,6 +20,7 @@ from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.cli.launch import ServerProcess, free_port, server_process
+from inference.types import SamplingParams
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.integration.raw import raw_session
@@ -198,7 +199,7 @@ async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
 async def drain(server: ServerProcess) -> None:
     """SIGTERM: unhealthy at once, new requests refused, the running one finishes, exit code 0."""
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(generating(server, 1500))
+        running = await stack.enter_async_context(generating(server, 600))
         channel = await stack.enter_async_context(open_channel(server.address))
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
@@ -246,16 +247,16 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
         )
         async with drafting(models, port, *flags) as process:
             await until_busy(target)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.1)
             target.process.kill()
             async with revived_target(models, port) as again:
                 result = await result_of(process)
-                client = ("--temperature", "1", "--seed", "5", "--max_new_tokens", str(num_tokens), "--format", "json")
-                alone = await run_command("--role", "fused_client", "--port", str(port), "--prompt", "x", *client)
+                sampling = SamplingParams(temperature=1.0)
+                alone = await complete(again, CompletionRequest("x", sampling, seed=5, max_new_tokens=num_tokens))
                 assert again.process.returncode is None
     assert result.code == 0
     assert "dialling again" in result.stderr
-    assert result.objects[0]["token_ids"] == alone.objects[0]["token_ids"]
+    assert result.objects[0]["token_ids"] == alone.token_ids
     assert len(result.objects[0]["token_ids"]) == num_tokens
 
 

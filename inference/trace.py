@@ -1,0 +1,36 @@
+"""A time-line of one process in Chrome's trace format, for chrome://tracing, Perfetto or scripts/plot_trace.py.
+
+Times are CLOCK_MONOTONIC, so that traces of several processes on one machine can be laid over each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+MAX_EVENTS = 1_000_000
+"""What is kept at most; a long-lived server stops tracing then."""
+
+
+class Trace:
+    """Collects events; `name` is what the process is called in the picture."""
+
+    def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
+        self._events: list[dict[str, Any]] = [
+            {"name": "process_name", "ph": "M", "pid": self._pid, "tid": 0, "args": {"name": name}}
+        ]
+
+    def span(self, name: str, started: float, ended: float, **args: Any) -> None:
+        """Something that took from `started` to `ended` (monotonic seconds)."""
+        self._add(name=name, ph="X", ts=started * 1e6, dur=(ended - started) * 1e6, args=args)
+
+    def _add(self, **event: Any) -> None:
+        if len(self._events) < MAX_EVENTS:
+            self._events.append({**event, "pid": self._pid, "tid": 0})
+
+    def write(self, path: Path) -> None:
+        """Write the events collected so far."""
+        path.write_text(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}) + "\n")
