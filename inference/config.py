@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from inference.errors import ConfigError
 from inference.types import MAX_GAMMA, Schedule
@@ -16,16 +18,50 @@ BUNDLED_PROMPTS = ROOT / "prompts" / "demo.txt"
 
 DTYPES = ("float32", "bfloat16", "float16")
 
+SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
+"""vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
 
 
+def check_batch(batch: int) -> int:
+    """The number of sequences in flight itself, if it can be used."""
+    _require(1 <= batch <= 4096, f"batch {batch} is outside 1..4096")
+    return batch
+
+
 def check_gamma(gamma: int) -> int:
     """The speculation length itself, if it can be used."""
     _require(0 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 0..{MAX_GAMMA}")
     return gamma
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronOptions:
+    """What only models compiled for AWS Neuron devices need to know.
+
+    Attributes:
+        tp_degree: logical NeuronCores that a model is sharded over.
+        gamma: draft tokens that a compiled verification pass has room for; 0 compiles none, as for a draft.
+        method: one of SPECULATION_METHODS.
+        overrides: further parameters of NxDI's NeuronConfig, by name.
+        artifacts: folder of compiled models; None is a folder in the user's cache.
+    """
+
+    tp_degree: int = 1
+    gamma: int = 0
+    method: str = "vanilla"
+    overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    artifacts: Path | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.tp_degree >= 1, f"tp_degree {self.tp_degree} is below 1")
+        check_gamma(self.gamma)
+        methods = ", ".join(SPECULATION_METHODS)
+        _require(self.method in SPECULATION_METHODS, f"speculation_method {self.method} is none of {methods}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +76,7 @@ class ModelConfig:
         sequence_length: positions per slot; None takes the model's own limit, at most 2048.
         num_slots: sequences that can be in flight at once.
         num_threads: CPU threads of a forward pass; 0 takes the number of cores this process may use.
+        neuron: for backends of Neuron devices alone.
     """
 
     path: Path
@@ -49,6 +86,7 @@ class ModelConfig:
     sequence_length: int | None = None
     num_slots: int = 8
     num_threads: int = 0
+    neuron: NeuronOptions = field(default_factory=NeuronOptions)
 
     def __post_init__(self) -> None:
         _require((self.path / "config.json").is_file(), f"model {self.path}: no config.json there")
@@ -76,6 +114,26 @@ class ProposerConfig:
     def __post_init__(self) -> None:
         _require((self.tokenizer_path / "config.json").is_file(), f"model {self.tokenizer_path}: no config.json there")
         _require(1 <= self.num_slots <= 4096, f"batch {self.num_slots} is outside 1..4096")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """Which server a client dials, and how patient it is.
+
+    Attributes:
+        connect_timeout_s: seconds to wait for the server at start.
+        deadline_s: seconds a request may take.
+    """
+
+    host: str
+    port: int
+    connect_timeout_s: float
+    deadline_s: float
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.port <= 65535, f"port {self.port} is outside 1..65535")
+        _require(self.connect_timeout_s > 0, f"connect_timeout_s {self.connect_timeout_s} is not above 0")
+        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,10 @@ import numpy.typing as npt
 from inference.types import Array, TokenLogprob, TokenLogprobs
 
 
+LOWEST = -9999.0
+"""In place of minus infinity, which JSON does not have; as in vLLM."""
+
+
 def token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
     """Log-softmax of rows of logits at the chosen tokens and at the best ones.
 
@@ -23,6 +27,7 @@ def token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tup
     rows = _to_numpy(logits).astype(np.float64)
     rows -= rows.max(axis=-1, keepdims=True)
     rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+    np.maximum(rows, LOWEST, out=rows)
     return tuple(
         TokenLogprobs(TokenLogprob(token_id, float(row[token_id])), _best(row, num_top))
         for row, token_id in zip(rows, token_ids, strict=True)

@@ -1,19 +1,22 @@
-"""Text to token ids and back. Owns the model directory's tokenizer; knows no model."""
+"""Text and conversations to token ids, and back. Owns the model directory's tokenizer; knows no model."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
+from tokenizers.pre_tokenizers import ByteLevel
 
-from inference.errors import ConfigError
+from inference.errors import ConfigError, InvalidRequestError
 
 FINGERPRINT_DIGITS = 16
 GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
@@ -22,6 +25,7 @@ class Tokenizer:
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
+        self._is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
         self.fingerprint = fingerprint(tokenizer.get_vocab())
 
     @classmethod
@@ -48,6 +52,40 @@ class Tokenizer:
         """Token ids of a text, with the special tokens that the model expects around it."""
         return tuple(self._tokenizer(text)["input_ids"])
 
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """Token ids of a conversation, up to where the assistant answers.
+
+        Args:
+            messages: (role, content) pairs, for the model's chat template; for the plain one where it has none.
+
+        Raises:
+            InvalidRequestError: the template does not take these messages.
+        """
+        if self._tokenizer.chat_template is None:
+            return self.encode(plain_chat(messages))
+        try:
+            text = self._apply_template(messages)
+        except Exception as exc:  # whatever the template raises
+            spoken = [(role, content) for role, content in messages if content or role != "system"]
+            if not spoken or len(spoken) == len(messages):
+                raise InvalidRequestError(f"messages: the chat template refuses them ({exc})") from exc
+            return self.encode_chat(spoken)  # benchmarks send an empty system message, also to models that know none
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])  # the template has them already
+
+    def _apply_template(self, messages: Sequence[tuple[str, str]]) -> str:
+        conversation = [{"role": role, "content": content} for role, content in messages]
+        return str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token, be they a whole character or not; special tokens by their name, unknown ids none."""
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level and all(character in _BYTE_OF_CHARACTER for character in token):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        match = _BYTE_TOKEN.fullmatch(token)
+        return bytes.fromhex(match[1]) if match else str(token).replace("\u2581", " ").encode()
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids; special tokens have none."""
         return str(
@@ -66,18 +104,41 @@ class TextStream:
         self._backend = backend
         self._stream = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
-        self._num_characters = 0
+        self._text = ""
 
-    def push(self, token_ids: Sequence[int], *, last: bool = False) -> str:
-        """Text that is certain after these tokens; the last call also gives what an unfinished character leaves."""
-        self._token_ids.extend(token_ids)
-        pieces = (self._stream.step(self._backend, token_id) for token_id in token_ids)
-        text = "".join(piece for piece in pieces if piece)
-        self._num_characters += len(text)
-        return text + self._rest() if last else text
+    def push(self, token_id: int) -> str:
+        """Text that is certain after this token; empty within a character."""
+        self._token_ids.append(token_id)
+        piece = self._step(token_id)
+        self._text += piece
+        return piece
 
-    def _rest(self) -> str:
-        return self._tokenizer.decode(self._token_ids)[self._num_characters :]
+    def rest(self) -> str:
+        """After the last token: what an unfinished character leaves."""
+        text = self._tokenizer.decode(self._token_ids)
+        return text[len(self._text) :] if text.startswith(self._text) else ""
+
+    def _step(self, token_id: int) -> str:
+        try:
+            return self._stream.step(self._backend, token_id) or ""
+        except Exception:  # bytes that are no UTF-8 changed the decoding of earlier ones: begin anew behind them
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._backend, token_id) or ""
+
+
+def plain_chat(messages: Sequence[tuple[str, str]]) -> str:
+    """The prompt of a model without a chat template: paragraphs "role: content", then "assistant:"."""
+    return "".join(f"{role}: {content}\n\n" for role, content in messages) + "assistant:"
+
+
+def _characters_of_bytes() -> list[str]:
+    """GPT-2's stand-in for each byte: itself where it can be printed, else one from 256 on."""
+    printable = {ord(character) for character in ByteLevel.alphabet() if ord(character) < 256}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_characters_of_bytes())}
 
 
 def _names_generic_class(path: Path) -> bool:

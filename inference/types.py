@@ -17,6 +17,8 @@ Array: TypeAlias = Any
 """A numpy array or a torch tensor; functions that take one return the same kind, on the same device."""
 
 MAX_SEED = 2**64 - 1
+MAX_COUNT = 2**32 - 1
+"""Counts travel as 32 bits."""
 MAX_GAMMA = 64
 MAX_LOGPROBS = 20
 """Best tokens of a position whose log-probabilities can be asked for."""
@@ -41,7 +43,7 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches top_p; in (0, 1], 1 keeps all.
         min_p: keep tokens with at least min_p times the largest probability; in [0, 1], 0 keeps all.
         seed: 64-bit key of the noise.
-        repetition_penalty: in (0, 100]; divides positive logits of tokens in prompt or output, multiplies others; 1 none.
+        repetition_penalty: in (0, 100]; divides positive logits of tokens in prompt or output, multiplies others.
         presence_penalty: in [-2, 2]; subtracted once from tokens in the output.
         frequency_penalty: in [-2, 2]; subtracted from tokens in the output as often as they occur there.
         logit_bias: (token id, bias in [-100, 100]) pairs, added to the logits; every token once.
@@ -62,7 +64,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require(0.0 <= self.temperature <= 100.0, f"temperature {self.temperature} is outside 0..100")
-        _require(self.top_k >= 0, f"top_k {self.top_k} is below 0")
+        _require(0 <= self.top_k <= MAX_COUNT, f"top_k {self.top_k} is outside 0..{MAX_COUNT}")
         _require(0.0 < self.top_p <= 1.0, f"top_p {self.top_p} is outside (0, 1]")
         _require(0.0 <= self.min_p <= 1.0, f"min_p {self.min_p} is outside [0, 1]")
         _require(0 <= self.seed <= MAX_SEED, f"seed {self.seed} is outside 0..{MAX_SEED}")
@@ -136,7 +138,8 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         num_prompt_tokens = len(self.prompt_token_ids)
         _require(num_prompt_tokens >= 1, "the prompt has no token")
-        _require(self.max_new_tokens >= 1, f"max_new_tokens {self.max_new_tokens} is below 1")
+        limit = self.max_new_tokens
+        _require(1 <= limit <= MAX_COUNT, f"max_new_tokens {limit} is outside 1..{MAX_COUNT}")
         _require(self.gamma is None or 0 <= self.gamma <= MAX_GAMMA, f"gamma {self.gamma} is outside 0..{MAX_GAMMA}")
         _require(
             0 <= self.num_committed_tokens < num_prompt_tokens,

@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import gevent
 import grpc
 import grpc.experimental.gevent as grpc_gevent
 from locust import User, events, task
@@ -27,6 +28,9 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 grpc_gevent.init_gevent()  # before any channel exists; importing locust has patched the standard library
 
 CONNECT_TIMEOUT_S = 10.0
+NATIVE_THREADS = 10
+
+_SCHEDULES = {None: pb.SCHEDULE_UNSPECIFIED, "sync": pb.SCHEDULE_SYNC, "async": pb.SCHEDULE_ASYNC}
 
 
 class Load:
@@ -62,6 +66,8 @@ def _add_flags(parser: Any) -> None:
 @events.init.add_listener
 def _load(environment: Any, **_: Any) -> None:
     options = environment.parsed_options
+    # A waiting call holds a native thread, and gevent has ten unless told otherwise.
+    gevent.get_hub().threadpool.maxsize = NATIVE_THREADS + 2 * int(options.num_users or 1)
     environment.load = Load(json.loads(Path(options.plan).read_text()), Path(options.results))
 
 
@@ -102,13 +108,17 @@ class GenerationUser(User):
         load.records.append(record)
         self._report(record["rounds"][-1]["arrived_s"], len(record["token_ids"]), None)
         if load.is_complete:
-            self.environment.runner.quit()
+            self._end()
+
+    def _end(self) -> None:
+        """End the load from a greenlet of its own: quitting kills the users', and so would kill itself halfway."""
+        gevent.spawn(self.environment.runner.quit)
 
     def _fail(self, error: grpc.RpcError) -> None:
         """One failure ends the load: what is left would not be compared."""
         self.environment.load.errors.append(f"{error.code().name}: {error.details()}")
         self._report(0.0, 0, error)
-        self.environment.runner.quit()
+        self._end()
 
     def _generate(self, index: int, prompt: str) -> dict[str, Any]:
         """One record, as inference/comparison/record.py reads it."""
@@ -140,8 +150,13 @@ class GenerationUser(User):
 
 def _request(plan: dict[str, Any], prompt: str) -> pb.GenerateRequest:
     sampling = pb.SamplingParams(temperature=plan["temperature"], seed=plan["seed"])
-    limit = plan["max_new_tokens"]
-    return pb.GenerateRequest(text=prompt, sampling=sampling, max_new_tokens=limit, gamma=plan["gamma"])
+    return pb.GenerateRequest(
+        text=prompt,
+        sampling=sampling,
+        max_new_tokens=plan["max_new_tokens"],
+        gamma=plan["gamma"],
+        schedule=_SCHEDULES[plan["schedule"]],
+    )
 
 
 def _round(delta: pb.Delta, arrived_s: float) -> dict[str, Any]:

@@ -99,8 +99,8 @@ async def _complete(completer: Completer, prompt: str, *, show: bool) -> Result:
 
 def _table(comparisons: Sequence[Comparison]) -> Table:
     title = "\nSpeculative decoding against the target alone: same run, greedy"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("prompt", max_width=17, no_wrap=True)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("prompt", max_width=15, no_wrap=True)
     for name in ("tokens", "tok/s", "accepted", "tok/pass", "speed-up", "B/tok", "exact"):
         table.add_column(name, justify="right", no_wrap=True)
     for comparison in comparisons:

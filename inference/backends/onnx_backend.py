@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 MAX_PLACES = 16
 """Spans of one run of a graph. More are bound by arithmetic, not by reading the weights: they run in groups."""
+
+PREPARE_S = 1.0
+"""Seconds that loading spends on building graphs, smallest first; the rest are built when first needed."""
 
 PROBE_TOLERANCE = 1e-3
 """Largest difference from Transformers' logits at loading, relative to the largest logit (1, if that is smaller)."""
@@ -71,6 +75,13 @@ class OnnxBackend:
             )
         return self._passes[num_places]
 
+    def prepare(self) -> None:
+        """Build graphs ahead, so that the first pass over so many spans does not wait for it."""
+        ends = time.monotonic() + PREPARE_S
+        for num_places in range(1, min(self.num_slots, MAX_PLACES) + 1):
+            if time.monotonic() < ends:
+                self._pass(num_places)
+
     def probe_error(self) -> float:
         """Largest difference between this backend's logits and Transformers', relative to the largest of them.
 
@@ -101,6 +112,7 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
         backend = OnnxBackend(decoder, num_slots=config.num_slots, max_length=max_length, num_threads=num_threads)
         error = backend.probe_error()
         if error <= PROBE_TOLERANCE:  # not if it is NaN
+            backend.prepare()
             return backend
         logger.warning("model %s: packed weights are off by %.2g, making them again", config.path.name, error)
         discard(decoder)

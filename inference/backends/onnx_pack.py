@@ -38,6 +38,7 @@ LAYOUT_VERSION = 1  # of what this module writes
 GRAPH_FILE, WEIGHTS_FILE, SHAPE_FILE, PROBE_FILE = "decoder.onnx", "weights.bin", "shape.json", "probe.npz"
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json")
 NUM_PROBE_TOKENS = 8
+MAKING = "making-"  # how the names of unfinished folders begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +96,23 @@ def session_options(num_threads: int) -> onnxruntime.SessionOptions:
 
 
 def _cache_folder(path: Path) -> Path:
+    """One folder per checkpoint, in it one per state of its files."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "specdec" / "onnx" / f"{path.resolve().name}-{_fingerprint(path)}"
+    place = path.resolve()
+    return root / "specdec" / "onnx" / f"{place.name}-{_digest(str(place))}" / _digest(_facts(path))
 
 
-def _fingerprint(path: Path) -> str:
-    """Changes with the checkpoint's files, the library and the processor."""
-    facts = [LAYOUT_VERSION, onnxruntime.__version__, _processor(), str(path.resolve())]
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _facts(path: Path) -> list[object]:
+    """What the packed form depends on: the checkpoint's files, the library and the processor."""
+    facts: list[object] = [LAYOUT_VERSION, onnxruntime.__version__, _processor()]
     for file in sorted(file for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)):
         status = file.stat()
         facts.append((file.name, status.st_size, status.st_mtime_ns))
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    return facts
 
 
 def _processor() -> str:
@@ -122,7 +129,7 @@ def _make(path: Path, config: PretrainedConfig, folder: Path) -> None:
     model = load_weights(path, config, dtype=torch.float32, device=torch.device("cpu"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as temporary:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=MAKING) as temporary:
             made = Path(temporary) / "made"
             made.mkdir()
             _write(model, made)
@@ -133,11 +140,15 @@ def _make(path: Path, config: PretrainedConfig, folder: Path) -> None:
 
 
 def _publish(made: Path, folder: Path) -> None:
+    """Put the folder in its place, and remove those of earlier states of the checkpoint."""
     try:
         made.rename(folder)
     except OSError:
         if not folder.exists():  # else another process was faster, and made the same
             raise
+    for other in folder.parent.iterdir():
+        if other != folder and not other.name.startswith(MAKING):
+            shutil.rmtree(other, ignore_errors=True)  # who has it mapped keeps what is mapped
 
 
 def _write(model: PreTrainedModel, folder: Path) -> None:

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from inference.backends.attention import LayerAttention, PassHolder, ShapeRecorder, SlotPass, attach
 from inference.backends.checkpoint import load_config, load_weights
-from inference.backends.slot_cache import SlotCache
+from inference.backends.packed_linear import pack_linears
+from inference.backends.slot_cache import LayerShape, SlotCache
 from inference.backends.spans import check_spans, wanted_rows
 from inference.backends.support import (
     architecture_name,
@@ -28,6 +29,9 @@ from inference.backends.support import (
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
 from inference.types import Array, Span
+
+NUM_TEST_TOKENS = 4
+"""Tokens that linear layers are compared over before and after they are packed."""
 
 
 class TorchBackend:
@@ -47,7 +51,11 @@ class TorchBackend:
         attach(self._model, self._holder)
         self._dtype = model.dtype
         self._device = model.device
-        self._vocab_size, self._cache = self._probe(num_slots, max_length)
+        self._vocab_size, shapes = self._probe(max_length)
+        kind = {"dtype": self._dtype, "device": self._device}
+        self._cache = SlotCache(shapes, num_slots=num_slots, max_length=max_length, **kind)
+        if self._device.type == "cpu" and self._dtype == torch.float32:
+            self._pack_linears(SlotCache(shapes, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))
 
     @property
     def vocab_size(self) -> int:
@@ -96,7 +104,15 @@ class TorchBackend:
         return logits[0].float()
 
     @torch.inference_mode()
-    def _probe(self, num_slots: int, max_length: int) -> tuple[int, SlotCache]:
+    def _pack_linears(self, cache: SlotCache) -> None:
+        """Make passes over several tokens cost little more than over one; `cache` is for the test of it."""
+        span = Span(slot=0, start=0, token_ids=range(NUM_TEST_TOKENS), num_logits=NUM_TEST_TOKENS)
+        inputs = torch.tensor([span.token_ids, span.token_ids]) % self._vocab_size  # [2, num_tokens]
+        slot_pass = SlotPass(cache, [span], dtype=self._dtype, device=self._device)
+        pack_linears(self._model, lambda: self._run(inputs, slot_pass, None))
+
+    @torch.inference_mode()
+    def _probe(self, max_length: int) -> tuple[int, list[LayerShape]]:
         """Run one token to learn the vocabulary's size and what each layer stores."""
         architecture = architecture_name(self._model.config)
         recorder = ShapeRecorder(architecture, max_length)
@@ -109,8 +125,7 @@ class TorchBackend:
         shapes = [recorder.shapes[layer] for layer in sorted(recorder.shapes)]
         if len(shapes) != self._model.config.get_text_config().num_hidden_layers:
             raise UnsupportedModelError(f"{architecture} is not supported: its attention cannot be replaced")
-        cache = SlotCache(shapes, num_slots=num_slots, max_length=max_length, dtype=self._dtype, device=self._device)
-        return logits.shape[1], cache
+        return logits.shape[1], shapes
 
 
 def load_torch_backend(config: ModelConfig) -> TorchBackend:

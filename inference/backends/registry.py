@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from importlib import import_module
 
+from inference.capabilities import CompiledDecoder
 from inference.config import ModelConfig
 from inference.errors import ConfigError
 from inference.types import Backend
@@ -18,7 +19,13 @@ logger = logging.getLogger(__name__)
 LOADERS = {
     "torch": ("inference.backends.pytorch", "load_torch_backend"),
     "onnx": ("inference.backends.onnx_backend", "load_onnx_backend"),
+    "neuron": ("inference.backends.neuron.slots", "load_neuron_backend"),
+    "transformers-neuronx": ("inference.backends.neuron.legacy", "load_legacy_backend"),
 }
+# name -> module and the function that loads a pair into one graph, (target, draft) -> CompiledDecoder or None
+DECODER_LOADERS = {"neuron": ("inference.backends.neuron.fused", "load_fused_decoder")}
+# name -> module and the function that compiles ahead of time, (target or None, draft or None) -> None
+COMPILERS = {"neuron": ("inference.backends.neuron.compiling", "compile_models")}
 AUTO = "auto"
 """onnx where it runs the model, on a CPU; torch elsewhere."""
 
@@ -34,6 +41,33 @@ def load_backend(config: ModelConfig) -> Backend:
     if config.backend not in LOADERS:
         raise ConfigError(f"backend {config.backend} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
     return _load(config.backend, config)
+
+
+def load_decoder(target: ModelConfig, draft: ModelConfig) -> CompiledDecoder | None:
+    """Load both models into one decoder, where their backend can and the configuration wants it; else None.
+
+    Raises:
+        ConfigError: the pair cannot be used.
+    """
+    if target.backend != draft.backend or target.backend not in DECODER_LOADERS:
+        return None
+    module, function = DECODER_LOADERS[target.backend]
+    decoder: CompiledDecoder | None = getattr(import_module(module), function)(target, draft)
+    return decoder
+
+
+def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
+    """Compile models ahead of time.
+
+    Raises:
+        ConfigError: their backend compiles nothing, or a model cannot be used.
+    """
+    for config in (target, draft):
+        if config is not None and config.backend not in COMPILERS:
+            raise ConfigError(f"backend {config.backend} compiles nothing: {', '.join(sorted(COMPILERS))} does")
+    (config,) = [config for config in (target, draft) if config is not None][:1]
+    module, function = COMPILERS[config.backend]
+    getattr(import_module(module), function)(target, draft)
 
 
 def _load_fastest(config: ModelConfig) -> Backend:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
-from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, DTYPES
+from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, DTYPES, SPECULATION_METHODS
 from inference.types import Schedule
 from inference.workers.completion import DEFAULT_MAX_NEW_TOKENS
 
@@ -22,6 +24,7 @@ def add_model(parser: argparse.ArgumentParser, *, default: Path, what: str) -> N
     text = f"{what} model directory (%(default)s)"
     group.add_argument("--model", f"--{what}_model", type=Path, default=default, metavar="DIR", help=text)
     add_backend(group)
+    add_neuron(parser)
 
 
 def add_draft_model(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +34,7 @@ def add_draft_model(parser: argparse.ArgumentParser) -> None:
     text = f"with {NGRAM}: model directory whose tokenizer is used (%(default)s)"
     group.add_argument("--tokenizer", type=Path, default=BUNDLED_DRAFT, metavar="DIR", help=text)
     add_backend(group)
+    add_neuron(parser)
 
 
 def add_model_pair(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +43,65 @@ def add_model_pair(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
     text = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself (%(default)s)"
     group.add_argument("--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
-    text = "tensor parallel degree; only backends that shard a model over devices use it (%(default)s)"
-    group.add_argument("--tp_degree", type=int, default=1, metavar="N", help=text)
     add_backend(group)
+    add_neuron(parser)
+
+
+def add_compiled_models(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models (one, or both)")
+    text = "target model directory: compiles what --role target or verify_target loads (with --gamma 0)"
+    group.add_argument("--target_model", "--model", type=Path, metavar="DIR", help=text)
+    text = "draft model directory: compiles what --role draft loads; with a target, what --role fused_target loads"
+    group.add_argument("--draft_model", type=Path, metavar="DIR", help=text)
+    add_backend(group)
+    parser.set_defaults(backend="neuron")
+    add_neuron(parser)
+
+
+def add_neuron(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("AWS Neuron devices (backend neuron)")
+    text = "logical NeuronCores that a model is sharded over (%(default)s)"
+    group.add_argument("--tp_degree", type=int, default=1, metavar="N", help=text)
+    group.add_argument(
+        "--speculation_method",
+        choices=SPECULATION_METHODS,
+        help="vanilla: slot models, any sampling; others: NxDI's fused graph (default: fused for fused_target)",
+    )
+    group.add_argument(
+        "--neuron_config",
+        type=_json_object,
+        action=_MergeObjects,
+        default={},
+        metavar="JSON",
+        help="further parameters of NxDI's NeuronConfig, as a JSON object; several are merged",
+    )
+    text = "folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache)"
+    group.add_argument("--compiled_model_path", type=Path, metavar="DIR", help=text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text} is not a JSON object")
+    return value
+
+
+class _MergeObjects(argparse.Action):
+    """Later objects win, name by name."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: Any, option_string: object = None
+    ) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), **values})
+
+
+def add_verification(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("verification")
+    text = "draft tokens that a compiled pass has room for, 0 for none (%(default)s; other backends take any number)"
+    group.add_argument("--gamma", "--speculation_length", type=int, default=4, metavar="N", help=text)
 
 
 def add_backend(group: argparse._ArgumentGroup) -> None:
@@ -81,6 +141,30 @@ def add_listen(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
     )
+    _add_grace(group)
+
+
+def add_metrics(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("metrics")
+    text = "serve Prometheus metrics at /metrics of this port, on the server's host (default: nowhere)"
+    group.add_argument("--metrics_port", type=int, metavar="PORT", help=text)
+
+
+def add_http(parser: argparse.ArgumentParser, *, default_port: int | None) -> None:
+    group = parser.add_argument_group("OpenAI-compatible HTTP")
+    text = "port of the HTTP server" + (" (%(default)s)" if default_port else "; without it there is none")
+    group.add_argument("--http_port", type=int, default=default_port, metavar="PORT", help=text)
+    text = "what a stream's event carries: one token, or all tokens of a target pass (%(default)s)"
+    group.add_argument("--stream_chunk", choices=["token", "pass"], default="token", help=text)
+    group.add_argument("--served_model_name", metavar="NAME", help="name of the model (default: its directory's)")
+    text = "largest request body in MiB (%(default)s)"
+    group.add_argument("--max_body_mib", type=float, default=8.0, metavar="MIB", help=text)
+    group.add_argument("--no_page", action="store_true", help="no page at /")
+
+
+def add_http_listen(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s; 0.0.0.0 for all)")
     _add_grace(group)
 
 

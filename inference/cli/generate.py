@@ -17,11 +17,11 @@ from inference.cli.prompts import read_prompts
 from inference.cli.reports import report_profile, traced
 from inference.cli.results import Result
 from inference.cli.runner import run_prompts
-from inference.config import DraftConfig, ModelConfig, ProposerConfig
+from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig, check_batch
 from inference.errors import UnavailableError
 from inference.profile import Profile
 from inference.tokenizer import Tokenizer
-from inference.types import SamplingParams, Schedule
+from inference.types import GenerationRequest, SamplingParams, Schedule
 from inference.workers.assembly import draft_worker, load_proposer, target_engine
 from inference.workers.client import RemoteCompleter
 from inference.workers.completion import Completer, CompletionRequest, LocalCompleter
@@ -43,6 +43,7 @@ async def run_draft(args: argparse.Namespace, config: ProposerConfig) -> int:
 async def run_client(args: argparse.Namespace) -> int:
     """Complete prompts at any GenerationService."""
     template, prompts = request_template(args), read_prompts(args.prompt, args.prompt_text)
+    check_batch(args.batch)
     async with connected(args) as channel:
         completer = RemoteCompleter(channel, address(args.target_host, args.port), deadline_s=args.deadline_s)
         return await _complete(args, completer, prompts, template, text_sink=TextSink())
@@ -79,14 +80,20 @@ async def _complete(
 
 def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
     """How the flags want drafts made."""
+    connection = connection_config(args)
     return DraftConfig(
-        target_address=address(args.target_host, args.port),
+        target_address=address(connection.host, connection.port),
         gamma=args.gamma,
         schedule=Schedule(args.schedule),
         reconnect_timeout_s=args.reconnect_timeout_s,
         deadline_s=args.deadline_s,
         max_waiting=max_waiting,
     )
+
+
+def connection_config(args: argparse.Namespace) -> ConnectionConfig:
+    """Which server the flags name."""
+    return ConnectionConfig(args.target_host, args.port, args.connect_timeout_s, args.deadline_s)
 
 
 def _write_profile(role: str, results: list[Result]) -> None:
@@ -107,18 +114,19 @@ def request_template(args: argparse.Namespace) -> CompletionRequest:
     sampling = SamplingParams(
         temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=seed or 0
     )
-    return CompletionRequest(
-        prompt="", sampling=sampling, seed=seed, max_new_tokens=args.max_new_tokens, gamma=getattr(args, "gamma", None)
-    )
+    gamma = getattr(args, "gamma", None)
+    GenerationRequest((0,), sampling, args.max_new_tokens, gamma=gamma)  # says now what is out of range
+    return CompletionRequest(prompt="", sampling=sampling, seed=seed, max_new_tokens=args.max_new_tokens, gamma=gamma)
 
 
 @asynccontextmanager
 async def connected(args: argparse.Namespace) -> AsyncGenerator[grpc.aio.Channel, None]:
     """A channel to the server that the flags name, once it answers."""
-    where = address(args.target_host, args.port)
+    connection = connection_config(args)
+    where = address(connection.host, connection.port)
     async with open_channel(where) as channel:
         try:
-            await wait_until_ready(channel, where, timeout_s=args.connect_timeout_s)
+            await wait_until_ready(channel, where, timeout_s=connection.connect_timeout_s)
         except UnreachableError as exc:
             raise UnavailableError(str(exc)) from exc
         yield channel

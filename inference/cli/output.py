@@ -89,8 +89,8 @@ class JsonSink:
 
 def print_summary(results: Sequence[Result]) -> None:
     """A table of figures per prompt, on stderr; as narrow as the narrowest usual terminal."""
-    table = Table(title="profile", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("prompt", no_wrap=True, max_width=16)
+    table = Table(title="profile", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("prompt", no_wrap=True, max_width=13)
     for name in ("tokens", "tok/s", "TTFT ms", "TPOT ms", "accepted", "tok/pass", "B/tok"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:

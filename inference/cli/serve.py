@@ -13,20 +13,25 @@ import grpc
 from grpc_comm.options import address
 from grpc_comm.server import PortTakenError, Server, stop_signal
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.cli.gateway import beside_grpc
 from inference.cli.generate import connected, draft_config
 from inference.cli.reports import profiled, traced
 from inference.config import ModelConfig, ProposerConfig, ServerConfig, check_gamma
 from inference.engine.drafting import DraftEngine
 from inference.engine.engine import Engine
-from inference.errors import ConfigError
+from inference.errors import ConfigError, SpecDecError
+from inference.gateway.server import HttpServer
+from inference.metrics import Metrics
 from inference.profile import Profile
 from inference.tokenizer import Tokenizer
 from inference.types import Generator
 from inference.workers import generation, verification
 from inference.workers.assembly import draft_worker, fused_engine, load_proposer, running, target_engine
 from inference.workers.assist import assist
+from inference.workers.client import RemoteCompleter
 from inference.workers.completion import Completer, LocalCompleter, ProfilingCompleter
 from inference.workers.generation import GenerationServicer, ModelCard
+from inference.workers.metered import MeteredCompleter
 from inference.workers.pool import DraftPool
 from inference.workers.status import to_status
 from inference.workers.verification import VerificationServicer
@@ -34,10 +39,12 @@ from inference.workers.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
+NAME_TIMEOUT_S = 5.0
+
 
 async def serve_target(args: argparse.Namespace, config: ModelConfig, server: ServerConfig) -> int:
     """Serve a target: verification for draft workers, and generation without any."""
-    tokenizer = Tokenizer.load(config.path)
+    tokenizer, metrics = Tokenizer.load(config.path), Metrics(config.path.name)
     with profiled(args) as profile:
         async with target_engine(config, max_waiting=server.max_waiting) as engine:
             pool = DraftPool(engine)
@@ -47,30 +54,32 @@ async def serve_target(args: argparse.Namespace, config: ModelConfig, server: Se
                 vocabulary=Vocabulary(tokenizer.fingerprint, engine.vocab_size),
                 idle_timeout_s=server.idle_timeout_s,
                 profile=profile,
+                metrics=metrics,
             )
-            generator = _generation(pool, tokenizer, config.path.name, topology="target", profile=profile)
+            generator = _generation(pool, tokenizer, config.path.name, "target", profile=profile, metrics=metrics)
 
             def register(grpc_server: grpc.aio.Server) -> None:
                 rpc.add_VerificationServiceServicer_to_server(verifier, grpc_server)
                 rpc.add_GenerationServiceServicer_to_server(generator, grpc_server)
 
             names = [verification.SERVICE_NAME, generation.SERVICE_NAME]
-            return await _until_signal(args, server, names, register, engine)
+            return await _until_signal(args, server, names, register, engine, generator, metrics)
 
 
 async def serve_fused(
     args: argparse.Namespace, target: ModelConfig, draft: ProposerConfig, server: ServerConfig
 ) -> int:
     """Serve generation with both models in this process."""
-    tokenizer = Tokenizer.load(target.path)
+    tokenizer, metrics = Tokenizer.load(target.path), Metrics(target.path.name)
     gamma = check_gamma(args.gamma)
     with profiled(args) as profile:
         async with fused_engine(target, draft, max_waiting=server.max_waiting, gamma=gamma) as engine:
             return await _serve_generation(
-                _generation(engine, tokenizer, target.path.name, topology="fused", profile=profile),
+                _generation(engine, tokenizer, target.path.name, "fused", profile=profile, metrics=metrics),
                 args,
                 server,
                 engine,
+                metrics,
             )
 
 
@@ -81,10 +90,23 @@ async def serve_draft(args: argparse.Namespace, config: ProposerConfig, server: 
     proposer, words = await load_proposer(config)
     with profiled(args) as profile:
         async with connected(args) as channel, draft_worker(proposer, draft, words, channel) as (worker, engine):
-            name = f"draft of {draft.target_address}"
+            name = await _target_name(channel, draft.target_address)
+            metrics = Metrics(name)
             return await _serve_generation(
-                _generation(worker, tokenizer, name, topology="distributed", profile=profile), args, server, engine
+                _generation(worker, tokenizer, name, "distributed", profile=profile, metrics=metrics),
+                args,
+                server,
+                engine,
+                metrics,
             )
+
+
+async def _target_name(channel: grpc.aio.Channel, where: str) -> str:
+    """What the target calls its model; a target that only verifies does not say."""
+    try:
+        return (await RemoteCompleter(channel, where, deadline_s=NAME_TIMEOUT_S).model()).name
+    except SpecDecError:
+        return f"target of {where}"
 
 
 async def assist_targets(args: argparse.Namespace, config: ProposerConfig) -> int:
@@ -109,9 +131,15 @@ async def assist_targets(args: argparse.Namespace, config: ProposerConfig) -> in
 
 
 def _generation(
-    generator: Generator, tokenizer: Tokenizer, name: str, *, topology: str, profile: Profile | None
+    generator: Generator,
+    tokenizer: Tokenizer,
+    name: str,
+    topology: str,
+    *,
+    profile: Profile | None,
+    metrics: Metrics,
 ) -> GenerationServicer:
-    completer: Completer = LocalCompleter(generator, tokenizer)
+    completer: Completer = MeteredCompleter(LocalCompleter(generator, tokenizer), metrics)
     if profile is not None:
         completer = ProfilingCompleter(completer, profile)
     card = ModelCard(name, topology, generator.max_length, generator.vocab_size, tokenizer.fingerprint)
@@ -119,12 +147,16 @@ def _generation(
 
 
 async def _serve_generation(
-    servicer: GenerationServicer, args: argparse.Namespace, config: ServerConfig, engine: Engine[Any, Any, Any]
+    servicer: GenerationServicer,
+    args: argparse.Namespace,
+    config: ServerConfig,
+    engine: Engine[Any, Any, Any],
+    metrics: Metrics,
 ) -> int:
     def register(grpc_server: grpc.aio.Server) -> None:
         rpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
 
-    return await _until_signal(args, config, [generation.SERVICE_NAME], register, engine)
+    return await _until_signal(args, config, [generation.SERVICE_NAME], register, engine, servicer, metrics)
 
 
 async def _until_signal(
@@ -133,17 +165,29 @@ async def _until_signal(
     names: list[str],
     register: Callable[[grpc.aio.Server], None],
     engine: Engine[Any, Any, Any],
+    service: GenerationServicer,
+    metrics: Metrics,
 ) -> int:
     where = address(config.host, config.port)
     try:
         server = Server(where, service_names=names, register=register, status_of=to_status)
     except PortTakenError as exc:
         raise ConfigError(str(exc)) from exc
-    with traced(args, engine):
-        await server.start()
-        logger.info("serving on %s", address(config.host, server.port))
-        signal = await stop_signal()
-        logger.info("%s: running requests get %g s", signal.name, config.grace_s)
-        await server.stop(lambda: engine.stop(grace_s=config.grace_s), grace_s=1.0)
+    metrics.watch(engine)
+    async with beside_grpc(args, service, metrics, config) as http:
+        with traced(args, engine):
+            await _serve_until_signal(server, config, engine, http)
     logger.info("stopped")
     return 0
+
+
+async def _serve_until_signal(
+    server: Server, config: ServerConfig, engine: Engine[Any, Any, Any], http: HttpServer | None
+) -> None:
+    await server.start()
+    logger.info("serving on %s", address(config.host, server.port))
+    signal = await stop_signal()
+    logger.info("%s: running requests get %g s", signal.name, config.grace_s)
+    if http is not None:
+        http.refuse_new()
+    await server.stop(lambda: engine.stop(grace_s=config.grace_s), grace_s=1.0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
-from inference.comparison.config import WorkloadConfig
+from inference.comparison.config import Contender, WorkloadConfig
 from inference.comparison.record import RequestRecord, Round
 from inference.types import SamplingParams
 from inference.workers.client import RemoteCompleter
@@ -18,7 +18,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 async def run_sequentially(
-    address: str, prompts: Sequence[str], workload: WorkloadConfig, gamma: int | None
+    address: str, prompts: Sequence[str], workload: WorkloadConfig, contender: Contender
 ) -> list[RequestRecord]:
     """Complete every prompt at HOST:PORT.
 
@@ -31,17 +31,18 @@ async def run_sequentially(
         except UnreachableError as exc:
             raise from_unreachable(exc) from exc
         completer = RemoteCompleter(channel, address, deadline_s=workload.deadline_s)
-        requests = [_request(prompt, workload, gamma) for prompt in prompts]
+        requests = [_request(prompt, workload, contender) for prompt in prompts]
         return [await _complete(completer, request, index) for index, request in enumerate(requests)]
 
 
-def _request(prompt: str, workload: WorkloadConfig, gamma: int | None) -> CompletionRequest:
+def _request(prompt: str, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
     return CompletionRequest(
         prompt=prompt,
         sampling=SamplingParams(temperature=workload.temperature),
         seed=workload.seed,
         max_new_tokens=workload.max_new_tokens,
-        gamma=gamma,
+        gamma=contender.gamma,
+        schedule=contender.schedule,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from inference.comparison.machine import Machine, split_into_machines
 from inference.errors import ConfigError
-from inference.types import MAX_GAMMA, MAX_SEED
+from inference.types import MAX_GAMMA, MAX_SEED, Schedule
 
 NGRAM = "ngram"
 """As a draft model: prompt lookup, no model at all."""
@@ -121,17 +121,36 @@ class WorkloadConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Series:
+    """A line of the report: contenders that differ only in how they draft."""
+
+    topology: Topology
+    schedule: Schedule | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
+
+    @property
+    def drafts(self) -> bool:
+        return self.topology is not Topology.TARGET
+
+
+@dataclass(frozen=True, slots=True)
 class Contender:
     """One way to serve: a topology, and how it drafts.
 
     Attributes:
         draft: directory or "ngram"; None for the target alone.
         gamma: draft tokens per round; None for the target alone.
+        schedule: who waits for whom; None where draft and target share a process.
     """
 
     topology: Topology
     draft: str | None = None
     gamma: int | None = None
+    schedule: Schedule | None = None
 
     @property
     def draft_name(self) -> str:
@@ -143,7 +162,16 @@ class Contender:
         """For messages."""
         if self.draft is None:
             return self.topology.value
-        return f"{self.topology.value} (draft {self.draft_name}, gamma {self.gamma})"
+        return f"{self.series.name} (draft {self.draft_name}, gamma {self.gamma})"
+
+    @property
+    def series(self) -> Series:
+        return Series(self.topology, self.schedule)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """The draft does not wait for the target."""
+        return self.schedule is Schedule.ASYNC
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +182,7 @@ class ComparisonConfig:
         target_model: directory.
         draft_models: directories, or "ngram".
         gammas: speculation lengths.
+        schedules: of the distributed topology.
         usable_cores: CPU cores of this host that may be used.
         cores_per_machine: a machine is a set of so many of them.
         output: directory of the report.
@@ -163,6 +192,7 @@ class ComparisonConfig:
     draft_models: tuple[str, ...]
     topologies: tuple[Topology, ...]
     gammas: tuple[int, ...]
+    schedules: tuple[Schedule, ...]
     network: NetworkConfig
     workload: WorkloadConfig
     usable_cores: tuple[int, ...]
@@ -173,6 +203,7 @@ class ComparisonConfig:
         _require_distinct("topology", [topology.value for topology in self.topologies])
         _require_distinct("draft model", [Path(draft).name for draft in self.draft_models])
         _require_distinct("gamma", self.gammas)
+        _require_distinct("schedule", [schedule.value for schedule in self.schedules])
         _require_model(self.target_model)
         for draft in self.draft_models:
             _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
@@ -199,10 +230,23 @@ class ComparisonConfig:
     @property
     def contenders(self) -> tuple[Contender, ...]:
         """Everything that is compared; the target alone first, if it takes part."""
-        drafting = [topology for topology in self.topologies if topology is not Topology.TARGET]
-        pairs = itertools.product(drafting, self.draft_models, self.gammas)
+        schedules: dict[Topology, tuple[Schedule | None, ...]] = {Topology.DISTRIBUTED: self.schedules}
         alone = [Contender(Topology.TARGET)] if Topology.TARGET in self.topologies else []
-        return (*alone, *(Contender(*parts) for parts in pairs))
+        drafting = [topology for topology in self.topologies if topology is not Topology.TARGET]
+        return (
+            *alone,
+            *(
+                Contender(topology, draft, gamma, schedule)
+                for topology in drafting
+                for schedule in schedules.get(topology, (None,))
+                for draft, gamma in itertools.product(self.draft_models, self.gammas)
+            ),
+        )
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """Every line of the report once, in order."""
+        return tuple(dict.fromkeys(contender.series for contender in self.contenders))
 
     @property
     def sweeps(self) -> bool:

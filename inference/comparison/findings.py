@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.comparison.agreement import Agreement
-from inference.comparison.config import ClientSite, ComparisonConfig, Contender, Topology
+from inference.comparison.config import ClientSite, ComparisonConfig, Contender, Series
 from inference.comparison.grid import Cell
 from inference.comparison.machine import cpu_model
 from inference.comparison.summary import CellSummary, Summarizer, Theory
@@ -38,15 +38,15 @@ class Findings:
     def by_cell(self) -> dict[Cell, CellSummary]:
         return {summary.cell: summary for summary in self.summaries}
 
-    def best(self, topology: Topology, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
-        """Of all ways to draft in this topology, the one with the most tokens/s; None if it takes no part."""
-        wanted = (topology, kind, rtt_ms, concurrency)
+    def best(self, series: Series, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
+        """Of all ways to draft in this series, the one with the most tokens/s; None if it takes no part."""
+        wanted = (series, kind, rtt_ms, concurrency)
         found = [summary for summary in self.summaries if _place(summary.cell) == wanted]
         return max(found, key=lambda summary: summary.tokens_per_s.median, default=None)
 
 
-def _place(cell: Cell) -> tuple[Topology, str, float, int]:
-    return cell.contender.topology, cell.kind, cell.rtt_ms, cell.concurrency
+def _place(cell: Cell) -> tuple[Series, str, float, int]:
+    return cell.contender.series, cell.kind, cell.rtt_ms, cell.concurrency
 
 
 def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement, duration_s: float) -> Findings:
@@ -107,7 +107,7 @@ def _network(config: ComparisonConfig) -> str:
 _SITES = {
     ClientSite.EDGE: "The thin client sits at the edge: for target-only and fused the round trip lies between client "
     "and server (tokens stream one way, so it adds to TTFT only); for distributed it lies between draft and target, "
-    "once in every round.",
+    "once in every round (schedule sync).",
     ClientSite.TARGET: "The thin client sits beside the target: for target-only and fused no link is slow; for "
     "distributed the round trip lies both between client and draft and between draft and target.",
 }
@@ -131,6 +131,7 @@ def row(summary: CellSummary) -> dict[str, Any]:
     cell, speedup, costs = summary.cell, summary.speedup, summary.costs
     return {
         "topology": cell.contender.topology.value,
+        "schedule": cell.contender.schedule.value if cell.contender.schedule else None,
         "draft": cell.contender.draft_name,
         "gamma": cell.contender.gamma,
         "kind": cell.kind,

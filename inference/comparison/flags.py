@@ -18,6 +18,7 @@ from inference.comparison.config import (
     WorkloadConfig,
 )
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
+from inference.types import Schedule
 
 BUNDLED_PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / "open_ended.txt")
 NUM_BUNDLED_PROMPTS = 3
@@ -39,6 +40,7 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         draft_models=args.draft_models,
         topologies=args.topologies,
         gammas=args.gamma,
+        schedules=args.schedule,
         network=NetworkConfig(args.rtt_ms, args.jitter_ms, args.bandwidth_mbps, ClientSite(args.client_site)),
         workload=WorkloadConfig(
             prompt_sets=_prompt_sets(args.prompt_file, args.num_prompts),
@@ -87,6 +89,13 @@ def _topology(text: str) -> Topology:
     return Topology(text)
 
 
+def _schedule(text: str) -> Schedule:
+    names = [schedule.value for schedule in Schedule]
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"schedule {text} is none of {', '.join(names)}")
+    return Schedule(text)
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -119,6 +128,8 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft_models", type=_list_of(str), default=str(BUNDLED_DRAFT), metavar="LIST", help=text)
     text = "draft tokens per round; several are a sweep (%(default)s)"
     group.add_argument("--gamma", type=_list_of(int), default="4", metavar="LIST", help=text)
+    text = "of distributed: sync (rounds), async (the draft runs ahead), or both (%(default)s)"
+    group.add_argument("--schedule", type=_list_of(_schedule), default="sync", metavar="LIST", help=text)
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:

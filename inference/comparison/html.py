@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from inference.comparison.config import Topology
+from inference.comparison.config import Series
 from inference.comparison.findings import Findings, conditions
 from inference.comparison.plots import title_of
 from inference.comparison.summary import CellSummary
@@ -74,7 +74,9 @@ _EXPLANATIONS = (
     "time, target pass times and acceptance measured here and the round trip time set: (1 - &alpha;<sup>&gamma;+1"
     "</sup>) / (1 - &alpha;) tokens in &gamma; steps + round trip (distributed only) + one pass. &alpha; is the "
     "probability that a draft token is accepted, given that all before it in its round were. It assumes "
-    "that draft tokens are accepted independently; where they are not, a few per cent more are possible.",
+    "that draft tokens are accepted independently; where they are not, a few per cent more are possible. A draft that "
+    "runs ahead (async) is allowed more: draft and network hidden behind the passes, 1 / (1 - &alpha;) tokens in each. "
+    "ngram often proposes fewer than &gamma; tokens; the bound counts full rounds.",
     "A proxy on loopback stands for the network. It is in every path in every cell, also at round trip 0, so that all "
     "topologies pay for it alike; client and proxy need a little of the same cores.",
 )
@@ -86,17 +88,17 @@ def headlines(findings: Findings) -> list[str]:
     concurrency = min(findings.config.workload.concurrencies)
     rtts_ms = sorted(findings.config.network.rtts_ms)
     for kind in findings.kinds:
-        for topology in findings.config.topologies:
-            found = [findings.best(topology, kind, rtt_ms, concurrency) for rtt_ms in rtts_ms]
+        for series in findings.config.series:
+            found = [findings.best(series, kind, rtt_ms, concurrency) for rtt_ms in rtts_ms]
             best = [summary for summary in found if summary is not None and summary.speedup is not None]
-            if best and topology is not Topology.TARGET:
-                sentences.append(_headline(kind, topology, best, with_setting=findings.config.sweeps))
+            if best and series.drafts:
+                sentences.append(_headline(kind, series, best, with_setting=findings.config.sweeps))
     return sentences
 
 
-def _headline(kind: str, topology: Topology, best: Sequence[CellSummary], *, with_setting: bool) -> str:
+def _headline(kind: str, series: Series, best: Sequence[CellSummary], *, with_setting: bool) -> str:
     parts = ", ".join(_at_rtt(summary, with_setting=with_setting) for summary in best)
-    return f"<b>{escape(kind.replace('_', ' '))}, {topology.value}</b>: {parts}"
+    return f"<b>{escape(kind.replace('_', ' '))}, {series.name}</b>: {parts}"
 
 
 def _at_rtt(summary: CellSummary, *, with_setting: bool) -> str:

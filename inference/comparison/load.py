@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.comparison.config import WorkloadConfig
+from inference.comparison.config import Contender, WorkloadConfig
 from inference.comparison.record import RequestRecord, record_from_json
 from inference.config import ROOT
 from inference.errors import ConfigError, UnavailableError
@@ -36,7 +36,7 @@ class LoadPlan:
     Attributes:
         address: HOST:PORT of the service.
         requests: (prompt index, prompt), taken by whichever user is free.
-        gamma: None leaves it to the server.
+        gamma, schedule: None leaves them to the server.
     """
 
     address: str
@@ -45,6 +45,7 @@ class LoadPlan:
     temperature: float
     seed: int
     gamma: int | None
+    schedule: str | None
     deadline_s: float
 
 
@@ -62,7 +63,7 @@ def require_locust() -> None:
 
 
 async def run_at_once(
-    address: str, prompts: Sequence[str], workload: WorkloadConfig, gamma: int | None, *, concurrency: int
+    address: str, prompts: Sequence[str], workload: WorkloadConfig, contender: Contender, *, concurrency: int
 ) -> list[RequestRecord]:
     """Complete prompts at HOST:PORT with `concurrency` users at once, each prompt at least once.
 
@@ -76,7 +77,8 @@ async def run_at_once(
         max_new_tokens=workload.max_new_tokens,
         temperature=workload.temperature,
         seed=workload.seed,
-        gamma=gamma,
+        gamma=contender.gamma,
+        schedule=contender.schedule.value if contender.schedule else None,
         deadline_s=workload.deadline_s,
     )
     with tempfile.TemporaryDirectory(prefix="specdec-load-") as directory:

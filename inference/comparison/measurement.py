@@ -48,7 +48,7 @@ async def _warm_up(
 async def _run(
     config: ComparisonConfig, servers: Deployment, cell: Cell, prompts: Sequence[str]
 ) -> list[RequestRecord]:
-    address, gamma = servers.address(cell.contender), cell.contender.gamma
+    address = servers.address(cell.contender)
     if cell.concurrency == 1:
-        return await run_sequentially(address, prompts, config.workload, gamma)
-    return await run_at_once(address, prompts, config.workload, gamma, concurrency=cell.concurrency)
+        return await run_sequentially(address, prompts, config.workload, cell.contender)
+    return await run_at_once(address, prompts, config.workload, cell.contender, concurrency=cell.concurrency)

@@ -13,15 +13,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from inference.comparison.bound import tokens_per_round
-from inference.comparison.config import Contender, Topology
+from inference.comparison.config import Contender, Series, Topology
 from inference.comparison.findings import Findings
 from inference.comparison.grid import Cell
 from inference.comparison.summary import CellSummary, Spread, Theory
 from inference.comparison.topologies import crosses_network
+from inference.types import MAX_GAMMA, Schedule
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in grey by their marks.
-COLOURS = {Topology.TARGET: "#5f5f5f", Topology.FUSED: "#0072B2", Topology.DISTRIBUTED: "#D55E00"}
-MARKS = {Topology.TARGET: "s", Topology.FUSED: "o", Topology.DISTRIBUTED: "^"}
+TARGET, FUSED = Series(Topology.TARGET), Series(Topology.FUSED)
+SYNC, ASYNC = (Series(Topology.DISTRIBUTED, schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
+COLOURS = {TARGET: "#5f5f5f", FUSED: "#0072B2", SYNC: "#D55E00", ASYNC: "#009E73"}
+MARKS = {TARGET: "s", FUSED: "o", SYNC: "^", ASYNC: "D"}
 DRAFT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DRAFT_MARKS = ("o", "^", "D", "v", "P", "X")
 NUM_CURVE_POINTS = 60
@@ -66,8 +69,8 @@ def title_of(file: Path) -> str:
     }[file.stem]
 
 
-def _drafting(findings: Findings) -> list[Topology]:
-    return [topology for topology in findings.config.topologies if topology is not Topology.TARGET]
+def _drafting(findings: Findings) -> list[Series]:
+    return [series for series in findings.config.series if series.drafts]
 
 
 def _grid(num_rows: int, num_columns: int, *, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
@@ -97,34 +100,34 @@ def speedup_by_kind(findings: Findings) -> Figure:
     rtts_ms = findings.config.network.rtts_ms
     figure, [row] = _grid(1, len(rtts_ms), width=3.4, height=3.4)
     for axes, rtt_ms in zip(row, rtts_ms, strict=True):
-        for index, topology in enumerate(_drafting(findings)):
-            _bars(axes, findings, topology, rtt_ms, index)
-        axes.axhline(1.0, color=COLOURS[Topology.TARGET], linewidth=1.2)
+        for index, series in enumerate(_drafting(findings)):
+            _bars(axes, findings, series, rtt_ms, index)
+        axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
         axes.set_title(f"round trip {rtt_ms:g} ms")
         axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
         axes.grid(visible=False, axis="x")
     row[0].set_ylabel("speed-up over the target alone")
-    handles = [_bar_handle(topology) for topology in _drafting(findings)]
-    alone = Line2D([], [], color=COLOURS[Topology.TARGET], label="target alone")
+    handles = [_bar_handle(series) for series in _drafting(findings)]
+    alone = Line2D([], [], color=COLOURS[TARGET], label="target alone")
     _legend(figure, [*handles, _bound_handle(), alone])
     return figure
 
 
-def _bar_handle(topology: Topology) -> Line2D:
-    colour = COLOURS[topology]
-    return Line2D([], [], color=colour, marker="s", linestyle="none", markersize=9, label=topology.value)
+def _bar_handle(series: Series) -> Line2D:
+    colour = COLOURS[series]
+    return Line2D([], [], color=colour, marker="s", linestyle="none", markersize=9, label=series.name)
 
 
-def _bars(axes: Axes, findings: Findings, topology: Topology, rtt_ms: float, index: int) -> None:
+def _bars(axes: Axes, findings: Findings, series: Series, rtt_ms: float, index: int) -> None:
     num_bars = len(_drafting(findings))
     width = 0.8 / num_bars
     for group, kind in enumerate(findings.kinds):
-        best = findings.best(topology, kind, rtt_ms, min(findings.config.workload.concurrencies))
+        best = findings.best(series, kind, rtt_ms, min(findings.config.workload.concurrencies))
         if best is None or best.speedup is None:
             continue
         x = group + (index - (num_bars - 1) / 2) * width
         speedup = best.speedup
-        axes.bar(x, speedup.median, width * 0.92, color=COLOURS[topology])
+        axes.bar(x, speedup.median, width * 0.92, color=COLOURS[series])
         axes.errorbar(x, speedup.median, _errors([speedup]), color="black", capsize=3, linewidth=1)
         if best.bound_speedup is not None:
             axes.hlines(best.bound_speedup, x - width * 0.46, x + width * 0.46, color="black", linestyle="--")
@@ -139,32 +142,32 @@ def tokens_over_rtt(findings: Findings) -> Figure:
     """Lines: a panel per prompt kind, marks for what was measured, dashes for the bound."""
     figure, [row] = _grid(1, len(findings.kinds), width=4.6, height=3.6)
     for axes, kind in zip(row, findings.kinds, strict=True):
-        for topology in findings.config.topologies:
-            _over_rtt(axes, findings, topology, kind)
+        for series in findings.config.series:
+            _over_rtt(axes, findings, series, kind)
         axes.set_title(f"{kind.replace('_', ' ')} prompts")
         axes.set_xlabel("round trip time between edge and target (ms)")
         axes.set_ylim(bottom=0)
     row[0].set_ylabel("tokens per second, one client")
-    _legend(figure, [*(_line_handle(topology) for topology in findings.config.topologies), _bound_handle()])
+    _legend(figure, [*(_line_handle(series) for series in findings.config.series), _bound_handle()])
     return figure
 
 
-def _line_handle(topology: Topology) -> Line2D:
-    return Line2D([], [], color=COLOURS[topology], marker=MARKS[topology], label=topology.value)
+def _line_handle(series: Series) -> Line2D:
+    return Line2D([], [], color=COLOURS[series], marker=MARKS[series], label=series.name)
 
 
-def _over_rtt(axes: Axes, findings: Findings, topology: Topology, kind: str) -> None:
+def _over_rtt(axes: Axes, findings: Findings, series: Series, kind: str) -> None:
     rtts_ms = sorted(findings.config.network.rtts_ms)
     concurrency = min(findings.config.workload.concurrencies)
-    found = [findings.best(topology, kind, rtt_ms, concurrency) for rtt_ms in rtts_ms]
+    found = [findings.best(series, kind, rtt_ms, concurrency) for rtt_ms in rtts_ms]
     best = [summary for summary in found if summary is not None]
     rates = [summary.tokens_per_s for summary in best]
-    style = {"color": COLOURS[topology], "marker": MARKS[topology], "capsize": 3}
+    style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
     axes.errorbar(rtts_ms, [rate.median for rate in rates], _errors(rates), **style)  # type: ignore[arg-type]
     end_ms = max(*rtts_ms, 1.0) if len(rtts_ms) > 1 else rtts_ms[0] + 1.0
     curve_ms = [rtts_ms[0] + (end_ms - rtts_ms[0]) * i / NUM_CURVE_POINTS for i in range(NUM_CURVE_POINTS + 1)]
     bound = [_best_bound(findings, best, rtt_ms) for rtt_ms in curve_ms]
-    axes.plot(curve_ms, bound, color=COLOURS[topology], linestyle="--", linewidth=1.2)
+    axes.plot(curve_ms, bound, color=COLOURS[series], linestyle="--", linewidth=1.2)
 
 
 def _best_bound(findings: Findings, best: list[CellSummary], rtt_ms: float) -> float:
@@ -187,11 +190,11 @@ def _theory_of(findings: Findings, cell: Cell) -> Theory:
 
 def speedup_over_gamma(findings: Findings) -> Figure:
     """A row per prompt kind, a column per place of the network; a line per draft, dashes for theory, a star on top."""
-    columns = [(topology, rtt_ms) for topology in _drafting(findings) for rtt_ms in _rtts_of(findings, topology)]
+    columns = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
     figure, rows = _grid(len(findings.kinds), len(columns), width=3.5, height=2.9)
     for row, kind in zip(rows, findings.kinds, strict=True):
-        for axes, (topology, rtt_ms) in zip(row, columns, strict=True):
-            _over_gamma(axes, findings, topology, kind, rtt_ms)
+        for axes, (series, rtt_ms) in zip(row, columns, strict=True):
+            _over_gamma(axes, findings, series, kind, rtt_ms)
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\nspeed-up over the target alone")
     for axes in rows[-1]:
         axes.set_xlabel("gamma (draft tokens per round)")
@@ -199,10 +202,10 @@ def speedup_over_gamma(findings: Findings) -> Figure:
     return figure
 
 
-def _rtts_of(findings: Findings, topology: Topology) -> list[float]:
+def _rtts_of(findings: Findings, series: Series) -> list[float]:
     """Fused does not depend on the network but for TTFT: one column is enough."""
     rtts_ms = sorted(findings.config.network.rtts_ms)
-    return rtts_ms if topology is Topology.DISTRIBUTED else rtts_ms[:1]
+    return rtts_ms if series.topology is Topology.DISTRIBUTED else rtts_ms[:1]
 
 
 def _draft_handles(findings: Findings) -> list[Line2D]:
@@ -219,10 +222,10 @@ def _star_handle() -> Line2D:
     return Line2D([], [], color="black", marker="*", markersize=11, linestyle="none", label="best measured")
 
 
-def _over_gamma(axes: Axes, findings: Findings, topology: Topology, kind: str, rtt_ms: float) -> None:
-    best = findings.best(topology, kind, rtt_ms, min(findings.config.workload.concurrencies))
+def _over_gamma(axes: Axes, findings: Findings, series: Series, kind: str, rtt_ms: float) -> None:
+    best = findings.best(series, kind, rtt_ms, min(findings.config.workload.concurrencies))
     for draft, colour, mark in zip(findings.config.draft_models, DRAFT_COLOURS, DRAFT_MARKS, strict=False):
-        cells = [summary for summary in findings.summaries if _is_in(summary, topology, kind, rtt_ms, draft)]
+        cells = [summary for summary in findings.summaries if _is_in(summary, series, kind, rtt_ms, draft)]
         known = [summary for summary in cells if summary.speedup is not None]
         concurrency = min(findings.config.workload.concurrencies)
         line = sorted(
@@ -231,18 +234,18 @@ def _over_gamma(axes: Axes, findings: Findings, topology: Topology, kind: str, r
         )
         if line:
             _gamma_line(axes, findings, line, colour, mark)
-    axes.axhline(1.0, color=COLOURS[Topology.TARGET], linewidth=1.2)
-    where = f"{topology.value}, round trip {rtt_ms:g} ms" if topology is Topology.DISTRIBUTED else topology.value
+    axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
+    where = f"{series.name}, round trip {rtt_ms:g} ms" if series.topology is Topology.DISTRIBUTED else series.name
     axes.set_ylim(bottom=0)
     axes.set_title(where if best is None else f"{where}\n{_setting(best)}")
     if best is not None and best.speedup is not None:
         _mark_best(axes, best, best.speedup)
 
 
-def _is_in(summary: CellSummary, topology: Topology, kind: str, rtt_ms: float, draft: str) -> bool:
+def _is_in(summary: CellSummary, series: Series, kind: str, rtt_ms: float, draft: str) -> bool:
     cell = summary.cell
-    place = (cell.contender.topology, cell.kind, cell.rtt_ms, cell.contender.draft)
-    return place == (topology, kind, rtt_ms, draft)
+    place = (cell.contender.series, cell.kind, cell.rtt_ms, cell.contender.draft)
+    return place == (series, kind, rtt_ms, draft)
 
 
 def _gamma_line(axes: Axes, findings: Findings, line: list[CellSummary], colour: str, mark: str) -> None:
@@ -263,12 +266,15 @@ def theoretical_speedups(findings: Findings, line: list[CellSummary]) -> dict[in
     step_s = sum(theory.costs.step_s for theory in theories) / len(theories)
     pass_s = theories[0].costs.pass_s
     by_gamma = {0: pass_s, **{theory.contender.gamma or 0: theory.costs.verify_s for theory in theories}}
+    gammas = range(1, max(by_gamma) + 1)
     cell = line[0].cell
+    if cell.contender.runs_ahead:  # draft and network hide behind the passes
+        return {gamma: tokens_per_round(alpha, MAX_GAMMA) * pass_s / interpolate(by_gamma, gamma) for gamma in gammas}
     rtt_s = (cell.rtt_ms + findings.config.network.jitter_ms) / 1e3
     link_s = rtt_s if cell.contender.topology is Topology.DISTRIBUTED else 0.0
     return {
         gamma: tokens_per_round(alpha, gamma) * pass_s / (gamma * step_s + link_s + interpolate(by_gamma, gamma))
-        for gamma in range(1, max(by_gamma) + 1)
+        for gamma in gammas
     }
 
 
@@ -300,22 +306,22 @@ def tokens_over_concurrency(findings: Findings) -> Figure:
     figure, rows = _grid(len(findings.kinds), len(rtts_ms), width=3.5, height=2.9)
     for row, kind in zip(rows, findings.kinds, strict=True):
         for axes, rtt_ms in zip(row, rtts_ms, strict=True):
-            for topology in findings.config.topologies:
-                _over_concurrency(axes, findings, topology, kind, rtt_ms)
+            for series in findings.config.series:
+                _over_concurrency(axes, findings, series, kind, rtt_ms)
             axes.set_title(f"round trip {rtt_ms:g} ms")
             axes.set_ylim(bottom=0)
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\ntokens per second, all clients")
     for axes in rows[-1]:
         axes.set_xlabel("requests in flight")
-    _legend(figure, [_line_handle(topology) for topology in findings.config.topologies])
+    _legend(figure, [_line_handle(series) for series in findings.config.series])
     return figure
 
 
-def _over_concurrency(axes: Axes, findings: Findings, topology: Topology, kind: str, rtt_ms: float) -> None:
+def _over_concurrency(axes: Axes, findings: Findings, series: Series, kind: str, rtt_ms: float) -> None:
     concurrencies = sorted(findings.config.workload.concurrencies)
-    found = [findings.best(topology, kind, rtt_ms, concurrency) for concurrency in concurrencies]
+    found = [findings.best(series, kind, rtt_ms, concurrency) for concurrency in concurrencies]
     rates = [summary.tokens_per_s for summary in found if summary is not None]
-    style = {"color": COLOURS[topology], "marker": MARKS[topology], "capsize": 3}
+    style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
     axes.errorbar(concurrencies, [rate.median for rate in rates], _errors(rates), **style)  # type: ignore[arg-type]
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(concurrencies))

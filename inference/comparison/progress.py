@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import Self
 
@@ -24,6 +25,7 @@ class Progress:
         self._console = console
         self._num_measurements = num_measurements
         self._num_measured = 0
+        self._started = time.monotonic()
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -61,4 +63,5 @@ class Progress:
 
     def _line(self, text: str) -> None:
         if not self._console.is_terminal:
-            print(text, file=self._console.file, flush=True)
+            elapsed_s = time.monotonic() - self._started
+            print(f"{elapsed_s:6.1f} s  {text}", file=self._console.file, flush=True)

@@ -12,6 +12,7 @@ from inference.comparison.config import ComparisonConfig, Contender, Topology
 from inference.comparison.grid import Cell, Sample
 from inference.comparison.record import RequestRecord
 from inference.comparison.topologies import crosses_network
+from inference.types import MAX_GAMMA
 
 _Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency
 
@@ -78,7 +79,10 @@ class Theory:
         """The bound at a round trip time, in seconds, between edge and target."""
         gamma = self.contender.gamma or 0
         is_distributed = self.contender.topology is Topology.DISTRIBUTED
-        round_time_s = bound.round_s(self.costs, gamma, rtt_s=rtt_s if is_distributed else 0.0)
+        if self.contender.runs_ahead:
+            round_time_s, gamma = self.costs.verify_s, MAX_GAMMA
+        else:
+            round_time_s = bound.round_s(self.costs, gamma, rtt_s=rtt_s if is_distributed else 0.0)
         per_round = 1.0 if self.alpha is None else bound.tokens_per_round(self.alpha, gamma)
         first_s = self.costs.prompt_s + (rtt_s if client_is_far else 0.0)
         if not first_s + round_time_s:

@@ -31,7 +31,7 @@ class Column:
 
 def columns(config: ComparisonConfig) -> list[Column]:
     """What differs between the cells of this comparison, and all figures."""
-    contender = [Column("topology", lambda it: it.cell.contender.topology.value, is_text=True)]
+    contender = [Column("topology", lambda it: it.cell.contender.series.name, is_text=True)]
     if config.sweeps:
         contender.append(Column("draft", lambda it: it.cell.contender.draft_name, is_text=True))
         contender.append(Column("gamma", lambda it: _figure(it.cell.contender.gamma, digits=0)))

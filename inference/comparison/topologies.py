@@ -6,7 +6,8 @@ for a draft worker, on the same cores. Servers that are not being measured wait 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ from inference.comparison.watch import ServerWatch
 
 SERVER_GRACE_S = 1.0
 """Given to running requests when a server is stopped: by then nobody waits for them."""
+
+START_TIMEOUT_S = 120.0
+"""All servers load their models at the same time, on few cores."""
 
 T = TypeVar("T")
 
@@ -54,21 +58,22 @@ class Deployment:
         return await self._watch.guard(work)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Start what the topologies need; `stack` stops it.
+        """Start, all at once, what the topologies need; `stack` stops it.
 
         Raises:
             UnavailableError: a server ended or did not serve in time.
         """
-        topologies = self._config.topologies
+        topologies, drafts = self._config.topologies, self._config.draft_models
+        starting = []
         if Topology.TARGET in topologies or Topology.DISTRIBUTED in topologies:
-            target = await self._serve(stack, "target", "target", self._target_flags(), machine=0)
-            self._verification_link = await stack.enter_async_context(delay_proxy(target.port))
-            await self._link(stack, Topology.TARGET, None, target)
-        for draft in self._config.draft_models:
-            if Topology.FUSED in topologies:
-                await self._start_fused(stack, draft)
-            if Topology.DISTRIBUTED in topologies:
-                await self._start_draft(stack, draft)
+            port = free_port()
+            self._verification_link = await stack.enter_async_context(delay_proxy(port))
+            starting.append(self._start_target(stack, port))
+        if Topology.FUSED in topologies:
+            starting += [self._start_fused(stack, draft) for draft in drafts]
+        if Topology.DISTRIBUTED in topologies:
+            starting += [self._start_draft(stack, draft, self._verification_link) for draft in drafts]
+        await self.guard(_all(starting))
 
     def terminate(self) -> None:
         """Ask all servers at once to end: one after another would take seconds each."""
@@ -76,20 +81,29 @@ class Deployment:
             if server.process.returncode is None:
                 server.process.terminate()
 
-    async def _start_fused(self, stack: AsyncExitStack, draft: str) -> None:
-        flags = ["--target_model", str(self._config.target_model), "--draft_model", draft, *self._gamma_flags()]
-        server = await self._serve(stack, self._name("fused", draft), "fused_target", flags, machine=0)
-        await self._link(stack, Topology.FUSED, draft, server)
+    async def _start_target(self, stack: AsyncExitStack, port: int) -> None:
+        flags = ["--model", str(self._config.target_model), "--port", str(port)]
+        await self._serve(stack, "target", "target", flags, port=port, machine=0)
+        await self._link(stack, Topology.TARGET, None, port)
 
-    async def _start_draft(self, stack: AsyncExitStack, draft: str) -> None:
-        if self._verification_link is None:
-            raise RuntimeError("a draft worker is started after its target")
-        flags = ["--model", draft, "--target_host", "127.0.0.1", "--port", str(self._verification_link.port)]
+    async def _start_fused(self, stack: AsyncExitStack, draft: str) -> None:
+        port = free_port()
+        flags = ["--target_model", str(self._config.target_model), "--draft_model", draft, "--port", str(port)]
+        flags += self._gamma_flags()
+        await self._serve(stack, self._name("fused", draft), "fused_target", flags, port=port, machine=0)
+        await self._link(stack, Topology.FUSED, draft, port)
+
+    async def _start_draft(self, stack: AsyncExitStack, draft: str, target: DelayProxy | None) -> None:
+        if target is None:
+            raise RuntimeError("a draft worker needs a way to its target")
+        port = free_port()
+        flags = ["--model", draft, "--serve", str(port), "--target_host", "127.0.0.1", "--port", str(target.port)]
+        # The target starts at the same time.
+        flags += ["--connect_timeout_s", str(START_TIMEOUT_S), *self._gamma_flags()]
         if draft == NGRAM:
             flags += ["--tokenizer", str(self._config.target_model)]
-        flags += self._gamma_flags()
-        server = await self._serve(stack, self._name("draft", draft), "draft", flags, machine=1, port_flag="--serve")
-        await self._link(stack, Topology.DISTRIBUTED, draft, server)
+        await self._serve(stack, self._name("draft", draft), "draft", flags, port=port, machine=1)
+        await self._link(stack, Topology.DISTRIBUTED, draft, port)
 
     def _name(self, what: str, draft: str) -> str:
         """Names a server in messages; with several drafts, says whose it is."""
@@ -97,26 +111,34 @@ class Deployment:
             return what
         return f"{what}-{Contender(Topology.FUSED, draft, 1).draft_name}"
 
-    def _target_flags(self) -> list[str]:
-        return ["--model", str(self._config.target_model)]
-
     def _gamma_flags(self) -> list[str]:
         return ["--gamma", str(self._config.gammas[0])]
 
     async def _serve(
-        self, stack: AsyncExitStack, name: str, role: str, flags: list[str], *, machine: int, port_flag: str = "--port"
-    ) -> ServerProcess:
-        port, cores = free_port(), self._config.machines[machine].cores
+        self, stack: AsyncExitStack, name: str, role: str, flags: list[str], *, port: int, machine: int
+    ) -> None:
+        cores = self._config.machines[machine].cores
         common = ["--threads", str(len(cores)), "--batch", str(self._config.workload.max_concurrency)]
-        common += ["--grace_s", str(SERVER_GRACE_S), port_flag, str(port)]
-        starting = stack.enter_async_context(server_process(name, role, *flags, *common, port=port, cores=cores))
-        server = await self.guard(starting)
+        common += ["--grace_s", str(SERVER_GRACE_S)]
+        server = await stack.enter_async_context(
+            server_process(name, role, *flags, *common, port=port, cores=cores, ready_timeout_s=START_TIMEOUT_S)
+        )
         self._watch.add(server)
         self.servers.append(server)
-        return server
 
-    async def _link(self, stack: AsyncExitStack, topology: Topology, draft: str | None, server: ServerProcess) -> None:
-        self._client_links[topology, draft] = await stack.enter_async_context(delay_proxy(server.port))
+    async def _link(self, stack: AsyncExitStack, topology: Topology, draft: str | None, port: int) -> None:
+        self._client_links[topology, draft] = await stack.enter_async_context(delay_proxy(port))
+
+
+async def _all(starting: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; the first failure cancels the others."""
+    tasks = [asyncio.create_task(one) for one in starting]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def link_conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:

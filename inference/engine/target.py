@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from inference.capabilities import check_request, is_seed_invariant
 from inference.engine.engine import Engine
 from inference.engine.target_session import TargetSession
 from inference.errors import InvalidRequestError
@@ -34,6 +35,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         num_slots, max_length, vocab_size: of the model behind the decoder.
         max_waiting: sessions that may queue for a slot.
         gamma: draft tokens of one session in one pass at most, unless the request says otherwise.
+        prompt_chunk: longest part of a prompt in one pass; 0 leaves it to the session.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         vocab_size: int,
         max_waiting: int = 64,
         gamma: int = MAX_PASS_DRAFT_TOKENS,
+        prompt_chunk: int = 0,
     ) -> None:
         super().__init__(num_slots=num_slots, max_waiting=max_waiting)
         self._decoder = decoder
         self._max_length = max_length
         self._vocab_size = vocab_size
         self._gamma = gamma
+        self._prompt_chunk = prompt_chunk
         self._costs = PassCosts()
         self._recent_pass_s: deque[float] = deque(maxlen=32)
 
@@ -63,6 +67,11 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return self._vocab_size
 
     @property
+    def seed_invariant(self) -> bool:
+        """Whether equal seeds give equal tokens."""
+        return is_seed_invariant(self._decoder)
+
+    @property
     def pass_us(self) -> int:
         """Recent median of a pass in microseconds; 0 while unknown."""
         return round(statistics.median(self._recent_pass_s) * 1e6) if self._recent_pass_s else 0
@@ -71,14 +80,22 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         """Queue a request for a slot.
 
         Raises:
-            InvalidRequestError: the prompt does not fit the context or the vocabulary.
+            InvalidRequestError: the prompt does not fit the context or the vocabulary, or the decoder cannot do what
+                is asked.
             CapacityError: slots and queue are full.
             UnavailableError: the engine is stopping.
         """
         check_prompt(request.prompt_token_ids, max_length=self._max_length, vocab_size=self._vocab_size)
+        check_request(self._decoder, request)
         schedule = (request.schedule or Schedule.SYNC) if drafted else None
         gamma = self._gamma if request.gamma is None else request.gamma
-        session = TargetSession(request, max_length=self._max_length, schedule=schedule, gamma=gamma)
+        session = TargetSession(
+            request,
+            max_length=self._max_length,
+            schedule=schedule,
+            gamma=gamma,
+            prompt_chunk=self._prompt_chunk,
+        )
         self._enter(session)
         return session
 

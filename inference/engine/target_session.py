@@ -28,9 +28,18 @@ class TargetSession:
         schedule: SYNC: a draft worker proposes, and every pass waits for a proposal. ASYNC: it proposes, and passes
             take what has arrived. None: the target decodes by itself.
         gamma: draft tokens per pass at most, in run-ahead or where the decoder has a draft of its own.
+        prompt_chunk: longest part of a prompt in one pass; 0 is MAX_CHUNK_TOKENS.
     """
 
-    def __init__(self, request: GenerationRequest, *, max_length: int, schedule: Schedule | None, gamma: int) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        *,
+        max_length: int,
+        schedule: Schedule | None,
+        gamma: int,
+        prompt_chunk: int = 0,
+    ) -> None:
         self.id = f"s{next(_numbers)}"
         self.request = request
         self.slot: int | None = None
@@ -43,6 +52,7 @@ class TargetSession:
         self.acceptance = Acceptance()
         self.arrivals = Arrivals()
         self._gamma = gamma
+        self._prompt_chunk = prompt_chunk or MAX_CHUNK_TOKENS
         self._compute_s = 0.0
         self._asked = False
         self._become_ready(time.monotonic())
@@ -87,7 +97,7 @@ class TargetSession:
 
     def next_turn(self) -> Turn | None:
         """What the session wants from the next pass; None if it waits for its draft."""
-        end, chunk_end = len(self.token_ids), self._num_cached + MAX_CHUNK_TOKENS
+        end, chunk_end = len(self.token_ids), self._num_cached + self._prompt_chunk
         if chunk_end < end:
             return self._turn(self.token_ids[:chunk_end], chooses=False)
         if self._ready:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inference.capabilities import prompt_chunk_tokens
 from inference.penalties import rows_before
 from inference.sampling import choose_tokens
 from inference.types import Backend, Draft, Span
@@ -21,6 +22,7 @@ class ModelProposer:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._prompt_chunk = prompt_chunk_tokens(backend, default=0)
         self._held: list[list[int]] = [[] for _ in range(backend.num_slots)]
 
     @property
@@ -43,7 +45,7 @@ class ModelProposer:
 
     def _span(self, draft: Draft) -> Span:
         start = min(_common_prefix(self._held[draft.slot], draft.token_ids), len(draft.token_ids) - 1)
-        token_ids = draft.token_ids[start : start + MAX_CHUNK_TOKENS]
+        token_ids = draft.token_ids[start : start + (self._prompt_chunk or MAX_CHUNK_TOKENS)]
         reaches_end = start + len(token_ids) == len(draft.token_ids)
         return Span(slot=draft.slot, start=start, token_ids=token_ids, num_logits=int(reaches_end))
 
@@ -62,6 +64,6 @@ class ModelProposer:
 def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     length = min(len(held), len(wanted))
-    if held[:length] == wanted[:length]:  # the usual case, at C speed
+    if held[:length] == list(wanted[:length]):  # the usual case, at C speed
         return length
     return next(i for i in range(length) if held[i] != wanted[i])

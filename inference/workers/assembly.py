@@ -12,7 +12,8 @@ from typing import TypeVar
 import grpc
 
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.backends.registry import load_backend
+from inference.backends.registry import load_backend, load_decoder
+from inference.capabilities import CompiledDecoder, max_pass_draft_tokens, prompt_chunk_tokens
 from inference.config import DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.drafting import DraftEngine
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, TargetEngine
@@ -31,9 +32,8 @@ logger = logging.getLogger(__name__)
 async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenerator[TargetEngine, None]:
     """A running engine over one model."""
     backend = await load(config)
-    async with running(
-        _engine(SlotDecoder(backend), backend, max_waiting=max_waiting, gamma=MAX_PASS_DRAFT_TOKENS)
-    ) as engine:
+    gamma = max_pass_draft_tokens(backend, MAX_PASS_DRAFT_TOKENS)
+    async with running(_engine(SlotDecoder(backend), backend, max_waiting=max_waiting, gamma=gamma)) as engine:
         yield engine
 
 
@@ -46,6 +46,11 @@ async def fused_engine(
     Raises:
         IncompatibleDraftError: they do not share a vocabulary.
     """
+    compiled = None if draft.model is None else await _load_compiled(target, draft.model)
+    if compiled is not None:
+        async with running(_engine(compiled, compiled, max_waiting=max_waiting, gamma=gamma)) as engine:
+            yield engine
+        return
     backend = await load(target)
     proposer, draft_words = await load_proposer(draft)
     require_one_vocabulary(draft_words, Vocabulary(Tokenizer.load(target.path).fingerprint, backend.vocab_size))
@@ -64,7 +69,23 @@ async def load_proposer(config: ProposerConfig) -> tuple[Proposer, Vocabulary]:
     return ModelProposer(backend), Vocabulary(fingerprint, backend.vocab_size)
 
 
-def _engine(decoder: Decoder, backend: Backend, *, max_waiting: int, gamma: int) -> TargetEngine:
+async def _load_compiled(target: ModelConfig, draft: ModelConfig) -> CompiledDecoder | None:
+    """Both models in one graph, if their backend has that and the configuration wants it.
+
+    Raises:
+        IncompatibleDraftError: they do not share a vocabulary.
+    """
+    started = time.monotonic()
+    decoder = await asyncio.to_thread(load_decoder, target, draft)
+    if decoder is not None:
+        if (draft.path / "tokenizer.json").is_file():  # an EAGLE draft may have none of its own
+            words = Vocabulary(Tokenizer.load(draft.path).fingerprint, model_vocab_size(draft.path))
+            require_one_vocabulary(words, Vocabulary(Tokenizer.load(target.path).fingerprint, decoder.vocab_size))
+        _log_ready(target, decoder, started)
+    return decoder
+
+
+def _engine(decoder: Decoder, backend: Backend | CompiledDecoder, *, max_waiting: int, gamma: int) -> TargetEngine:
     return TargetEngine(
         decoder,
         num_slots=backend.num_slots,
@@ -72,6 +93,7 @@ def _engine(decoder: Decoder, backend: Backend, *, max_waiting: int, gamma: int)
         vocab_size=backend.vocab_size,
         max_waiting=max_waiting,
         gamma=gamma,
+        prompt_chunk=prompt_chunk_tokens(backend, default=0),
     )
 
 
@@ -102,6 +124,11 @@ async def load(config: ModelConfig) -> Backend:
     started = time.monotonic()
     backend = await asyncio.to_thread(load_backend, config)
     await asyncio.to_thread(backend.forward, [Span(slot=0, start=0, token_ids=[0], num_logits=1)])
+    _log_ready(config, backend, started)
+    return backend
+
+
+def _log_ready(config: ModelConfig, backend: Backend | CompiledDecoder, started: float) -> None:
     logger.info(
         "model %s: %d slots of %d tokens, %.1f MB each, ready in %.1f s",
         config.path.name,
@@ -110,4 +137,3 @@ async def load(config: ModelConfig) -> Backend:
         backend.slot_bytes / 1e6,
         time.monotonic() - started,
     )
-    return backend

@@ -52,6 +52,10 @@ def sampling_to_message(sampling: types.SamplingParams, seed: int | None) -> pb.
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         seed=seed,
+        repetition_penalty=None if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias],
     )
 
 
@@ -62,7 +66,27 @@ def sampling_from_message(message: pb.SamplingParams) -> types.SamplingParams:
         top_p=message.top_p if message.HasField("top_p") else 1.0,
         min_p=message.min_p,
         seed=message.seed,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias),
     )
+
+
+def logprobs_to_message(logprobs: types.TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(chosen=_logprob_to_message(logprobs.chosen), top=map(_logprob_to_message, logprobs.top))
+
+
+def _logprob_to_message(token: types.TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(token_id=token.token_id, logprob=token.logprob, text=token.text)
+
+
+def logprobs_from_message(message: pb.TokenLogprobs) -> types.TokenLogprobs:
+    return types.TokenLogprobs(_logprob_from_message(message.chosen), tuple(map(_logprob_from_message, message.top)))
+
+
+def _logprob_from_message(message: pb.TokenLogprob) -> types.TokenLogprob:
+    return types.TokenLogprob(message.token_id, message.logprob, message.text)
 
 
 def timings_to_message(timings: types.Timings) -> pb.Timings:
@@ -95,21 +119,37 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         ignore_eos=request.ignore_eos,
         gamma=request.gamma,
         schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
+        stop=request.stop,
+        logprobs=request.logprobs,
+        echo=request.echo,
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
+    elif isinstance(request.prompt, completion.Chat):
+        messages = [pb.ChatMessage(role=role, content=content) for role, content in request.prompt.messages]
+        message.chat.CopyFrom(pb.Chat(messages=messages))
     else:
         message.token_ids.ids.extend(request.prompt)
     return message
 
 
-def completion_from_message(message: pb.GenerateRequest) -> completion.CompletionRequest:
+def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] | completion.Chat:
     kind = message.WhichOneof("prompt")
     if kind is None:
-        raise InvalidRequestError("the request has no prompt: set text or token_ids")
+        raise InvalidRequestError("the request has no prompt: set text, token_ids or chat")
+    if kind == "text":
+        return message.text
+    if kind == "token_ids":
+        return tuple(message.token_ids.ids)
+    if not message.chat.messages:
+        raise InvalidRequestError("messages: the chat has none")
+    return completion.Chat(tuple((each.role, each.content) for each in message.chat.messages))
+
+
+def completion_from_message(message: pb.GenerateRequest) -> completion.CompletionRequest:
     has_limit = message.HasField("max_new_tokens")
     return completion.CompletionRequest(
-        prompt=message.text if kind == "text" else tuple(message.token_ids.ids),
+        prompt=_prompt_from_message(message),
         sampling=sampling_from_message(message.sampling),
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
         max_new_tokens=message.max_new_tokens if has_limit else completion.DEFAULT_MAX_NEW_TOKENS,
@@ -117,12 +157,23 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         ignore_eos=message.ignore_eos,
         gamma=message.gamma if message.HasField("gamma") else None,
         schedule=schedule_from_message(message.schedule),
+        stop=tuple(message.stop),
+        logprobs=_wanted_logprobs(message),
+        echo=message.echo,
     )
+
+
+def _wanted_logprobs(message: pb.GenerateRequest | pb.Open) -> int | None:
+    return message.logprobs if message.HasField("logprobs") else None
 
 
 def event_to_message(event: completion.Event) -> pb.GenerateResponse:
     if isinstance(event, completion.Started):
-        return pb.GenerateResponse(started=pb.Started(num_prompt_tokens=event.num_prompt_tokens, seed=event.seed))
+        return pb.GenerateResponse(
+            started=pb.Started(
+                num_prompt_tokens=event.num_prompt_tokens, seed=event.seed, prompt_text=event.prompt_text
+            )
+        )
     if isinstance(event, completion.Finished):
         return pb.GenerateResponse(finished=pb.GenerationFinished(reason=reason_to_message(event.reason)))
     delta = pb.Delta(
@@ -131,6 +182,9 @@ def event_to_message(event: completion.Event) -> pb.GenerateResponse:
         num_draft_tokens=event.num_draft_tokens,
         num_accepted_tokens=event.num_accepted_tokens,
         timings=timings_to_message(event.timings),
+        piece_lengths=event.piece_lengths,
+        logprobs=map(logprobs_to_message, event.logprobs),
+        finish_reason=_REASON_TO_MESSAGE[event.finish_reason] if event.finish_reason else None,
     )
     return pb.GenerateResponse(delta=delta)
 
@@ -138,7 +192,8 @@ def event_to_message(event: completion.Event) -> pb.GenerateResponse:
 def event_from_message(message: pb.GenerateResponse) -> completion.Event:
     kind = message.WhichOneof("event")
     if kind == "started":
-        return completion.Started(message.started.num_prompt_tokens, message.started.seed)
+        started = message.started
+        return completion.Started(started.num_prompt_tokens, started.seed, started.prompt_text)
     if kind == "finished":
         return completion.Finished(reason_from_message(message.finished.reason))
     delta = message.delta
@@ -148,6 +203,9 @@ def event_from_message(message: pb.GenerateResponse) -> completion.Event:
         delta.num_draft_tokens,
         delta.num_accepted_tokens,
         timings_from_message(delta.timings),
+        tuple(delta.piece_lengths),
+        tuple(map(logprobs_from_message, delta.logprobs)),
+        reason_from_message(delta.finish_reason) if delta.finish_reason else None,
     )
 
 
@@ -163,12 +221,16 @@ def open_to_message(request: types.GenerationRequest, *, fingerprint: str, vocab
         stop_token_ids=sorted(request.stop_token_ids),
         schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
         gamma=request.gamma,
+        logprobs=request.logprobs,
     )
 
 
 def open_from_message(message: pb.Open) -> types.GenerationRequest:
     if not message.sampling.HasField("seed"):
         raise InvalidRequestError("sampling.seed is unset: draft and target need the same one")
+    if message.vocab_size:  # unset where it was named already, in Attach
+        sampling = sampling_from_message(message.sampling)
+        completion.check_logit_bias(sampling, vocab_size=message.vocab_size)
     return types.GenerationRequest(
         prompt_token_ids=tuple(message.prompt_token_ids),
         sampling=sampling_from_message(message.sampling),
@@ -177,6 +239,7 @@ def open_from_message(message: pb.Open) -> types.GenerationRequest:
         gamma=message.gamma or None,
         schedule=schedule_from_message(message.schedule),
         num_committed_tokens=message.num_committed_tokens,
+        logprobs=_wanted_logprobs(message),
     )
 
 
@@ -203,6 +266,7 @@ def commit_to_message(commit: types.Commit) -> pb.Commit:
         num_draft_tokens=commit.num_draft_tokens,
         timings=timings_to_message(commit.timings),
         finish_reason=_REASON_TO_MESSAGE[commit.finish_reason] if commit.finish_reason else None,
+        logprobs=map(logprobs_to_message, commit.logprobs),
     )
 
 
@@ -214,4 +278,5 @@ def commit_from_message(message: pb.Commit) -> types.Commit:
         num_accepted_tokens=message.num_accepted_tokens,
         timings=timings_from_message(message.timings),
         finish_reason=reason_from_message(message.finish_reason) if message.finish_reason else None,
+        logprobs=tuple(map(logprobs_from_message, message.logprobs)),
     )

@@ -24,23 +24,30 @@ class ModelCard:
     vocab_size: int
     tokenizer_fingerprint: str
 
+    @classmethod
+    def from_message(cls, message: pb.GetModelResponse) -> ModelCard:
+        """What another server answered."""
+        return cls(
+            message.name, message.topology, message.max_length, message.vocab_size, message.tokenizer_fingerprint
+        )
+
 
 class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
     """Translates; owns no algorithm."""
 
     def __init__(self, completer: Completer, card: ModelCard) -> None:
-        self._completer = completer
-        self._card = card
+        self.completer = completer
+        self.card = card
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Stream one request's events."""
-        async with aclosing(self._completer.complete(completion_from_message(request))) as events:
+        async with aclosing(self.completer.complete(completion_from_message(request))) as events:
             async for event in events:
                 await context.write(event_to_message(event))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Say what is served."""
-        card = self._card
+        card = self.card
         return pb.GetModelResponse(
             name=card.name,
             topology=card.topology,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -14,15 +15,18 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError
+from inference.metrics import Metrics
 from inference.profile import Profile
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.stats import RequestStats
+from inference.types import Commit
 from inference.workers.convert import (
     PROTOCOL_VERSION,
     branches_from_message,
     commit_to_message,
     open_from_message,
 )
+from inference.workers.metered import metered_commits
 from inference.workers.pool import DraftPool
 from inference.workers.pool_stream import StreamWorker, serve_worker
 from inference.workers.vocabulary import Vocabulary, require_one_vocabulary
@@ -39,6 +43,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         vocabulary: of the target.
         idle_timeout_s: seconds a session may hold its slot without a proposal.
         profile: records every session; None records none.
+        metrics: counts every session.
     """
 
     def __init__(
@@ -49,10 +54,12 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         vocabulary: Vocabulary,
         idle_timeout_s: float,
         profile: Profile | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._engine = engine
         self._pool = pool
         self._profile = profile
+        self._metrics = metrics
         self._idle_timeout_s = idle_timeout_s
         self._vocabulary = vocabulary
 
@@ -66,7 +73,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         ]
         try:
             await context.write(self._opened(session))
-            async with aclosing(self._engine.commits(session)) as commits:
+            async with aclosing(self._commits(session)) as commits:
                 async for commit in commits:
                     stats.record(
                         len(commit.token_ids), commit.num_draft_tokens, commit.num_accepted_tokens, commit.timings
@@ -99,6 +106,12 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
             )
         require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
+
+    def _commits(self, session: TargetSession) -> AsyncGenerator[Commit, None]:
+        commits = self._engine.commits(session)
+        if self._metrics is None:
+            return commits
+        return metered_commits(commits, self._metrics, num_prompt_tokens=len(session.request.prompt_token_ids))
 
     def _stats(self, session: TargetSession) -> RequestStats:
         stats = RequestStats(num_prompt_tokens=len(session.request.prompt_token_ids))

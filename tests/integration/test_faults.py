@@ -201,7 +201,8 @@ async def drain(server: ServerProcess) -> None:
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(generating(server, 600))
         channel = await stack.enter_async_context(open_channel(server.address))
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=60)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         server.process.send_signal(signal.SIGTERM)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -320,7 +321,7 @@ async def test_health_and_reflection(small: ServerProcess) -> None:
 
     services = ("specdec.v1.GenerationService", "specdec.v1.VerificationService")
     async with open_channel(small.address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         for name in ("", *services):
             response = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
             assert response.status == health_pb2.HealthCheckResponse.SERVING
@@ -328,8 +329,8 @@ async def test_health_and_reflection(small: ServerProcess) -> None:
             await health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=10)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         question = reflection_pb2.ServerReflectionRequest(list_services="")
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([question]), timeout=10)
-        (answer,) = [message async for message in call]
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+        (answer,) = [message async for message in reflection.ServerReflectionInfo(iter([question]), timeout=10)]
         names = {service.name for service in answer.list_services_response.service}
         assert {*services, "grpc.health.v1.Health"} <= names
 

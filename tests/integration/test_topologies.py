@@ -231,7 +231,7 @@ GENERATE_REFUSED = {
     "max_new_tokens 0": (pb.GenerateRequest(text="a", max_new_tokens=0), ["max_new_tokens 0"]),
     "temperature": (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=101)), ["101", "100"]),
     "gamma": (pb.GenerateRequest(text="a", gamma=1000), ["gamma 1000", "64"]),
-    "schedule": (pb.GenerateRequest(text="a", schedule=7), ["schedule 7"]),
+    "schedule": (pb.GenerateRequest(text="a", schedule=7), ["schedule 7"]),  # type: ignore[arg-type]
 }
 
 

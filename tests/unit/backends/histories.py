@@ -33,6 +33,16 @@ class Move:
     wanted: float  # part of the new tokens whose logits are wanted
 
 
+TOKENS = tuple(range(20, 20 + MAX_LENGTH))
+
+# Prefill, a round of verification on top of it, a rollback into it, and a second sequence beside.
+HISTORY = [
+    [Move(0, 0, TOKENS[:7], 1), Move(2, 0, TOKENS[3:5], 1)],
+    [Move(2, 1, TOKENS[8:13], 1), Move(0, 1, TOKENS[7:8], 1)],
+    [Move(0, 0.75, TOKENS[9:13], 1), Move(1, 0, TOKENS[:1], 1)],
+]
+
+
 def moves(slot: int) -> st.SearchStrategy[Move]:
     tokens = st.lists(st.integers(0, DEFAULT_VOCAB_SIZE - 1), min_size=1, max_size=8).map(tuple)
     share = st.one_of(st.sampled_from((0.0, 1.0)), st.floats(0, 1))

@@ -23,23 +23,16 @@ from inference.errors import ConfigError, UnsupportedModelError
 from inference.types import Array, Backend, Span
 from tests.tiny_models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
 from tests.unit.backends.histories import (
+    HISTORY,
     MAX_LENGTH,
     NUM_SLOTS,
+    TOKENS,
     Move,
     Reference,
     assert_matches,
     histories,
     reference,
 )
-
-TOKENS = tuple(range(20, 20 + MAX_LENGTH))
-
-# Prefill, a round of verification on top of it, a rollback into it, and a second sequence beside.
-HISTORY = [
-    [Move(0, 0, TOKENS[:7], 1), Move(2, 0, TOKENS[3:5], 1)],
-    [Move(2, 1, TOKENS[8:13], 1), Move(0, 1, TOKENS[7:8], 1)],
-    [Move(0, 0.75, TOKENS[9:13], 1), Move(1, 0, TOKENS[:1], 1)],
-]
 
 # Variants of the families that change what the graph computes.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -205,10 +198,17 @@ def test_a_second_load_needs_no_weights_of_the_first_form(
     assert_matches(load(checkpoint), reference("llama"), HISTORY)
 
 
-def test_other_weights_are_packed_anew(tmp_path: Path) -> None:
-    load(save_tiny_model(tmp_path, "llama", seed=1))
+def test_other_weights_are_packed_anew_and_the_old_ones_forgotten(tmp_path: Path) -> None:
+    old = load(save_tiny_model(tmp_path, "llama", seed=1))._decoder.folder
     backend = load(save_tiny_model(tmp_path, "llama", seed=2))
     assert_matches(backend, Reference(tiny_model("llama", seed=2)), HISTORY)
+    assert not old.exists()
+
+
+def test_graphs_are_built_ahead_while_there_is_time(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(load(checkpoint)._passes) == {1, 2, 3}
+    monkeypatch.setattr(onnx_backend, "PREPARE_S", 0.0)
+    assert set(load(checkpoint)._passes) == {1}  # the probe's
 
 
 def packed_folder(path: Path) -> Path:

@@ -16,22 +16,15 @@ from inference.backends.pytorch import TorchBackend
 from inference.types import Array, Backend, Span
 from tests.tiny_models import DEFAULT_VOCAB_SIZE, FAMILIES, tiny_model
 from tests.unit.backends.histories import (
+    HISTORY,
     MAX_LENGTH,
     NUM_SLOTS,
+    TOKENS,
     Move,
     assert_matches,
     histories,
     reference,
 )
-
-TOKENS = tuple(range(20, 20 + MAX_LENGTH))
-
-# Prefill, a round of verification on top of it, a rollback into it, and a second sequence beside.
-HISTORY = [
-    [Move(0, 0, TOKENS[:7], 1), Move(2, 0, TOKENS[3:5], 1)],
-    [Move(2, 1, TOKENS[8:13], 1), Move(0, 1, TOKENS[7:8], 1)],
-    [Move(0, 0.75, TOKENS[9:13], 1), Move(1, 0, TOKENS[:1], 1)],
-]
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,106 @@
+"""Tokens per second of many sessions on one target: `python -m benchmarks.concurrency [--backend onnx] [--quick]`.
+
+Every session decodes the same number of tokens, greedily, without a draft, through the engine that a server runs. The
+counts of sessions take turns; the best round of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import print_json, print_table
+from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint
+from inference.backends.registry import load_backend
+from inference.config import ModelConfig
+from inference.engine.target import TargetEngine
+from inference.speculation.decoder import SlotDecoder
+from inference.types import Backend, GenerationRequest
+
+COUNTS = (1, 2, 4, 8, 16)
+PROMPT_LENGTH = 64
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    with tempfile.TemporaryDirectory(prefix="concurrency-") as folder:
+        results = {backend: _measure(backend, args, Path(folder)) for backend in args.backends.split(",")}
+    header = ["backend", *(f"{count} sessions" for count in COUNTS), f"{COUNTS[-1]} / 1"]
+    rows = [
+        [backend, *(f"{rates[count]:.0f}" for count in COUNTS), f"{rates[COUNTS[-1]] / rates[1]:.2f}"]
+        for backend, rates in results.items()
+    ]
+    print_table(f"{args.model}, {args.threads} thread(s), tokens per second of all sessions together", header, rows)
+    print_json("concurrency", {"model": args.model, "threads": args.threads, "tokens_per_s": results})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.concurrency", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one round of few tokens")
+    parser.add_argument("--model", default="target", help=f"of {', '.join(SHAPES)} (%(default)s)")
+    parser.add_argument("--backends", default="torch,onnx", help="%(default)s")
+    parser.add_argument("--threads", type=int, default=1, help="%(default)s")
+    parser.add_argument("--tokens", type=int, default=64, help="per session (%(default)s)")
+    return parser
+
+
+def _measure(backend_name: str, args: argparse.Namespace, folder: Path) -> dict[int, float]:
+    """Tokens per second by number of sessions."""
+    torch.set_num_threads(args.threads)
+    config = ModelConfig(
+        checkpoint(args.model, folder),
+        backend=backend_name,
+        device="cpu",
+        num_slots=COUNTS[-1],
+        sequence_length=MAX_LENGTH,
+        num_threads=args.threads,
+    )
+    backend = load_backend(config)
+    num_tokens, rounds = (16, 1) if args.quick else (args.tokens, 3)
+    return asyncio.run(_rates(backend, num_tokens=num_tokens, rounds=rounds))
+
+
+async def _rates(backend: Backend, *, num_tokens: int, rounds: int) -> dict[int, float]:
+    engine = TargetEngine(
+        SlotDecoder(backend),
+        num_slots=backend.num_slots,
+        max_length=backend.max_length,
+        vocab_size=backend.vocab_size,
+    )
+    engine.start()
+    rates = dict.fromkeys(COUNTS, 0.0)
+    try:
+        for count in COUNTS:  # builds what each number of sessions needs
+            await _run(engine, count, num_tokens=2)
+        for _ in range(rounds):
+            for count in COUNTS:
+                started = time.perf_counter()
+                num_committed = await _run(engine, count, num_tokens=num_tokens)
+                rates[count] = max(rates[count], num_committed / (time.perf_counter() - started))
+    finally:
+        await engine.stop()
+    return rates
+
+
+async def _run(engine: TargetEngine, count: int, *, num_tokens: int) -> int:
+    """Decode in `count` sessions at once; return the number of tokens committed."""
+    return sum(await asyncio.gather(*(_session(engine, index, num_tokens) for index in range(count))))
+
+
+async def _session(engine: TargetEngine, index: int, num_tokens: int) -> int:
+    prompt = tuple((index * 131 + position * 7919) % 2000 + 3 for position in range(PROMPT_LENGTH))
+    num_committed = 0
+    async with aclosing(engine.generate(GenerationRequest(prompt, max_new_tokens=num_tokens))) as commits:
+        async for commit in commits:
+            num_committed += len(commit.token_ids)
+    return num_committed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What runs a pass in `benchmarks.passes`: plain Transformers and our backends, behind one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from benchmarks.shapes import MAX_LENGTH
+from inference.backends.registry import load_backend
+from inference.config import ModelConfig
+from inference.types import Span
+
+PAST_LENGTH = 128
+Pass = Callable[[int], object]
+"""Runs tokens of this number at position PAST_LENGTH and makes the logits of all of them."""
+
+
+def token_ids(width: int) -> list[int]:
+    return [(index * 7919 + 13) % 2000 for index in range(width)]
+
+
+def transformers_pass(path: Path, num_threads: int) -> Pass:
+    """Transformers as it comes: eager modules, its own cache, cropped after each pass."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    cache = DynamicCache(config=model.config)
+
+    @torch.inference_mode()
+    def run(width: int) -> object:
+        torch.set_num_threads(num_threads)
+        logits = model(torch.tensor([token_ids(width)]), past_key_values=cache).logits
+        cache.crop(-width)
+        return logits
+
+    with torch.inference_mode():
+        model(torch.tensor([token_ids(PAST_LENGTH)]), past_key_values=cache)
+    return run
+
+
+def backend_pass(name: str, path: Path, num_threads: int) -> Pass:
+    """A pass of one of our backends over one span."""
+    config = ModelConfig(
+        path, backend=name, device="cpu", num_slots=1, sequence_length=MAX_LENGTH, num_threads=num_threads
+    )
+    backend = load_backend(config)
+    backend.forward([Span(0, 0, token_ids(PAST_LENGTH), 0)])
+
+    def run(width: int) -> object:
+        torch.set_num_threads(num_threads)
+        return backend.forward([Span(0, PAST_LENGTH, token_ids(width), width)])
+
+    return run
+
+
+ENGINES: dict[str, Callable[[Path, int], Pass]] = {
+    "transformers": transformers_pass,
+    "torch": lambda path, num_threads: backend_pass("torch", path, num_threads),
+    "onnx": lambda path, num_threads: backend_pass("onnx", path, num_threads),
+}

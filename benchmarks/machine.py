@@ -1,0 +1,51 @@
+"""What this machine can do at most: how fast it reads memory, and how fast it multiplies float32 matrices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+READ_BYTES = 1 << 28  # beyond any cache
+MATRIX_SIZE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Measured limits.
+
+    Attributes:
+        bandwidth: GB/s of reading a large float32 matrix once.
+        arithmetic: GFLOP/s of multiplying square float32 matrices.
+    """
+
+    num_threads: int
+    bandwidth: float
+    arithmetic: float
+
+    def pass_ms(self, weight_bytes: int, width: int) -> float:
+        """Shortest time of a pass over float32 weights: reading them once, or multiplying, whichever is longer."""
+        reading = weight_bytes / self.bandwidth / 1e6
+        multiplying = 2 * width * weight_bytes / 4 / self.arithmetic / 1e6
+        return max(reading, multiplying)
+
+
+def measure_machine(num_threads: int) -> Machine:
+    """Take the best of several runs of each kind."""
+    torch.set_num_threads(num_threads)
+    matrix, vector = torch.ones(READ_BYTES // 4 // 4096, 4096), torch.ones(4096)
+    square = torch.ones(MATRIX_SIZE, MATRIX_SIZE)
+    reading = _best_seconds(lambda: torch.mv(matrix, vector))
+    multiplying = _best_seconds(lambda: torch.mm(square, square))
+    return Machine(num_threads, READ_BYTES / reading / 1e9, 2 * MATRIX_SIZE**3 / multiplying / 1e9)
+
+
+def _best_seconds(run: Callable[[], object], *, runs: int = 8) -> float:
+    best = float("inf")
+    for _ in range(runs):
+        started = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - started)
+    return best

@@ -1,0 +1,120 @@
+"""Pass time by width: `python -m benchmarks.passes [--quick] [--models target,15M] [--engines onnx] [--threads 1,2]`.
+
+A pass runs `width` tokens behind 128 others and makes the logits of all of them. The limit is the time to read the
+weights once at the measured bandwidth, or to multiply with them at the measured rate, whichever is longer. (Caches hold
+a part of small models, so their passes can beat it.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from safetensors import safe_open
+
+from benchmarks.engines import ENGINES
+from benchmarks.machine import Machine, measure_machine
+from benchmarks.report import print_json, print_table
+from benchmarks.shapes import SHAPES, checkpoint
+from benchmarks.timing import Times, interleaved
+
+WIDTHS = (1, 2, 4, 6, 8, 16)
+QUICK_WIDTHS = (1, 6)
+DEFAULT_MODELS = "draft,target,15M,110M"
+
+TimesByEngine: TypeAlias = dict[str, dict[int, Times]]
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    results = []
+    with tempfile.TemporaryDirectory(prefix="passes-") as temporary:
+        for num_threads in (int(number) for number in args.threads.split(",")):
+            machine = measure_machine(num_threads)
+            for name in args.models.split(","):
+                path = checkpoint(name, args.folder or Path(temporary))
+                num_bytes = weight_bytes(path)
+                times = _measure(path, args.engines.split(","), num_threads, quick=args.quick)
+                _print(name, machine, num_bytes, times)
+                results += _results(name, machine, num_bytes, times)
+    print_json("passes", results)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.passes", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="widths 1 and 6, few runs")
+    parser.add_argument("--models", default=DEFAULT_MODELS, help=f"of {', '.join(SHAPES)} (%(default)s)")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="%(default)s")
+    parser.add_argument("--threads", default="1,2", help="%(default)s")
+    parser.add_argument("--folder", type=Path, help="keeps random models between runs")
+    return parser
+
+
+def _measure(path: Path, engines: list[str], num_threads: int, *, quick: bool) -> TimesByEngine:
+    """Engines take turns at each width."""
+    passes = {engine: ENGINES[engine](path, num_threads) for engine in engines}
+    times: TimesByEngine = {engine: {} for engine in engines}
+    rounds, seconds = (3, 2.0) if quick else (12, 12.0)
+    for width in QUICK_WIDTHS if quick else WIDTHS:
+        variants = {engine: partial(run, width) for engine, run in passes.items()}
+        for engine, taken in interleaved(variants, rounds=rounds, seconds=seconds).items():
+            times[engine][width] = taken
+    return times
+
+
+def _results(name: str, machine: Machine, num_bytes: int, times: TimesByEngine) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": name,
+            "weight_bytes": num_bytes,
+            **asdict(machine),
+            "engine": engine,
+            "width": width,
+            "min_ms": taken.minimum,
+            "median_ms": taken.median,
+            "limit_ms": machine.pass_ms(num_bytes, width),
+        }
+        for engine, by_width in times.items()
+        for width, taken in by_width.items()
+    ]
+
+
+def _print(name: str, machine: Machine, num_bytes: int, times: TimesByEngine) -> None:
+    widths = list(next(iter(times.values())))
+    title = (
+        f"{name}, {machine.num_threads} thread(s), {num_bytes / 1e6:.0f} MB of weights, {machine.bandwidth:.1f} GB/s, "
+        f"{machine.arithmetic:.0f} GFLOP/s. Minimum (median) in ms"
+    )
+    header = ["", *(f"width {width}" for width in widths), f"width {widths[-1]} / 1", "limit / width 1"]
+    limits = [machine.pass_ms(num_bytes, width) for width in widths]
+    rows = [["limit", *(f"{limit:.2f}" for limit in limits), f"{limits[-1] / limits[0]:.2f}", "1.00"]]
+    for engine, by_width in times.items():
+        cells = [f"{taken.minimum:.2f} ({taken.median:.2f})" for taken in by_width.values()]
+        first, last = by_width[widths[0]].minimum, by_width[widths[-1]].minimum
+        rows.append([engine, *cells, f"{last / first:.2f}", f"{limits[0] / first:.2f}"])
+    print_table(title, header, rows)
+
+
+def weight_bytes(path: Path) -> int:
+    """Bytes that a pass must read in float32: every weight once, the embedding only where it is the head too."""
+    total = 0
+    has_head = False
+    embedding = 0
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            for tensor in tensors.keys():  # noqa: SIM118 - it is no mapping
+                size = 4
+                for length in tensors.get_slice(tensor).get_shape():
+                    size *= length
+                has_head = has_head or tensor.startswith("lm_head")
+                embedding += size if "embed_tokens" in tensor else 0
+                total += size
+    return total - embedding if has_head else total
+
+
+if __name__ == "__main__":
+    main()

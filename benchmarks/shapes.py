@@ -1,0 +1,61 @@
+"""Models to measure: the bundled pair, and random weights in Llama shapes, for which only the time means anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
+
+MAX_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a Llama."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    vocab_size: int
+
+
+SHAPES = {
+    "target": Shape(288, 12, 4, 4, 768, 2048),
+    "draft": Shape(160, 2, 4, 4, 432, 2048),
+    "15M": Shape(288, 6, 6, 6, 768, 32000),
+    "110M": Shape(768, 12, 12, 12, 2048, 32000),
+    "1B": Shape(2048, 22, 32, 4, 5632, 32000),
+}
+BUNDLED = {"target": BUNDLED_TARGET, "draft": BUNDLED_DRAFT}
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    """A directory with this model: the bundled one where it is there, random weights in `folder` otherwise."""
+    if name in BUNDLED and any(BUNDLED[name].glob("*.safetensors")):
+        return BUNDLED[name]
+    path = folder / name
+    if not path.exists():
+        _random_llama(SHAPES[name]).save_pretrained(path)
+    return path
+
+
+def _random_llama(shape: Shape) -> PreTrainedModel:
+    config = LlamaConfig(
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        intermediate_size=shape.intermediate_size,
+        vocab_size=shape.vocab_size,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model

@@ -1,0 +1,194 @@
+"""The seam with NxDI: which of its classes, built how, compiled where, loaded from there.
+
+Everything NxDI gives back is `Any`; nothing else of this package touches NxDI but through an application's `forward`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from inference.backends.neuron.artifacts import artifact_key, artifacts_root, find_or_compile
+from inference.backends.neuron.environment import check_cores, load_module, require_nxdi, set_fp8_environment
+from inference.backends.neuron.parameters import check_names, parameter_names
+from inference.backends.support import architecture_name
+from inference.config import ModelConfig
+from inference.errors import ConfigError, UnsupportedModelError
+
+MODELS = "neuronx_distributed_inference.models"
+
+# model_type of config.json -> NxDI's module and class
+CLASSES = {
+    "llama": (f"{MODELS}.llama.modeling_llama", "NeuronLlamaForCausalLM"),
+    "qwen3": (f"{MODELS}.qwen3.modeling_qwen3", "NeuronQwen3ForCausalLM"),
+}
+QUANTIZATION_DTYPES = ("int8", "f8e4m3", "f8e5m2")
+QUANTIZATION_TYPES = ("per_tensor_symmetric", "per_channel_symmetric", "blockwise_symmetric")
+VERSIONS = ("neuronx-distributed-inference", "neuronx-cc")
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A model, or a fused pair, that is ready to be compiled.
+
+    Attributes:
+        application_class: NxDI's class, or ours derived from it.
+        path: the target's checkpoint.
+        config: NxDI's InferenceConfig.
+        description: all that the compilation depends on, but for the checkpoints.
+        checkpoints: all of them.
+        root: folder of compiled models.
+        on_cpu: NxDI's CPU mode, which compiles nothing.
+    """
+
+    application_class: Any
+    path: Path
+    config: Any
+    description: Mapping[str, Any]
+    checkpoints: tuple[Path, ...]
+    root: Path
+    on_cpu: bool
+
+    def compiled(self) -> Path:
+        """The folder of the compiled model; compiles if there is none."""
+        key = artifact_key(self.description, self.checkpoints)
+        manifest = {**self.description, "checkpoints": [str(path) for path in self.checkpoints]}
+        return find_or_compile(self.root, key, manifest, self._compile)
+
+    def _compile(self, folder: Path) -> None:
+        self.application_class(str(self.path), self.config).compile(f"{folder}/")
+
+    def load(self) -> Any:
+        """An application whose `forward` runs on the device."""
+        if self.on_cpu:
+            application = self.application_class(str(self.path), self.config)
+            application.to_cpu()
+            return application
+        check_cores(self.config.neuron_config.tp_degree)
+        folder = f"{self.compiled()}/"
+        application = self.application_class(folder)  # its configuration lies there too
+        application.load(folder)
+        return application
+
+
+def slot_compilation(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> Compilation:
+    """A slot model: graphs for a prompt, for K tokens if `speculation_length` is K, and for one token."""
+    base, neuron_config = _prepare(config, model_config, arguments)
+    nxdi_config = _inference_config(base, neuron_config, config.path)
+    _quantize(base, config.path, nxdi_config, arguments)
+    return _compilation(_with_one_token_graph(base), config, nxdi_config, arguments, draft=None)
+
+
+def fused_compilation(
+    target: ModelConfig, draft: Path, model_config: PretrainedConfig, arguments: dict[str, Any]
+) -> Compilation:
+    """A fused pair: one graph for both models' prompts, one that drafts and verifies."""
+    base, neuron_config = _prepare(target, model_config, arguments)
+    draft_config = _inference_config(base, _draft_of(neuron_config, arguments), draft)
+    nxdi_config = _inference_config(base, neuron_config, target.path)
+    pair = load_module(f"{MODELS}.config").FusedSpecNeuronConfig
+    nxdi_config.fused_spec_config = pair(base._model_cls, draft_config=draft_config, draft_model_path=str(draft))
+    _quantize(base, target.path, nxdi_config, arguments)
+    fused = type(base.__name__, (base,), {})  # NxDI replaces an attribute of the class that it is built from
+    return _compilation(fused, target, nxdi_config, arguments, draft=draft)
+
+
+def _compilation(
+    application_class: Any, config: ModelConfig, nxdi_config: Any, arguments: dict[str, Any], *, draft: Path | None
+) -> Compilation:
+    quantized = arguments.get("quantized_checkpoints_path") if arguments.get("quantized") else None
+    paths = (config.path, draft, None if quantized is None else Path(quantized))
+    return Compilation(
+        application_class,
+        config.path,
+        nxdi_config,
+        {"method": config.neuron.method, "neuron_config": arguments, "versions": _versions()},
+        tuple(path for path in paths if path is not None),
+        artifacts_root(config.neuron.artifacts),
+        bool(arguments.get("on_cpu")),
+    )
+
+
+def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> tuple[Any, Any]:
+    """NxDI's class of the model, and its NeuronConfig."""
+    _check_quantization(arguments)
+    require_nxdi()
+    base = _base_class(model_config)
+    config_class = base.get_config_cls().get_neuron_config_cls()
+    check_names(config.neuron.overrides, parameter_names(config_class))
+    return base, config_class(**copy.deepcopy(arguments))
+
+
+def _base_class(model_config: PretrainedConfig) -> Any:
+    kind = str(model_config.model_type)
+    if kind not in CLASSES:
+        known = ", ".join(sorted(CLASSES))
+        raise UnsupportedModelError(
+            f"{architecture_name(model_config)} is not supported by backend neuron: model types are {known}"
+        )
+    module, name = CLASSES[kind]
+    return getattr(load_module(module), name)
+
+
+def _with_one_token_graph(base: Any) -> Any:
+    """A class that also decodes one token at a time: with a speculation_length NxDI builds no graph for that."""
+
+    def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
+        base.__init__(self, *arguments, **keywords)
+        if self.neuron_config.speculation_length > 0:
+            self.enable_token_generation()
+
+    return type(base.__name__, (base,), {"__init__": __init__})
+
+
+def _inference_config(base: Any, neuron_config: Any, path: Path) -> Any:
+    load_pretrained_config = load_module("neuronx_distributed_inference.utils.hf_adapter").load_pretrained_config
+    return base.get_config_cls()(neuron_config, load_config=load_pretrained_config(str(path)))
+
+
+def _draft_of(neuron_config: Any, arguments: dict[str, Any]) -> Any:
+    """The draft's NeuronConfig: the target's but for what makes it a draft."""
+    draft = copy.deepcopy(neuron_config)
+    draft.enable_fused_speculation = False
+    if arguments.get("enable_eagle_speculation"):
+        draft.is_eagle_draft = True
+    else:
+        draft.speculation_length = 0
+    if arguments.get("draft_model_modules_to_not_convert"):
+        draft.modules_to_not_convert = arguments["draft_model_modules_to_not_convert"]
+    return draft
+
+
+def _check_quantization(arguments: dict[str, Any]) -> None:
+    dtype, kind = arguments.get("quantization_dtype", "int8"), arguments.get("quantization_type", QUANTIZATION_TYPES[0])
+    if dtype not in QUANTIZATION_DTYPES:
+        raise ConfigError(f"neuron_config: quantization_dtype {dtype} is none of {', '.join(QUANTIZATION_DTYPES)}")
+    if kind not in QUANTIZATION_TYPES:
+        raise ConfigError(f"neuron_config: quantization_type {kind} is none of {', '.join(QUANTIZATION_TYPES)}")
+    if arguments.get("quantized") and not arguments.get("quantized_checkpoints_path"):
+        raise ConfigError("neuron_config: quantized needs quantized_checkpoints_path (written if it is not there)")
+    eights = arguments.get("kv_cache_quant") or arguments.get("quantized_mlp_kernel_enabled")
+    if (arguments.get("quantized") and dtype.startswith("f8")) or eights:
+        set_fp8_environment()
+
+
+def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]) -> None:
+    """Write the quantized checkpoint, unless it is there."""
+    if arguments.get("quantized") and not Path(arguments["quantized_checkpoints_path"]).exists():
+        base.save_quantized_state_dict(str(path), nxdi_config)
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in VERSIONS:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions

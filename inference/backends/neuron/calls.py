@@ -1,0 +1,69 @@
+"""The tensors of one call of an NxDI application, from rows of tokens. Pure.
+
+A row is one slot's part of a call. All rows of a call have the graph's width: shorter ones are padded at the end, where
+the padding is written behind everything valid and is never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+PAD_TOKEN_ID = 0
+GREEDY = (1.0, 1.0, 1.0)
+"""top_k, top_p, temperature of a row whose token nobody samples on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One slot's tokens in a call.
+
+    Attributes:
+        slot: where keys and values are written.
+        start: position of the first token; what is before it is in the slot.
+        token_ids: at most as many as the graph is wide.
+        sampling: top_k, top_p, temperature.
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    sampling: tuple[float, float, float] = GREEDY
+
+
+def prompt_call(row: Row) -> dict[str, torch.Tensor]:
+    """The prefill of one slot from position 0, alone: NxDI goes by position 0 and takes every row for a prompt."""
+    num_tokens = len(row.token_ids)
+    return {
+        "input_ids": torch.tensor([list(row.token_ids)]),  # [1, num_tokens]
+        "position_ids": torch.arange(num_tokens)[None],
+        "attention_mask": torch.ones(1, num_tokens, dtype=torch.long),
+        "seq_ids": torch.tensor([row.slot]),  # [1]
+        "sampling_params": torch.tensor([row.sampling]),  # [1, 3] float32
+    }
+
+
+def continued_call(rows: Sequence[Row], *, width: int) -> dict[str, Any]:
+    """A pass of `width` tokens per row, all behind what their slots hold. Rows are in the order of their slots.
+
+    A full batch must be exactly slots 0 .. B-1 in this order; a part of them may have gaps.
+    """
+    starts = torch.tensor([row.start for row in rows])[:, None]  # [num_rows, 1]
+    padded = [[*row.token_ids, *[PAD_TOKEN_ID] * (width - len(row.token_ids))] for row in rows]
+    return {
+        "input_ids": torch.tensor(padded),  # [num_rows, width]
+        "position_ids": starts + torch.arange(width),
+        # Without it NxDI would take the width for the length of the past.
+        "attention_mask": (torch.arange(int(starts.max())) < starts).long(),  # [num_rows, longest past]
+        "seq_ids": torch.tensor([row.slot for row in rows]),  # [num_rows]
+        "sampling_params": torch.tensor([row.sampling for row in rows]),  # [num_rows, 3] float32
+    }
+
+
+def fused_call(rows: Sequence[Row]) -> dict[str, Any]:
+    """A step of the fused graph: one token per row, and NxDI's own mask."""
+    call = continued_call(rows, width=1)
+    return {**call, "attention_mask": None}

@@ -1,0 +1,116 @@
+"""Whether this Python can drive a Neuron device at all, and with which cores.
+
+The names of all Neuron packages are taken on PyPI by placeholders that import and do nothing; so what is looked for is
+what only the real packages have.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Mapping
+from types import ModuleType
+
+from inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+REMEDY = (
+    "run inside a Neuron virtual environment of a Deep Learning AMI or container, or install from AWS's own Neuron "
+    "package index (docs/neuron.md)"
+)
+FP8_ENVIRONMENT = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
+
+
+def require_nxdi() -> None:
+    """Raise ConfigError unless NxD Inference and a real torch-neuronx can be imported."""
+    _require_package("torch-neuronx", "torch_neuronx.xla_impl")
+    _require_package("neuronx-distributed-inference", "neuronx_distributed_inference.models.config")
+
+
+def require_transformers_neuronx() -> None:
+    """Raise ConfigError unless the legacy transformers-neuronx can be imported."""
+    _require_package("torch-neuronx", "torch_neuronx.xla_impl")
+    _require_package("transformers-neuronx", "transformers_neuronx.llama.model")
+
+
+def load_module(name: str) -> ModuleType:
+    """Import a module of a Neuron package.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # placeholders and half-installed packages raise whatever they like
+        raise ConfigError(f"backend neuron: {name} cannot be imported ({error}): {REMEDY}") from error
+
+
+def _require_package(package: str, telling_module: str) -> None:
+    top = telling_module.partition(".")[0]
+    try:
+        importlib.import_module(telling_module)
+    except Exception as error:
+        if _imports(top):
+            reason = f"what is installed as {package} is a placeholder from PyPI, or incomplete: it has no"
+            raise ConfigError(f"backend neuron: {reason} {telling_module}: {REMEDY}") from error
+        raise ConfigError(f"backend neuron needs {package} ({error}): {REMEDY}") from error
+
+
+def _imports(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:
+        return False
+    return True
+
+
+def set_fp8_environment() -> None:
+    """Set what fp8 needs, before any Neuron package is imported.
+
+    Raises:
+        ConfigError: a variable has another value already.
+    """
+    for name, value in FP8_ENVIRONMENT.items():
+        if os.environ.setdefault(name, value) != value:
+            raise ConfigError(f"fp8 needs {name}={value}, the environment has {os.environ[name]}")
+
+
+def check_cores(tp_degree: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a core allocation that is too small; without one, say that this process takes every core.
+
+    Raises:
+        ConfigError: NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES gives fewer cores than tp_degree.
+    """
+    visible, number = environment.get("NEURON_RT_VISIBLE_CORES"), environment.get("NEURON_RT_NUM_CORES")
+    if visible is None and number is None:
+        logger.warning("NEURON_RT_VISIBLE_CORES is not set: this process takes every NeuronCore of the instance")
+        return
+    name, text = ("NEURON_RT_NUM_CORES", number) if visible is None else ("NEURON_RT_VISIBLE_CORES", visible)
+    num_cores = _count(name, str(text), is_list=visible is not None)
+    if num_cores < tp_degree:
+        raise ConfigError(f"{name}={text} gives {num_cores} NeuronCores, tp_degree {tp_degree} needs as many")
+
+
+def _count(name: str, text: str, *, is_list: bool) -> int:
+    """Cores of a list such as 0-3,8 or of a plain number."""
+    try:
+        if not is_list:
+            return int(text)
+        bounds = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        return sum(part[-1] - part[0] + 1 for part in bounds)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text} cannot be read: a list such as 0-3,8 or a number is expected") from error
+
+
+def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a logical NeuronCore size that the environment contradicts: NxDI would follow the environment.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    wanted = overrides.get("logical_nc_config")
+    for name in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"):
+        if wanted is not None and environment.get(name, str(wanted)) != str(wanted):
+            raise ConfigError(f"neuron_config: logical_nc_config {wanted} contradicts {name}={environment[name]}")

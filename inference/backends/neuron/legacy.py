@@ -1,0 +1,80 @@
+"""transformers-neuronx, NxDI's predecessor, in the place of an NxDI application: for Inf2 and Trn1 on SDK 2.26.
+
+Support ended on 2025-09-16. Llama alone, one sequence at a time; the slot backend around it is the same.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from inference.backends.checkpoint import load_config
+from inference.backends.neuron.checks import check_sharding
+from inference.backends.neuron.environment import check_cores, load_module, require_transformers_neuronx
+from inference.backends.neuron.settings import DEFAULT_DTYPE, verification_width
+from inference.backends.neuron.shape import slot_shape
+from inference.backends.neuron.slots import NeuronBackend
+from inference.backends.support import architecture_name, require_supported_config, resolve_length
+from inference.config import ModelConfig
+from inference.errors import ConfigError, UnsupportedModelError
+
+AMP = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+class LegacyApplication:
+    """A LlamaForSampling, called as the slot backend calls NxDI.
+
+    Its names for the same things: cache_ids are positions, start_ids are slots, and logits are turned around.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def forward(self, **tensors: torch.Tensor) -> SimpleNamespace:
+        """Logits float32 [1, 1, vocab_size] of the last token of a prompt, [1, width, vocab_size] of a pass."""
+        input_ids, position_ids = tensors["input_ids"], tensors["position_ids"]  # [1, width]
+        ids = {"cache_ids": position_ids[0].int(), "start_ids": tensors["seq_ids"].int()}
+        width = input_ids.shape[1]
+        if position_ids.min() == 0 or width == 1:
+            return SimpleNamespace(logits=self._model(input_ids, **ids).reshape(1, 1, -1))
+        logits = self._model.speculative_forward(input_ids, speculation_length=width, **ids)  # [width, vocab_size, 1]
+        return SimpleNamespace(logits=logits.permute(2, 0, 1))
+
+
+def load_legacy_backend(config: ModelConfig) -> NeuronBackend:
+    """Load a Llama checkpoint through transformers-neuronx, which compiles it and keeps its own cache.
+
+    Raises:
+        ConfigError: the package is not here, or the checkpoint or the settings cannot be used.
+    """
+    model_config = load_config(config.path)
+    length = resolve_length(model_config, config.sequence_length)
+    require_supported_config(model_config, length)
+    _check(config, str(model_config.model_type), architecture_name(model_config))
+    check_cores(config.neuron.tp_degree)
+    check_sharding(config.path, model_config, config.neuron.tp_degree)
+    dtype, width = DEFAULT_DTYPE if config.dtype == "auto" else config.dtype, verification_width(config.neuron.gamma)
+    arguments = {"seq_len": length, "max_context_length": length, "batch_size": 1, "speculation_length": width}
+    shape = slot_shape(model_config, {**arguments, "torch_dtype": dtype})
+    require_transformers_neuronx()
+    llama = load_module("transformers_neuronx.llama.model").LlamaForSampling
+    model = llama.from_pretrained(
+        str(config.path), batch_size=1, tp_degree=config.neuron.tp_degree, n_positions=length, amp=AMP[dtype]
+    )
+    if width:
+        model.enable_speculative_decoder(width)
+    model.to_neuron()
+    return NeuronBackend(LegacyApplication(model), shape)
+
+
+def _check(config: ModelConfig, model_type: str, name: str) -> None:
+    if model_type != "llama":
+        raise UnsupportedModelError(f"{name} is not supported by backend transformers-neuronx: llama is")
+    if config.num_slots != 1:
+        raise ConfigError(f"backend transformers-neuronx serves one sequence: use --batch 1, not {config.num_slots}")
+    if config.neuron.overrides:
+        raise ConfigError("neuron_config is NxDI's: backend transformers-neuronx takes none")
+    if config.neuron.method != "vanilla":
+        raise ConfigError(f"speculation_method {config.neuron.method} needs backend neuron, not transformers-neuronx")

@@ -1,0 +1,87 @@
+"""How a pass over spans becomes calls of compiled graphs: a prompt graph, one of K tokens, one of 1 token. Pure.
+
+- From position 0 a span is read by the prompt graph, which gives the logits of its last token alone. So the graph reads
+  up to the first token whose logits are wanted; the rest, such as a proposal behind a prompt, goes in passes.
+- Behind what a slot holds, tokens go in passes of K, all slots together; where each has one left, in passes of 1.
+- A long span that starts later, such as a prompt that shares its beginning with the one before, would be many passes:
+  it is read by the prompt graph from position 0 again, together with what the slot holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inference.backends.neuron.calls import Row
+from inference.types import Span
+
+REREAD_PASSES = 4
+"""More passes than this before the first wanted logits cost more than reading the prompt again."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """How far a span has been read.
+
+    Attributes:
+        slot: of the span.
+        token_ids: the whole sequence up to the span's end.
+        position: of the next token to read.
+        first_wanted: position of the first token whose logits are wanted; the end if there is none.
+        rows: wanted rows so far, in order; whatever the caller keeps per token.
+    """
+
+    slot: int
+    token_ids: Sequence[int]
+    position: int
+    first_wanted: int
+    rows: list[object] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_left(self) -> int:
+        return self.end - self.position
+
+    def wants(self, position: int) -> bool:
+        return position >= self.first_wanted
+
+
+def reading(span: Span, held: Sequence[int]) -> Reading:
+    """A span that begins to be read; `held` is what its slot holds.
+
+    Raises:
+        ValueError: the span starts behind that.
+    """
+    if span.start > len(held):
+        raise ValueError(f"slot {span.slot} holds {len(held)} tokens, a span starts at {span.start}")
+    token_ids = [*held[: span.start], *span.token_ids]
+    return Reading(span.slot, token_ids, span.start, len(token_ids) - span.num_logits)
+
+
+def prompt_row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
+    """What the prompt graph reads of a span; None if the span goes in passes alone.
+
+    Args:
+        width: of the widest graph for passes.
+        max_prompt: tokens that the prompt graph takes.
+    """
+    end = min(work.first_wanted + 1, work.end)
+    num_passes = -(-(end - work.position) // width)
+    if work.position > 0 and (num_passes <= REREAD_PASSES or end > max_prompt):
+        return None
+    return Row(work.slot, 0, work.token_ids[: min(end, max_prompt)])
+
+
+def next_rows(works: Sequence[Reading], *, width: int) -> tuple[list[Row], int]:
+    """The rows of the next pass over all spans that are not read to their end, in the order of slots, and its width.
+
+    Args:
+        width: K; 1 if there is no graph of K tokens.
+    """
+    left = sorted((work for work in works if work.num_left), key=lambda work: work.slot)
+    taken = width if any(work.num_left > 1 for work in left) else 1
+    rows = [Row(work.slot, work.position, work.token_ids[work.position : work.position + taken]) for work in left]
+    return rows, taken

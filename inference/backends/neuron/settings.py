@@ -1,0 +1,134 @@
+"""From our configuration to the keyword arguments of NxDI's NeuronConfig. Values are what JSON can hold.
+
+Owns the widths: K is NxDI's `speculation_length`, the tokens of one verification graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.config import ModelConfig
+from inference.errors import ConfigError
+
+EAGLE_METHODS = ("eagle", "eagle3")
+DEFAULT_DTYPE = "bfloat16"
+
+
+def verification_width(gamma: int) -> int:
+    """K of a slot model: the last committed token and gamma draft tokens; 0 where nothing is verified."""
+    return gamma + 1 if gamma else 0
+
+
+def slot_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
+    """NeuronConfig of a slot model.
+
+    Raises:
+        ConfigError: neuron_config sets what a flag says already, or breaks a rule of slot models.
+    """
+    arguments = {**_common(config, length=length), "speculation_length": verification_width(config.neuron.gamma)}
+    _check_slot_rules(config.neuron.overrides, arguments)
+    return _merged(arguments, config)
+
+
+def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
+    """NeuronConfig of the target in NxDI's fused graph; the draft's is a copy that NxDI's seam alters.
+
+    Raises:
+        ConfigError: as for `slot_arguments`, or the mode cannot do what neuron_config asks.
+    """
+    options = config.neuron
+    if options.gamma < 2:
+        raise ConfigError(f"speculation_length {options.gamma} is below 2: NxDI's fused graph needs a draft token")
+    arguments = {**_common(config, length=length), "speculation_length": options.gamma, "on_device_sampling_config": {}}
+    arguments["enable_fused_speculation"] = True
+    if options.method in EAGLE_METHODS:
+        arguments["enable_eagle_speculation"] = True
+    if options.method == "eagle3":
+        arguments |= {"is_eagle3": True, "sequence_parallel_enabled": True}
+    _check_fused_rules(config)
+    merged = _merged(arguments, config)
+    _check_buckets(merged, options.gamma)
+    return merged
+
+
+def _common(config: ModelConfig, *, length: int) -> dict[str, Any]:
+    num_slots = config.num_slots
+    return {
+        "tp_degree": config.neuron.tp_degree,
+        "batch_size": num_slots,
+        "ctx_batch_size": 1,  # a prompt is read alone
+        "tkg_batch_size": num_slots,
+        "max_batch_size": num_slots,
+        "is_continuous_batching": num_slots > 1,
+        "apply_seq_ids_mask": True,  # without it a batch that is not full overwrites the other slots
+        "padding_side": "right",
+        "seq_len": length,
+        "max_context_length": length,
+        "enable_bucketing": True,
+        "torch_dtype": DEFAULT_DTYPE if config.dtype == "auto" else config.dtype,
+        "save_sharded_checkpoint": True,  # else the artifacts need the checkpoint, and shard it at every start
+    }
+
+
+# Set by a flag, which is named; a second value in neuron_config could only contradict it.
+_BY_FLAG = {
+    "tp_degree": "--tp_degree",
+    "batch_size": "--batch",
+    "ctx_batch_size": "nothing: it is 1",
+    "tkg_batch_size": "--batch",
+    "max_batch_size": "--batch",
+    "is_continuous_batching": "--batch",
+    "seq_len": "--sequence_length",
+    "torch_dtype": "--dtype",
+    "speculation_length": "--gamma",
+    "enable_fused_speculation": "--speculation_method",
+    "enable_eagle_speculation": "--speculation_method",
+    "is_eagle3": "--speculation_method",
+    "is_medusa": "--speculation_method",
+    "apply_seq_ids_mask": "nothing: it is true, or live slots would be overwritten",
+    "padding_side": "nothing: it is right",
+    "save_sharded_checkpoint": "nothing: it is true, so that artifacts are complete",
+}
+
+
+def _merged(arguments: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    for name, value in config.neuron.overrides.items():
+        if name in _BY_FLAG and arguments.get(name, value) != value:
+            flag = _BY_FLAG[name]
+            raise ConfigError(f"neuron_config: {name} {value} contradicts {arguments[name]}, which is set by {flag}")
+    return {**arguments, **config.neuron.overrides}
+
+
+def _check_slot_rules(overrides: Any, arguments: dict[str, Any]) -> None:
+    width, num_slots = arguments["speculation_length"], arguments["batch_size"]
+    for name in ("on_device_sampling_config", "async_mode", "is_prefix_caching", "is_block_kv_layout"):
+        if overrides.get(name):
+            why = "tokens are chosen on the host, from logits of every position"
+            raise ConfigError(f"neuron_config: {name} does not go with speculation_method vanilla: {why}")
+    buckets = overrides.get("token_generation_buckets") or []
+    if overrides.get("spec_batch_size", num_slots) < num_slots and len(buckets) != 1:
+        raise ConfigError("neuron_config: spec_batch_size below --batch needs exactly one of token_generation_buckets")
+    _check_buckets({**arguments, **overrides}, width)
+
+
+def _check_buckets(arguments: dict[str, Any], width: int) -> None:
+    """NxDI takes a prompt padded to K tokens for a verification."""
+    if width and width in (arguments.get("context_encoding_buckets") or [arguments["max_context_length"]]):
+        raise ConfigError(f"neuron_config: a context bucket of {width} tokens would be taken for a verification pass")
+
+
+def _check_fused_rules(config: ModelConfig) -> None:
+    options = config.neuron
+    sampling = options.overrides.get("on_device_sampling_config") or {}
+    if sampling.get("do_sample") and options.method not in EAGLE_METHODS:
+        raise ConfigError(f"neuron_config: do_sample: speculation_method {options.method} is greedy only")
+    if sampling.get("do_sample") and not sampling.get("dynamic"):
+        raise ConfigError("neuron_config: do_sample needs dynamic, or NxDI ignores what a request asks for")
+    if sampling.get("do_sample") and options.overrides.get("token_tree_config"):
+        raise ConfigError("neuron_config: token_tree_config is greedy only: leave out do_sample")
+    if options.overrides.get("token_tree_config") and options.method != "eagle":
+        raise ConfigError(f"neuron_config: token_tree_config goes with eagle, not with {options.method}")
+    if options.overrides.get("output_logits") and options.method == "fused":
+        raise ConfigError("neuron_config: output_logits breaks the reading of prompts with speculation_method fused")
+    if options.method == "eagle3" and options.overrides.get("sequence_parallel_enabled") is False:
+        raise ConfigError("neuron_config: speculation_method eagle3 fails without sequence_parallel_enabled")

@@ -1,0 +1,67 @@
+"""What a compiled model can take, from its NeuronConfig's arguments. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from inference.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SlotShape:
+    """A compiled model's limits.
+
+    Attributes:
+        vocab_size: ids that it knows.
+        num_slots: B, the batch that its graphs are compiled for.
+        length: L, positions of a slot's memory.
+        width: tokens of the widest graph behind a prompt: K, or 1 where nothing is verified.
+        reserved: positions at a slot's end that a graph may write to, and no sequence may use.
+        max_prompt: tokens of the longest prompt that the prompt graph reads.
+        slot_bytes: of one slot's keys and values, before sharding.
+    """
+
+    vocab_size: int
+    num_slots: int
+    length: int
+    width: int
+    reserved: int
+    max_prompt: int
+    slot_bytes: int
+
+    @property
+    def max_length(self) -> int:
+        return self.length - self.reserved
+
+
+def slot_shape(model_config: PretrainedConfig, arguments: Mapping[str, Any]) -> SlotShape:
+    """The limits of a slot model or of a fused pair.
+
+    Raises:
+        ConfigError: nothing is left of a slot beside what a verification pass needs.
+    """
+    reserved, length = int(arguments["speculation_length"]), int(arguments["seq_len"])
+    if length - reserved < 2:
+        raise ConfigError(f"sequence_length {length} leaves no room beside a verification pass of {reserved} tokens")
+    max_prompt = min(int(arguments["max_context_length"]), length - reserved)
+    return SlotShape(
+        vocab_size=int(model_config.vocab_size),
+        num_slots=int(arguments["batch_size"]),
+        length=length,
+        width=max(1, reserved),
+        reserved=reserved,
+        max_prompt=max_prompt,
+        slot_bytes=_slot_bytes(model_config, length, arguments),
+    )
+
+
+def _slot_bytes(model_config: PretrainedConfig, length: int, arguments: Mapping[str, Any]) -> int:
+    num_heads = int(getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads)
+    even_dim = model_config.hidden_size // model_config.num_attention_heads
+    head_dim = int(getattr(model_config, "head_dim", None) or even_dim)
+    num_bytes = 1 if arguments.get("kv_cache_quant") else 4 if arguments["torch_dtype"] == "float32" else 2
+    return int(model_config.num_hidden_layers) * 2 * num_heads * head_dim * length * num_bytes

@@ -1,0 +1,158 @@
+"""The neuron slot backend: a causal language model compiled by NxDI, over slots and positions.
+
+Owns what each slot holds and the order of calls; logits come to the host in float32, and tokens are chosen there, so
+that verification with shared noise is the same as on any other backend. Knows nothing of compiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from inference.backends.checkpoint import load_config
+from inference.backends.neuron.application import slot_compilation
+from inference.backends.neuron.calls import Row, continued_call, prompt_call
+from inference.backends.neuron.checks import check_sharding
+from inference.backends.neuron.environment import check_logical_cores
+from inference.backends.neuron.plan import Reading, next_rows, prompt_row, reading
+from inference.backends.neuron.settings import slot_arguments
+from inference.backends.neuron.shape import SlotShape, slot_shape
+from inference.backends.spans import check_spans
+from inference.backends.support import require_supported_config, resolve_length
+from inference.config import ModelConfig
+from inference.errors import ConfigError
+from inference.types import Array, Span
+
+
+class Application(Protocol):
+    """What is used of NxDI's application object."""
+
+    def forward(self, **tensors: Any) -> Any:
+        """Run the graph that fits the tensors; the result's `logits` are float32 [num_rows, width, vocab_size]."""
+
+
+class NeuronBackend:
+    """A compiled model and its slots.
+
+    Args:
+        application: loaded, with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1.
+        shape: what was compiled.
+    """
+
+    def __init__(self, application: Application, shape: SlotShape) -> None:
+        self._application = application
+        self._shape = shape
+        self._held: list[list[int]] = [[] for _ in range(shape.num_slots)]
+
+    @property
+    def vocab_size(self) -> int:
+        return self._shape.vocab_size
+
+    @property
+    def num_slots(self) -> int:
+        return self._shape.num_slots
+
+    @property
+    def max_length(self) -> int:
+        """Positions that a slot holds, less those that the padding of a verification pass needs."""
+        return self._shape.max_length
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._shape.slot_bytes
+
+    @property
+    def max_pass_tokens(self) -> int:
+        """See `inference.capabilities.CompiledShapes`."""
+        return self._shape.width
+
+    @property
+    def prompt_chunk_tokens(self) -> int:
+        """See `inference.capabilities.CompiledShapes`: the prompt graph reads a prompt at once, or not at all."""
+        return self._shape.max_prompt
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span]) -> Array:
+        """See `inference.types.Backend`. A numpy array."""
+        check_spans(spans, self)
+        works = [reading(span, self._held[span.slot]) for span in spans]
+        for work in works:
+            self._read_prompt(work)
+        while any(work.num_left for work in works):
+            self._run_pass(works)
+        for work in works:
+            self._held[work.slot] = list(work.token_ids)
+        rows: list[Any] = [row for work in works for row in work.rows]
+        return np.stack(rows) if rows else np.empty((0, self.vocab_size), dtype=np.float32)
+
+    def _read_prompt(self, work: Reading) -> None:
+        row = prompt_row(work, width=self._shape.width, max_prompt=self._shape.max_prompt)
+        if row is None:
+            return
+        logits = self._logits(self._prompt_call(row))  # [1, 1, vocab_size]: of the last token alone
+        self._keep(work, len(row.token_ids) - 1, logits[0, -1:])
+        work.position = len(row.token_ids)
+
+    def _run_pass(self, works: Sequence[Reading]) -> None:
+        """One call over every span that is not read to its end."""
+        rows, width = next_rows(works, width=self._shape.width)
+        logits = self._logits(self._continued_call(rows, width))  # [num_rows, width, vocab_size]
+        by_slot = {work.slot: work for work in works}
+        for row, of_row in zip(rows, logits, strict=True):
+            work = by_slot[row.slot]
+            self._keep(work, row.start, of_row[: len(row.token_ids)])
+            work.position += len(row.token_ids)
+
+    def _prompt_call(self, row: Row) -> dict[str, Any]:
+        return prompt_call(row)
+
+    def _continued_call(self, rows: Sequence[Row], width: int) -> dict[str, Any]:
+        return continued_call(rows, width=width)
+
+    def _logits(self, call: dict[str, Any]) -> np.ndarray[Any, Any]:
+        logits: torch.Tensor = self._application.forward(**call).logits
+        # The output layer may be padded to a multiple of the cores.
+        of_vocabulary: np.ndarray[Any, Any] = logits[..., : self.vocab_size].float().cpu().numpy()
+        return of_vocabulary
+
+    def _keep(self, work: Reading, position: int, logits: np.ndarray[Any, Any]) -> None:
+        """Keep the wanted ones of the logits of consecutive tokens, the first of them at `position`."""
+        work.rows.extend(row for at, row in enumerate(logits, start=position) if work.wants(at))
+
+
+def load_neuron_backend(config: ModelConfig) -> NeuronBackend:
+    """Load a checkpoint through NxDI; compiles it first unless that was done before.
+
+    Raises:
+        ConfigError: NxDI is not here, or the checkpoint or the settings cannot be used; the message names which.
+    """
+    compilation, shape = prepare_slots(config)
+    return NeuronBackend(compilation.load(), shape)
+
+
+def compile_neuron_backend(config: ModelConfig) -> None:
+    """Compile ahead of time what `load_neuron_backend` would load."""
+    compilation, _ = prepare_slots(config)
+    compilation.compiled()
+
+
+def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:
+    """Check everything, build NxDI's configuration, and say what the compiled model will be."""
+    if config.device != "auto":
+        raise ConfigError(f"device {config.device}: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES")
+    options = config.neuron
+    if options.method != "vanilla":
+        raise ConfigError(
+            f"speculation_method {options.method} needs a target and a draft model: use role fused_target"
+        )
+    check_logical_cores(options.overrides)
+    model_config = load_config(config.path)
+    length = resolve_length(model_config, config.sequence_length)
+    require_supported_config(model_config, length)
+    check_sharding(config.path, model_config, options.tp_degree)
+    arguments = slot_arguments(config, length=length)
+    shape = slot_shape(model_config, arguments)
+    return slot_compilation(config, model_config, arguments), shape

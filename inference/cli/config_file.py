@@ -1,0 +1,83 @@
+"""`--config FILE`: flags from a JSON or TOML file, as if they stood before those of the command line.
+
+A file serves several roles: keys at its top level are taken by the roles that have such a flag; a table named like a
+role is for that role alone, and there every key must be a flag. Flags of the command line come later and win.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.errors import ConfigError
+
+
+class ConfigFileParser(argparse.ArgumentParser):
+    """The parser of one role, with `--config`.
+
+    Args:
+        role: its name.
+        roles: names of all roles.
+    """
+
+    def __init__(self, *, role: str, roles: Sequence[str], **options: Any) -> None:
+        super().__init__(**options)
+        self._role = role
+        self._roles = roles
+        text = "JSON or TOML file of flags; those of the command line win"
+        self.add_argument("--config", type=Path, action="append", metavar="FILE", help=text)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See `argparse.ArgumentParser`; whatever the file says is put in front."""
+        arguments = list(args or ())
+        try:
+            from_files = [text for file in _files(arguments) for text in self._arguments(file)]
+        except ConfigError as error:
+            self.error(str(error))
+        return super().parse_known_args([*from_files, *arguments], namespace)
+
+    def _arguments(self, file: Path) -> Iterator[str]:
+        values = _read(file)
+        for key, value in values.items():
+            if key in self._roles:
+                continue
+            if (action := self._flag(key)) is not None:
+                yield from _as_arguments(action, key, value)
+        for key, value in values.get(self._role, {}).items():
+            action = self._flag(key)
+            if action is None:
+                raise ConfigError(f"{file}: role {self._role} has no flag {key}")
+            yield from _as_arguments(action, key, value)
+
+    def _flag(self, key: str) -> argparse.Action | None:
+        return self._option_string_actions.get(f"--{key}")
+
+
+def _files(arguments: Sequence[str]) -> Iterator[Path]:
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path, action="append", default=[])
+    yield from finder.parse_known_args(arguments)[0].config
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError) as error:  # of both formats, and of a text that is not UTF-8
+        raise ConfigError(f"configuration file {file} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"configuration file {file}: an object of flags is expected")
+    return values
+
+
+def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str]:
+    """One flag as it would be typed."""
+    if action.nargs == 0:
+        if value:
+            yield f"--{key}"
+        return
+    yield f"--{key}={json.dumps(value) if isinstance(value, dict | list) else value}"

@@ -1,0 +1,100 @@
+"""HTTP and metrics: the gateway role, and what the other servers offer beside gRPC if their flags ask for it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm.options import address
+from grpc_comm.server import stop_signal
+from inference.cli.generate import connected
+from inference.config import ServerConfig
+from inference.errors import ConfigError
+from inference.gateway.app import Gateway
+from inference.gateway.server import HttpServer, http_server
+from inference.metrics import Metrics, metrics_server
+from inference.workers.client import RemoteCompleter
+from inference.workers.completion import Completer
+from inference.workers.generation import GenerationServicer, ModelCard
+from inference.workers.metered import MeteredCompleter
+
+logger = logging.getLogger(__name__)
+
+HEALTH_TIMEOUT_S = 2.0
+
+
+async def serve_gateway(args: argparse.Namespace) -> int:
+    """Serve HTTP in front of a remote GenerationService, until a signal."""
+    server = ServerConfig(args.host, args.http_port, grace_s=args.grace_s)
+    async with connected(args) as channel:
+        remote = RemoteCompleter(channel, address(args.target_host, args.port), deadline_s=args.deadline_s)
+        card = _named(args, ModelCard.from_message(await remote.model()))
+        metrics = Metrics(card.name)
+        completer = MeteredCompleter(remote, metrics)
+        metrics.watch(completer)
+        gateway = _gateway(args, completer, card, metrics, lambda: _is_serving(channel))
+        async with http_server(gateway, server.host, server.port, grace_s=server.grace_s) as http:
+            signal = await stop_signal()
+            logger.info("%s: running requests get %g s", signal.name, server.grace_s)
+            http.refuse_new()
+    logger.info("stopped")
+    return 0
+
+
+@asynccontextmanager
+async def beside_grpc(
+    args: argparse.Namespace, service: GenerationServicer, metrics: Metrics, server: ServerConfig
+) -> AsyncGenerator[HttpServer | None, None]:
+    """Metrics on --metrics_port, and HTTP on --http_port, while the block runs; each only if it is asked for."""
+    with metrics_server(metrics, server.host, args.metrics_port):
+        if getattr(args, "http_port", None) is None:
+            yield None
+            return
+        gateway = _gateway(args, service.completer, _named(args, service.card), metrics, _always)
+        async with http_server(gateway, server.host, args.http_port, grace_s=server.grace_s) as http:
+            yield http
+
+
+async def _always() -> bool:
+    return True
+
+
+async def _is_serving(channel: grpc.aio.Channel) -> bool:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    try:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _named(args: argparse.Namespace, card: ModelCard) -> ModelCard:
+    return card if args.served_model_name is None else replace(card, name=args.served_model_name)
+
+
+def _gateway(
+    args: argparse.Namespace,
+    completer: Completer,
+    card: ModelCard,
+    metrics: Metrics,
+    is_healthy: Callable[[], Awaitable[bool]],
+) -> Gateway:
+    if args.max_body_mib <= 0:
+        raise ConfigError(f"max_body_mib {args.max_body_mib} is not above 0")
+    return Gateway(
+        completer=completer,
+        card=card,
+        metrics=metrics,
+        is_healthy=is_healthy,
+        per_token=args.stream_chunk == "token",
+        deadline_s=getattr(args, "deadline_s", 600.0),
+        max_body_bytes=round(args.max_body_mib * 2**20),
+        page=not args.no_page,
+    )

@@ -1,0 +1,211 @@
+"""The HTTP application: OpenAI's endpoints, health, metrics, version, and the page. Translates; owns no algorithm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from inference import VERSION
+from inference.errors import SpecDecError
+from inference.gateway.answers import ChunkStream, whole_answer
+from inference.gateway.choices import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
+from inference.gateway.documents import FAILURES, ModelList, Version
+from inference.gateway.errors import ApiError, from_error, from_validation
+from inference.gateway.formats import ChatFormat, Format, TextFormat
+from inference.gateway.limits import AnswerCount, BodyLimit
+from inference.gateway.schema import ChatBody, CompletionBody, GenerationBody
+from inference.metrics import Metrics
+from inference.workers.completion import Completer, CompletionRequest
+from inference.workers.generation import ModelCard
+
+logger = logging.getLogger(__name__)
+
+PAGE = Path(__file__).with_name("page.html")
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
+"""The page is one file and talks to its own server alone; browsers see to it."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What the application stands in front of, and how it answers.
+
+    Attributes:
+        completer: serves the requests.
+        card: of the model.
+        metrics: are shown at /metrics.
+        is_healthy: whether requests can be served now.
+        per_token: one event of a stream per token; else one per target pass.
+        deadline_s: seconds a request may take.
+        max_body_bytes: of a request.
+        page: whether there is a page at /.
+    """
+
+    completer: Completer
+    card: ModelCard
+    metrics: Metrics
+    is_healthy: Callable[[], Awaitable[bool]]
+    per_token: bool = True
+    deadline_s: float = 600.0
+    max_body_bytes: int = 8 * 1024 * 1024
+    page: bool = True
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The application in front of a gateway's completer."""
+    app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None)
+    _add_generation(app, gateway)
+    _add_operation(app, gateway)
+    if gateway.page:
+        _add_page(app)
+    _add_failures(app)
+    app.add_middleware(BodyLimit, max_bytes=gateway.max_body_bytes)
+    paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
+    app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
+    return app
+
+
+def _add_generation(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/v1/completions", responses=FAILURES, response_model=None)
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Continue a text."""
+        _check_model(body, gateway.card)
+        answer = TextFormat(gateway.card.name)
+        return await _answer(gateway, request, body, completion_requests(body), answer)
+
+    @app.post("/v1/chat/completions", responses=FAILURES, response_model=None)
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Answer a conversation."""
+        _check_model(body, gateway.card)
+        requests = chat_requests(body, max_length=gateway.card.max_length)
+        return await _answer(gateway, request, body, requests, ChatFormat(gateway.card.name))
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        """The one model served."""
+        return ModelList.of(gateway.card, created=started)
+
+    started = int(time.time())
+
+
+def _check_model(body: GenerationBody, card: ModelCard) -> None:
+    """The name of the served model, or a path that ends with it."""
+    if body.model is None or body.model.rstrip("/").rpartition("/")[2] == card.name.rpartition("/")[2]:
+        return
+    message = f"model {body.model} does not exist; {card.name} is served"
+    raise ApiError(404, message, param="model", code="model_not_found")
+
+
+async def _answer(
+    gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
+) -> Response:
+    check_number(requests)
+    events = events_of(gateway.completer, requests, deadline_s=gateway.deadline_s)
+    if not body.stream:
+        document = whole_answer(events, answer, num_choices=len(requests), n=body.n)
+        return JSONResponse(await unless_disconnected(request, document))
+    options = body.stream_options
+    stream = ChunkStream(
+        answer,
+        num_choices=len(requests),
+        n=body.n,
+        per_token=gateway.per_token,
+        include_usage=options.include_usage,
+        include_speculation=options.include_speculation,
+    )
+    first = await unless_disconnected(request, _first(events))  # what is refused has a status, not a stream
+    return StreamingResponse(stream.encoded(first, events), media_type="text/event-stream", headers=_NO_BUFFERING)
+
+
+_NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+async def _first(events: AsyncGenerator[ChoiceEvent, None]) -> ChoiceEvent:
+    return await anext(events)
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, but cancel it, down to the slot, when the client leaves."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client closed the connection", "client_closed_request")
+        return task.result()
+    finally:
+        for each in (task, watcher):
+            each.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_operation(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/health", responses={503: {"description": "Not serving."}})
+    async def health() -> Response:
+        """200 while requests can be served."""
+        return Response(status_code=200 if await gateway.is_healthy() else 503)
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/version")
+    async def version() -> Version:
+        """Of this server, and the topology behind it."""
+        return Version(version=VERSION, topology=gateway.card.topology)
+
+
+def _add_page(app: FastAPI) -> None:
+    document = PAGE.read_text(encoding="utf-8")
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(document, headers={"Content-Security-Policy": PAGE_POLICY})
+
+
+def _add_failures(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def on_api_error(_: Request, error: ApiError) -> JSONResponse:
+        return _failure(error)
+
+    @app.exception_handler(SpecDecError)
+    async def on_our_error(request: Request, error: SpecDecError) -> JSONResponse:
+        return _failure(from_error(error, chat="chat" in request.url.path))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation(_: Request, error: RequestValidationError) -> JSONResponse:
+        return _failure(from_validation(error))
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        response = _failure(ApiError(error.status_code, message))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def on_any(_: Request, error: Exception) -> JSONResponse:
+        return _failure(ApiError(500, "unexpected failure; the server's log has the cause", "server_error"))
+
+
+def _failure(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())

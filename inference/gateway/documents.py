@@ -1,0 +1,69 @@
+"""Answers that are the same for every request, and how failures look, for the OpenAPI schema."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from inference.workers.generation import ModelCard
+
+
+class ErrorDetail(BaseModel):
+    """OpenAI's error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorDocument(BaseModel):
+    """Every answer that is no success."""
+
+    error: ErrorDetail
+
+
+_TEXTS = {
+    400: "A field is wrong, missing or not supported; `param` names it.",
+    404: "Another model is served.",
+    413: "The body is too large.",
+    422: "Not used: such faults are 400.",
+    429: "Slots and queue are full; Retry-After says when to try again.",
+    500: "A fault of the server.",
+    503: "The server is shutting down, or the one behind it cannot be reached.",
+    504: "The request took longer than it may.",
+}
+FAILURES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorDocument, "description": text} for status, text in _TEXTS.items()
+}
+
+
+class Model(BaseModel):
+    """One served model. `max_model_len`: tokens that prompt and output may have together."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "specdec"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """Answer of /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+    @classmethod
+    def of(cls, card: ModelCard, *, created: int) -> ModelList:
+        return cls(data=[Model(id=card.name, created=created, root=card.name, max_model_len=card.max_length)])
+
+
+class Version(BaseModel):
+    """Answer of /version."""
+
+    version: str
+    topology: str

@@ -1,0 +1,107 @@
+"""Failures in OpenAI's shape: an HTTP status and {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+
+from inference import errors
+
+INVALID_REQUEST = "invalid_request_error"
+_ADDRESS = re.compile(r"^\S+:\d+: ")
+# What a message about a request begins with, or speaks of, names the field at fault.
+_FIELDS = (
+    "temperature|top_p|top_k|min_p|repetition_penalty|presence_penalty|frequency_penalty|logit_bias|logprobs|stop|seed|"
+    "max_new_tokens|messages|prompt|token id"
+)
+_FIELD = re.compile(rf"\b({_FIELDS})\b")
+_RENAMED = {"max_new_tokens": "max_tokens", "token id": "prompt"}
+# Where a field may have several shapes, the complaint about one of them would mislead.
+_SHAPES = {
+    "prompt": "a text, token ids, or a list of either is expected; no list may be empty, and none longer than its limit",
+    "stop": "a text or a list of texts is expected, none of them empty or too long",
+}
+_STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
+    errors.InvalidRequestError: (400, INVALID_REQUEST, None),
+    errors.NotFoundError: (404, INVALID_REQUEST, None),
+    errors.CapacityError: (429, "rate_limit_error", "queue_full"),
+    errors.UnavailableError: (503, "service_unavailable_error", "unavailable"),
+    errors.DeadlineError: (504, "timeout_error", "deadline_exceeded"),
+}
+
+
+@dataclass(frozen=True)
+class ApiError(Exception):
+    """What a client is told.
+
+    Attributes:
+        status: HTTP status code.
+        message: names the value and the limit.
+        kind: OpenAI's "type".
+        param: the field of the request that is at fault.
+        code: OpenAI's machine-readable code.
+        retry_after_s: seconds until a retry has a fair chance.
+    """
+
+    status: int
+    message: str
+    kind: str = INVALID_REQUEST
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Retry-After in whole seconds, as HTTP has it."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+
+
+def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
+    """What one of our exceptions means to an HTTP client."""
+    status, kind, code = _STATUSES.get(type(error), (500, "server_error", None))
+    message = _ADDRESS.sub("", str(error))  # which server is behind the gateway is not the client's affair
+    param = _field(message, chat=chat) if status == 400 else None
+    return ApiError(status, message, kind, param, code, getattr(error, "retry_after_s", None))
+
+
+def _field(message: str, *, chat: bool) -> str | None:
+    match = _FIELD.search(message)
+    if match is None:
+        return None
+    field = _RENAMED.get(match[1], match[1])
+    return "messages" if chat and field == "prompt" else field
+
+
+def from_validation(error: RequestValidationError) -> ApiError:
+    """What is wrong with a body that does not fit its schema; the first fault, by field."""
+    fault = _worst(error.errors())
+    place = [part for part in fault["loc"] if part != "body"]
+    if fault["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {fault['ctx']['error']}", code="invalid_json")
+    param = str(place[0]) if place else _named_first(fault)
+    if fault["type"] == "extra_forbidden":
+        name = ".".join(map(str, place))
+        return ApiError(400, f"{name} is not supported here", param=param, code="unsupported_parameter")
+    message = _SHAPES.get(str(param)) if len(place) > 1 else None
+    message = message or fault["msg"].removeprefix("Value error, ")
+    code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
+    return ApiError(400, f"{param or 'body'}: {message}" if place else message, param=param, code=code)
+
+
+def _named_first(fault: dict[str, Any]) -> str | None:
+    """Complaints of ours about two fields together begin with the one to change."""
+    return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] == "value_error" else None
+
+
+def _worst(faults: Any) -> dict[str, Any]:
+    """The most telling fault: of a union's alternatives, the one that got furthest."""
+    fault: dict[str, Any] = max(faults, key=lambda each: (each["type"] == "missing", len(each["loc"])))
+    first: dict[str, Any] = faults[0]
+    return fault if fault["loc"][:2] == first["loc"][:2] else first

@@ -1,0 +1,176 @@
+"""What clients may ask: the bodies of /v1/completions and /v1/chat/completions, with OpenAI's defaults.
+
+A field that is not listed is refused, unless it is null. OpenAI's and vLLM's names; limits stand beside each field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias, cast
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from inference.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
+from inference.types import MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, SamplingParams
+from inference.workers.completion import Chat
+
+MAX_CHOICES = 128
+"""Sequences of one request: n times the number of prompts."""
+MAX_N = 64
+MAX_PROMPTS = 64
+MAX_MESSAGES = 1024
+DEFAULT_MAX_TOKENS = 16  # OpenAI's, of /v1/completions
+MAX_TOKEN_ID = 2**31 - 1
+
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
+StopString: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Prompt: TypeAlias = (
+    str
+    | TokenIds
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
+
+class _Body(BaseModel):
+    """Strict: a number is no string. Unknown fields are refused; a null says nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, values: Any) -> Any:
+        return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
+
+
+class StreamOptions(_Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool = Field(default=False, description="A last chunk with the usage.")
+    include_speculation: bool = Field(
+        default=False, description="Ours: each chunk says which of its tokens are accepted draft tokens."
+    )
+
+
+class GenerationBody(_Body):
+    """What both endpoints take."""
+
+    model: str | None = Field(None, description="As in /v1/models, or a path that ends with it. Unset: the one served.")
+    temperature: float = Field(1.0, ge=0.0, le=100.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=-1, description="0 or -1: all.")
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    repetition_penalty: float = Field(1.0, gt=0.0, le=100.0)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100.0, le=100.0)]] = (
+        Field(default_factory=dict, max_length=MAX_LOGIT_BIASES, description="By token id.")
+    )
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**64, description="Choice i uses seed + i. Unset: drawn for each choice."
+    )
+    n: int = Field(1, ge=1, le=MAX_N)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=256)
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
+    gamma: int | None = Field(None, ge=0, le=MAX_GAMMA, description="Ours: draft tokens per pass; 0 drafts none.")
+    user: str | None = Field(None, description="Taken, without effect: it names the end user.")
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_ids(cls, value: dict[str, float]) -> dict[str, float]:
+        if len({int(token_id) for token_id in value}) < len(value):
+            raise ValueError("a token is named twice")
+        return value
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> GenerationBody:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+    def sampling(self) -> SamplingParams:
+        """How tokens are chosen; the seed stands apart."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=max(0, self.top_k),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple(sorted((int(token_id), bias) for token_id, bias in self.logit_bias.items())),
+        )
+
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class CompletionBody(GenerationBody):
+    """Body of /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: int = Field(DEFAULT_MAX_TOKENS, ge=1, le=MAX_TOKEN_ID)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> CompletionBody:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo with logprobs is not supported: there are no log-probabilities of the prompt")
+        return self
+
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        """Each prompt by itself."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [tuple(self.prompt)]
+        prompts = cast("list[str | list[int]]", self.prompt)
+        return [each if isinstance(each, str) else tuple(each) for each in prompts]
+
+
+class TextPart(_Body):
+    """One part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """One message of a conversation."""
+
+    role: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    content: str | list[TextPart]
+    name: str | None = Field(None, description="Taken, without effect.")
+
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class TextFormat(_Body):
+    """The one format there is."""
+
+    type: Literal["text"]
+
+
+class ChatBody(GenerationBody):
+    """Body of /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID, description="Unset: to the end of the context.")
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    response_format: TextFormat | None = None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    def chat(self) -> Chat:
+        return Chat(tuple((message.role, message.text()) for message in self.messages))

@@ -1,0 +1,118 @@
+"""A headless Chromium, driven over its debugging pipe: one page, scripts and what they return. No driver is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import os
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+START_TIMEOUT_S = 60.0
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: int) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._numbers = itertools.count(1)
+        self._session: str | None = None
+        self.requested: list[str] = []  # every address the page has asked for
+        self.complaints: list[str] = []  # errors on its console
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send one command and wait for its answer."""
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": params}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._writer, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = json.loads((await self._reader.readuntil(b"\0"))[:-1])
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._note(answer)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["method"] == "Network.requestWillBeSent":
+            self.requested.append(event["params"]["request"]["url"])
+        elif event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded"):
+            self.complaints.append(json.dumps(event["params"]))
+
+    async def attach(self) -> None:
+        target = await self.call("Target.createTarget", url="about:blank")
+        session = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = session["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            await self.call(f"{domain}.enable")
+
+    async def open(self, url: str) -> None:
+        await self.call("Page.navigate", url=url)
+        await self.until("document.readyState === 'complete'")
+
+    async def run(self, script: str) -> Any:
+        """The value of a JavaScript expression."""
+        answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def until(self, script: str, *, timeout_s: float = 30.0) -> None:
+        """Wait for an expression to become true."""
+        async with asyncio.timeout(timeout_s):
+            while not await self.run(script):  # noqa: ASYNC110 - the browser has no event for it
+                await asyncio.sleep(0.05)
+
+    async def screenshot(self, *, width: int, height: int) -> bytes:
+        """A PNG."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+        return base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
+
+
+@asynccontextmanager
+async def browser_page(profile: Path) -> AsyncGenerator[Page, None]:
+    """A tab of a browser of its own, with its profile in a directory that may be deleted afterwards."""
+    assert CHROMIUM is not None
+    commands_out, commands_in = os.pipe()
+    answers_out, answers_in = os.pipe()
+    command = f'exec "$@" 3<&{commands_out} 4>&{answers_in}'  # the pipe has fixed numbers
+    arguments = (CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank")
+    process = await asyncio.create_subprocess_exec(
+        "bash",
+        "-c",
+        command,
+        "bash",
+        *arguments,
+        pass_fds=(commands_out, answers_in),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    os.close(commands_out)
+    os.close(answers_in)
+    reader = asyncio.StreamReader(limit=64 * 2**20)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(answers_out, "rb", 0)
+    )
+    try:
+        page = Page(reader, commands_in)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await page.attach()
+        yield page
+    finally:
+        transport.close()
+        os.close(commands_in)
+        process.terminate()
+        await process.wait()

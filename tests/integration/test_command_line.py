@@ -1,0 +1,121 @@
+"""The commands that users type, as processes of their own: what is on stdout, on stderr, and in the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from inference.cli.launch import ServerProcess
+from inference.types import SamplingParams
+from inference.workers.completion import CompletionRequest
+from tests.conftest import ModelDirectories
+from tests.integration.prompts import PROMPTS
+from tests.servers import CommandResult, complete, complete_all, run_command
+
+pytestmark = pytest.mark.slow
+
+KEYS = {
+    "prompt",
+    "text",
+    "token_ids",
+    "finish_reason",
+    "seed",
+    "num_prompt_tokens",
+    "acceptance_rate",
+    "timings",
+}
+UNICODE = ["naïve Übung", "東京タワー 🙂", "Жизнь\u00a0и", "{'a': [1, 2]}", '"quoted" \\ back']
+
+
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join([*PROMPTS[:50], "", "   ", *UNICODE]) + "\n", encoding="utf-8")
+    return file
+
+
+def assert_json(result: CommandResult, prompts: list[str]) -> None:
+    """One object per prompt on stdout, in order, and nothing else."""
+    assert result.code == 0, result.stderr
+    assert [fields["prompt"] for fields in result.objects] == prompts
+    for fields in result.objects:
+        assert set(fields) >= KEYS
+        assert "error" not in fields
+        assert fields["finish_reason"] in ("stop", "length")
+        assert set(fields["timings"]) == {"ttft_s", "tpot_s", "end_to_end_s"}
+        assert 0 < fields["timings"]["ttft_s"] <= fields["timings"]["end_to_end_s"]
+
+
+async def test_draft_completes_a_prompt_file(
+    target: ServerProcess, models: ModelDirectories, prompt_file: Path
+) -> None:
+    """Two command lines, a draft of either quality, eight prompts in flight: the target's own text for all of them."""
+    flags = ("--port", str(target.port), "--prompt_text", prompt_file, "--max_new_tokens", "12", "--format", "json")
+    sampled = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "7", "--gamma", "3")
+    greedy, drawn = await asyncio.gather(
+        run_command("--role", "draft", "--model", models.related, *flags),
+        run_command("--role", "draft", "--model", models.stranger, *flags, *sampled),
+    )
+    prompts = [*PROMPTS[:50], *UNICODE]
+    sampling = SamplingParams(temperature=0.9, top_p=0.95)
+    alone = await complete_all(target, [CompletionRequest(prompt, max_new_tokens=12) for prompt in prompts])
+    alone_drawn = await complete_all(
+        target, [CompletionRequest(prompt, sampling, seed=7, max_new_tokens=12) for prompt in prompts]
+    )
+    for result, expected in ((greedy, alone), (drawn, alone_drawn)):
+        assert_json(result, prompts)
+        assert [fields["token_ids"] for fields in result.objects] == [completion.token_ids for completion in expected]
+        assert [fields["text"] for fields in result.objects] == [completion.text for completion in expected]
+    assert all(fields["seed"] == 7 for fields in drawn.objects)
+    assert any(fields["acceptance_rate"] for fields in greedy.objects)
+
+
+async def test_thin_client_shows_text(target: ServerProcess) -> None:
+    """Text format: prompt and continuation as it streams, then a line of figures; logs stay on stderr."""
+    result = await run_command(
+        "--role", "fused_client", "--port", str(target.port), "--prompt", "the wind", "--max_new_tokens", "5"
+    )
+    expected = await complete(target, CompletionRequest("the wind", max_new_tokens=5))
+    assert result.code == 0
+    assert f"the wind{expected.text}" in result.stdout
+    assert "5 tokens" in result.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("role", ["verify_target", "verify_draft"])
+async def test_one_model_alone_prints_each_token(role: str, target: ServerProcess, models: ModelDirectories) -> None:
+    flags = ("--role", role, "--model", models.target, "--prompt", "in the", "--max_new_tokens", "6")
+    as_text, as_json = await asyncio.gather(run_command(*flags), run_command(*flags, "--format", "json"))
+    expected = await complete(target, CompletionRequest("in the", max_new_tokens=6))
+    assert (as_text.code, as_json.code) == (0, 0)
+    rows = [line.split(maxsplit=2) for line in as_text.stdout.splitlines() if line[:5].strip().isdigit()]
+    assert [int(row[1]) for row in rows] == expected.token_ids
+    assert f"in the{expected.text}" in as_text.stdout
+    assert_json(as_json, ["in the"])
+    assert as_json.objects[0]["token_ids"] == expected.token_ids
+
+
+async def test_prompts_that_fail_do_not_stop_the_others(target: ServerProcess, tmp_path: Path) -> None:
+    """A prompt longer than the context is an error object in its place; the exit code says that one failed."""
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"short\n{'long ' * 100}\nalso short\n")
+    flags = ("--port", str(target.port), "--prompt_text", file, "--max_new_tokens", "3", "--format", "json")
+    result = await run_command("--role", "fused_client", *flags)
+    assert result.code == 1
+    first, failed, last = result.objects
+    assert len(first["token_ids"]) == len(last["token_ids"]) == 3
+    assert failed["error"]["code"] == "INVALID_ARGUMENT"
+    assert "128" in failed["error"]["message"]
+    assert failed["token_ids"] == []
+
+
+async def test_draft_of_another_vocabulary_is_refused(target: ServerProcess, models: ModelDirectories) -> None:
+    """The same tokens under other ids would be accepted now and then, and mean something else: one clear line."""
+    flags = ("--port", str(target.port), "--prompt", "x", "--format", "json")
+    result = await run_command("--role", "draft", "--model", models.permuted, *flags)
+    assert result.code == 1
+    (fields,) = result.objects
+    assert fields["error"]["code"] == "FAILED_PRECONDITION"
+    assert "need one vocabulary" in fields["error"]["message"]
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,154 @@
+"""compare_architectures.py as users run it: real servers, tiny models, a report, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from inference.config import ROOT
+from tests.conftest import ModelDirectories
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two machines need two cores"),
+]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FILES = {"results.csv", "results.json", "report.html", "speedup_by_kind.png", "tokens_over_rtt.png"}
+
+
+def _flags(models: ModelDirectories, output: Path) -> list[str]:
+    """A comparison of seconds, if nothing goes wrong."""
+    prompts = output / "structured.txt"
+    prompts.parent.mkdir(exist_ok=True)
+    prompts.write_text("1 2 3 and\nin the wing\n")
+    pair = ["--target-model", str(models.target), "--draft-models", str(models.related)]
+    load = ["--prompt-file", str(prompts), "--num-runs", "2", "--rtt-ms", "0,5", "--max-new-tokens", "12"]
+    return [*pair, *load, "--temperature", "0.8", "--seed", "7", "--gamma", "3", "--output", str(output / "report")]
+
+
+@asynccontextmanager
+async def _comparison(flags: Sequence[str]) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "compare_architectures.py"),
+        *flags,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -> None:
+    """Exit code 0, the same tokens everywhere, every file, JSON on the last line, and the page in a browser."""
+    async with _comparison(_flags(models, tmp_path)) as process:
+        stdout, stderr = await process.communicate()
+    assert process.returncode == 0, stderr.decode()
+    results = json.loads(stdout.decode().splitlines()[-1])
+    assert results["same_tokens"] is True
+    assert results["num_requests"] == 3 + 3 * 2 * 2 * 2  # warm-up; contenders, round trip times, runs, prompts
+    assert {(cell["topology"], cell["rtt_ms"]) for cell in results["cells"]} == {
+        (topology, rtt_ms) for topology in ("target", "fused", "distributed") for rtt_ms in (0.0, 5.0)
+    }
+    assert {file.name for file in (tmp_path / "report").iterdir()} == FILES
+    _check_in_browser(tmp_path / "report" / "report.html")
+
+
+def _check_in_browser(page: Path) -> None:
+    """Every picture is decoded: headless Chromium runs a script over the page and prints what it sees."""
+    if CHROMIUM is None:
+        pytest.skip("the report was not opened: no Chromium here (apt-get install chromium)")
+    script = "<script>document.title = [...document.images].map(i => i.naturalWidth > 300).join()</script></body>"
+    copy = page.with_name("opened.html")
+    copy.write_text(page.read_text().replace("</body>", script))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}", "--dump-dom"]
+    dom = subprocess.run([CHROMIUM, *flags, copy.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+    assert "<title>true,true</title>" in dom.stdout
+
+
+@pytest.mark.parametrize(
+    ("victim", "topologies"), [("target", "distributed"), ("draft", "distributed"), ("fused", "target,fused")]
+)
+async def test_killing_a_server_is_a_clear_failure(
+    models: ModelDirectories, tmp_path: Path, victim: str, topologies: str
+) -> None:
+    """Within 10 s, naming it, exit code 1, and no process is left."""
+    flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", topologies]
+    async with _comparison(flags) as process:
+        await _until_measuring(process)
+        servers = _children(process.pid)
+        os.kill(servers[victim], signal.SIGKILL)
+        killed = time.monotonic()
+        _, stderr = await process.communicate()
+    assert time.monotonic() - killed < 10.0
+    assert process.returncode == 1
+    assert f"error: the {victim} server was killed by SIGKILL" in stderr.decode()
+    assert not [name for name, pid in servers.items() if _is_alive(pid)]
+
+
+async def test_ctrl_c_leaves_no_process(models: ModelDirectories, tmp_path: Path) -> None:
+    flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", "target,fused"]
+    async with _comparison(flags) as process:
+        await _until_measuring(process)
+        servers = _children(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, stderr = await process.communicate()
+    assert process.returncode == 130
+    assert "error: stopped by SIGINT" in stderr.decode()
+    assert set(servers) == {"target", "fused"}
+    assert not [name for name, pid in servers.items() if _is_alive(pid)]
+
+
+async def test_sigterm_while_servers_start_leaves_no_process(models: ModelDirectories, tmp_path: Path) -> None:
+    async with _comparison(_flags(models, tmp_path)) as process:
+        while len(servers := _children(process.pid)) < 3:
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = await process.communicate()
+    assert process.returncode == 143
+    assert "error: stopped by SIGTERM" in stderr.decode()
+    assert not [name for name, pid in servers.items() if _is_alive(pid)]
+
+
+async def _until_measuring(process: asyncio.subprocess.Process) -> None:
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if b"tokens/s" in line:
+            return
+    pytest.fail("the comparison ended before it measured anything")
+
+
+def _children(pid: int) -> dict[str, int]:
+    """Server processes by name."""
+    roles = {"target": "target", "fused_target": "fused", "draft": "draft"}
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+        if "--role" in words:
+            found[roles[words[words.index("--role") + 1]]] = int(child)
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,359 @@
+"""The official openai package against live gateways; the same text from every topology behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from inference.cli.launch import ServerProcess, free_port
+from inference.config import ROOT
+from inference.tokenizer import Tokenizer
+from inference.types import SamplingParams
+from inference.workers.completion import CompletionRequest
+from tests.browser import CHROMIUM, browser_page
+from tests.conftest import ModelDirectories
+from tests.servers import complete, draft_server, fused_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPT = "the wind and the sea"
+TOPOLOGIES = ("target", "distributed", "fused")
+
+Clients = dict[str, openai.AsyncOpenAI]
+
+# Every one changes the tokens of the request without it, which test_every_parameter_matters checks.
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "greedy": {"temperature": 0},
+    "top_p": {"top_p": 0.3},
+    "top_k": {"extra_body": {"top_k": 2}},
+    "min_p": {"extra_body": {"min_p": 0.4}},
+    "repetition_penalty": {"temperature": 0, "extra_body": {"repetition_penalty": 3.0}},
+    "presence_penalty": {"presence_penalty": 2.0},
+    "frequency_penalty": {"frequency_penalty": 2.0, "temperature": 1.5},
+    "logit_bias": {"logit_bias": {"5": 12, "9": 11}},
+    "ignore_eos": {"extra_body": {"ignore_eos": True}, "logit_bias": {"1": 8}},
+}
+
+
+def client_of(port: int) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@asynccontextmanager
+async def gateway_process(behind: ServerProcess, *flags: str) -> AsyncGenerator[int, None]:
+    """A `--role gateway`, once it answers; yields its port."""
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "main.py"), "--role", "gateway",
+        "--port", str(behind.port), "--http_port", str(port), *flags,
+        stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        await until_healthy(port)
+        yield port
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+
+
+async def until_healthy(port: int) -> None:
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
+        while True:
+            try:
+                if (await client.get(f"http://127.0.0.1:{port}/health")).is_success:
+                    return
+            except httpx.TransportError:
+                await asyncio.sleep(0.1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ports(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, int], None]:
+    """HTTP ports: a gateway process each in front of target and draft worker, and the fused server's own."""
+    http_port = free_port()
+    async with AsyncExitStack() as stack:
+        draft = draft_server(models.related, target)
+        fused = fused_server(models.target, models.related, "--http_port", str(http_port))
+        worker, _ = await asyncio.gather(stack.enter_async_context(draft), stack.enter_async_context(fused))
+        gateways = (gateway_process(target), gateway_process(worker))
+        fronts = await asyncio.gather(*(stack.enter_async_context(gateway) for gateway in gateways))
+        yield dict(zip(TOPOLOGIES, (*fronts, http_port), strict=True))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def clients(ports: dict[str, int]) -> AsyncGenerator[Clients, None]:
+    clients = {name: client_of(port) for name, port in ports.items()}
+    yield clients
+    for client in clients.values():
+        await client.close()
+
+
+async def texts(client: openai.AsyncOpenAI, **fields: Any) -> list[str]:
+    answer = await client.completions.create(model="target", prompt=PROMPT, **fields)
+    return [choice.text for choice in answer.choices]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+async def test_every_topology_gives_the_same_text(clients: Clients, name: str) -> None:
+    fields = {"max_tokens": 20, "seed": 11, **PARAMETERS[name]}
+    answers = [await texts(client, **fields) for client in clients.values()]
+    assert answers[0] == answers[1] == answers[2]
+
+
+async def test_every_parameter_matters(clients: Clients) -> None:
+    answers = {name: await texts(clients["target"], max_tokens=20, seed=11, **PARAMETERS[name]) for name in PARAMETERS}
+    answers["no penalty"] = await texts(clients["target"], max_tokens=20, seed=11, temperature=1.5)
+    assert len({text for (text,) in answers.values()}) == len(answers)
+
+
+async def test_the_text_is_that_of_direct_grpc(clients: Clients, target: ServerProcess) -> None:
+    request = CompletionRequest(
+        PROMPT, SamplingParams(temperature=1.0, presence_penalty=1.0), seed=5, max_new_tokens=20
+    )
+    direct = await complete(target, request)
+    assert await texts(clients["fused"], seed=5, max_tokens=20, presence_penalty=1.0) == [direct.text]
+
+
+async def test_models(clients: Clients) -> None:
+    for client in clients.values():
+        (model,) = (await client.models.list()).data
+        assert (model.id, model.max_model_len) == ("target", 128)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology: str) -> None:
+    """One chunk per token, then the usage, if it is asked for."""
+    fields: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "seed": 3, "temperature": 0.8}
+    whole = await clients[topology].completions.create(**fields)
+    stream = await clients[topology].completions.create(**fields, stream=True, stream_options={"include_usage": True})
+    *chunks, last = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert last.choices == []
+    assert last.usage is not None
+    assert whole.usage is not None
+    assert len(chunks) == last.usage.completion_tokens == whole.usage.completion_tokens
+
+
+async def test_chat(clients: Clients, target: ServerProcess) -> None:
+    """The chat template is applied behind the gateway, which has no tokenizer; streamed and whole are one text."""
+    messages: Any = [{"role": "system", "content": ""}, {"role": "user", "content": "sing"}]
+    fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_completion_tokens": 12}
+    answers = []
+    for client in clients.values():
+        whole = await client.chat.completions.create(**fields)
+        stream = await client.chat.completions.create(**fields, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(pieces) == whole.choices[0].message.content
+        answers.append((whole.choices[0].message.content, whole.choices[0].finish_reason))
+    sampling = SamplingParams(temperature=1.0)
+    prompt = "system: \nuser: sing\nassistant:"
+    direct = await complete(target, CompletionRequest(prompt, sampling, seed=3, max_new_tokens=12))
+    assert answers == [(direct.text, "length")] * 3
+
+
+async def test_stop_strings_cut_also_across_tokens(clients: Clients) -> None:
+    """Every substring of the text, as a stop string, ends it before its first occurrence, on every topology."""
+    fields = {"seed": 3, "max_tokens": 24, "temperature": 0.8}
+    (text,) = await texts(clients["target"], **fields)
+    for length in (1, 2, 3, 5):
+        stop = text[len(text) // 2 :][:length]
+        for client in clients.values():
+            answer = await client.completions.create(model="target", prompt=PROMPT, stop=["never", stop], **fields)  # type: ignore[call-overload]
+            assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text[: text.find(stop)], "stop")
+            assert answer.usage.completion_tokens < 24
+    usages = []
+    for client in clients.values():  # what is generated behind the stop string is not counted, whoever drafts
+        answer = await client.completions.create(model="target", prompt=PROMPT, stop=text[8:10], **fields)  # type: ignore[call-overload]
+        usages.append(answer.usage.completion_tokens)
+    assert len(set(usages)) == 1
+
+
+async def test_n_prompts_and_echo(clients: Clients, models: ModelDirectories) -> None:
+    tokenizer = Tokenizer.load(models.target)
+    client = clients["distributed"]
+    three = await texts(client, n=3, seed=4, max_tokens=8)
+    assert three == [text for seed in (4, 5, 6) for text in await texts(client, seed=seed, max_tokens=8)]
+    token_ids = list(tokenizer.encode(PROMPT))
+    prompts: Any = [PROMPT, token_ids], [PROMPT, "ten"], [token_ids, [5, 6]]
+    first = await texts(client, seed=4, max_tokens=8)
+    for prompt in ([token_ids, [5, 6]], [PROMPT, "ten"], token_ids, [PROMPT]):
+        answer = await client.completions.create(model="target", prompt=prompt, seed=4, max_tokens=8, echo=True)  # type: ignore[arg-type]
+        assert answer.choices[0].text == PROMPT + first[0]
+    assert prompts
+
+
+async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) -> None:
+    messages: Any = [{"role": "user", "content": "sing"}]
+    fields: Any = {"model": "target", "max_tokens": 10, "seed": 2}
+    values = []
+    for client in clients.values():
+        old = (await client.completions.create(prompt=PROMPT, logprobs=3, **fields)).choices[0].logprobs
+        assert old is not None
+        assert old.token_logprobs is not None
+        assert [len(top) for top in old.top_logprobs or []] == [3] * 10
+        chat = await client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=2, **fields)
+        new = chat.choices[0].logprobs
+        assert new is not None
+        assert new.content is not None
+        assert [len(entry.top_logprobs) for entry in new.content] == [2] * 10
+        token_bytes = b"".join(bytes(entry.bytes or []) for entry in new.content)
+        assert chat.choices[0].message.content is not None
+        assert token_bytes.decode(errors="replace") == chat.choices[0].message.content
+        values.append([*old.token_logprobs, *(entry.logprob for entry in new.content)])
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
+    assert values[0] == pytest.approx(values[2], abs=1e-4)
+
+
+async def test_errors_reach_the_client_with_code_and_field(clients: Clients) -> None:
+    for client in clients.values():
+        with pytest.raises(openai.BadRequestError) as too_long:
+            await client.completions.create(model="target", prompt=[3] * 500)
+        assert (too_long.value.param, "500" in too_long.value.message) == ("prompt", True)
+        with pytest.raises(openai.BadRequestError) as bias:
+            await client.completions.create(model="target", prompt="x", logit_bias={"999": 1})
+        assert (bias.value.param, "288" in bias.value.message) == ("logit_bias", True)
+        with pytest.raises(openai.BadRequestError) as unsupported:
+            await client.completions.create(model="target", prompt="x", best_of=2)
+        assert (unsupported.value.param, unsupported.value.code) == ("best_of", "unsupported_parameter")
+        with pytest.raises(openai.NotFoundError):
+            await client.completions.create(model="gpt-4", prompt="x")
+
+
+async def metrics_of(port: int) -> str:
+    async with httpx.AsyncClient() as client:
+        return (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+
+
+def value(exposition: str, name: str) -> float:
+    return sum(float(line.rpartition(" ")[2]) for line in exposition.splitlines() if re.match(rf"{name}[{{ ]", line))
+
+
+async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict[str, int]) -> None:
+    """Every name and label that the Grafana dashboard asks for is in what gateways and servers really expose."""
+    with pytest.raises(openai.BadRequestError):
+        await clients["distributed"].completions.create(model="target", prompt=[999])
+    await texts(clients["distributed"], max_tokens=8)
+    exposition = await metrics_of(ports["distributed"])
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "specdec.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    names = {name for each in expressions for name in re.findall(r"(?:vllm:|specdec_)\w+", each)}
+    assert len(names) >= 14
+    for name in names:
+        assert re.search(rf"^{name}\{{", exposition, re.MULTILINE), name
+    for label in {label for each in expressions for label in re.findall(r"sum by \((\w+)\)", each)}:
+        assert f'{label}="' in exposition
+
+
+async def test_vllms_names_count_what_usage_says(ports: dict[str, int]) -> None:
+    """As `vllm bench serve` reads them: acceptance from the difference of two scrapes."""
+    before = await metrics_of(ports["fused"])
+    client = client_of(ports["fused"])
+    answer = await client.completions.create(model="target", prompt=PROMPT, max_tokens=20, seed=1)
+    await client.close()
+    after = await metrics_of(ports["fused"])
+    assert answer.usage is not None
+    details = answer.usage.completion_tokens_details
+    assert details is not None
+
+    def grown(name: str) -> float:
+        return value(after, name) - value(before, name)
+
+    assert grown("vllm:generation_tokens_total") == 20
+    accepted = grown("vllm:spec_decode_num_accepted_tokens_total")
+    assert accepted == details.accepted_prediction_tokens
+    assert grown("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
+    assert grown("vllm:spec_decode_num_draft_tokens_total") - accepted == details.rejected_prediction_tokens
+    assert grown("vllm:spec_decode_num_drafts_total") > 0
+    assert grown("vllm:time_to_first_token_seconds_count") == grown("vllm:e2e_request_latency_seconds_count") == 1
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def slow(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
+    """One slot, no queue, and texts that do not end."""
+    port = free_port()
+    flags = ("--http_port", str(port), "--batch", "1", "--max_waiting", "0", "--grace_s", "20")
+    async with fused_server(models.endless, models.endless, *flags) as server:
+        yield server, port
+
+
+async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
+    """Streaming or not; and while the slot is taken, others are told when to try again."""
+    client = client_of(slow[1])
+    for stream in (True, False):
+        call = asyncio.create_task(
+            client.completions.create(model="endless", prompt=PROMPT, max_tokens=8000, stream=stream)
+        )
+        async with asyncio.timeout(30):
+            while value(await metrics_of(slow[1]), "vllm:num_requests_running") < 1:
+                await asyncio.sleep(0.05)
+        with pytest.raises(openai.RateLimitError) as full:
+            await client.completions.create(model="endless", prompt=PROMPT)
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        if stream:
+            await (await call).close()  # type: ignore[union-attr]
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        async with asyncio.timeout(10):
+            while value(await metrics_of(slow[1]), "vllm:num_requests_running"):
+                await asyncio.sleep(0.05)
+    await client.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")
+async def test_the_page_streams_and_tells_drafts_apart(ports: dict[str, int], tmp_path: Path) -> None:
+    address = f"http://127.0.0.1:{ports['fused']}/"
+    async with browser_page(tmp_path) as page:
+        await page.open(address)
+        await page.until("document.getElementById('model').textContent.includes('128 tokens')")
+        await page.run("document.getElementById('seed').value = 3")
+        await page.run("document.getElementById('max_tokens').value = 40")
+        await page.run("document.getElementById('form').requestSubmit()")
+        await page.until("document.getElementById('finish').textContent.length > 1")
+        counts = await page.run(
+            "['drafted', 'own'].map((kind) => document.querySelectorAll('#output .' + kind).length)"
+        )
+        assert min(counts) > 0
+        text = await page.run("document.getElementById('output').textContent")
+        for figure in ("acceptance", "speed", "per_pass", "tokens", "ttft"):
+            assert re.match(r"\d", await page.run(f"document.getElementById('{figure}').textContent")), figure
+        assert page.complaints == []
+        assert {url.removeprefix(address) for url in page.requested} == {"", "v1/models", "v1/completions"}
+        await page.run("document.getElementById('temperature').value = 3; document.getElementById('gamma').value = 0")
+        await page.run(
+            "document.getElementById('max_tokens').value = 4; document.getElementById('mode').value = 'chat'"
+        )
+        await page.run("document.getElementById('form').requestSubmit()")
+        await page.until("document.getElementById('tokens').textContent === '4'")
+        assert await page.run("document.querySelectorAll('#output .drafted').length") == 0
+    client = client_of(ports["fused"])
+    answer = await client.completions.create(
+        model="target", prompt="Once upon a time", seed=3, max_tokens=40, temperature=0.7
+    )
+    await client.close()
+    assert text == "Once upon a time" + answer.choices[0].text
+
+
+async def test_sigterm_lets_a_stream_end_and_refuses_new_ones(slow: tuple[ServerProcess, int]) -> None:
+    """Last here: it ends the server."""
+    server, port = slow
+    client = client_of(port)
+    stream = await client.completions.create(model="endless", prompt=PROMPT, max_tokens=300, stream=True)
+    server.process.send_signal(signal.SIGTERM)
+    assert len([chunk async for chunk in stream]) == 300
+    with pytest.raises(openai.APIConnectionError):
+        await client_of(port).completions.create(model="endless", prompt=PROMPT)
+    assert await server.process.wait() == 0
+    await client.close()

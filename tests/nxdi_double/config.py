@@ -1,0 +1,117 @@
+"""NeuronConfig and its neighbours, with the keywords that the double understands."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CONFIG_FILE = "neuron_config.json"
+
+
+class OnDeviceSamplingConfig:
+    def __init__(self, **kwargs: Any) -> None:
+        self.do_sample = kwargs.pop("do_sample", False)
+        self.dynamic = kwargs.pop("dynamic", False)
+        self.global_topk = kwargs.pop("global_topk", 256)
+
+
+class NeuronConfig:
+    """Warns of names it does not know, as NxDI does: checking them is the caller's business."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.batch_size = kwargs.pop("batch_size", 1)
+        self.ctx_batch_size = kwargs.pop("ctx_batch_size", self.batch_size)
+        self.tkg_batch_size = kwargs.pop("tkg_batch_size", self.batch_size)
+        self.max_batch_size = kwargs.pop("max_batch_size", self.batch_size)
+        self.spec_batch_size = kwargs.pop("spec_batch_size", self.batch_size)
+        self.is_continuous_batching = kwargs.pop("is_continuous_batching", False)
+        self.apply_seq_ids_mask = kwargs.pop("apply_seq_ids_mask", False)
+        self.padding_side = kwargs.pop("padding_side", "right")
+        self.seq_len = kwargs.pop("seq_len", 128)
+        self.max_context_length = kwargs.pop("max_context_length", self.seq_len)
+        self.tp_degree = kwargs.pop("tp_degree", 1)
+        self.torch_dtype = kwargs.pop("torch_dtype", "bfloat16")
+        self.cast_type = kwargs.pop("cast_type", "config")
+        self.on_cpu = kwargs.pop("on_cpu", False)
+        self.async_mode = kwargs.pop("async_mode", False)
+        self.enable_bucketing = kwargs.pop("enable_bucketing", False)
+        self.context_encoding_buckets = kwargs.pop("context_encoding_buckets", None)
+        self.token_generation_buckets = kwargs.pop("token_generation_buckets", None)
+        self.save_sharded_checkpoint = kwargs.pop("save_sharded_checkpoint", False)
+        self.speculation_length = kwargs.pop("speculation_length", 0)
+        self.enable_fused_speculation = kwargs.pop("enable_fused_speculation", False)
+        self.enable_eagle_speculation = kwargs.pop("enable_eagle_speculation", False)
+        self.is_eagle3 = kwargs.pop("is_eagle3", False)
+        self.is_eagle_draft = kwargs.pop("is_eagle_draft", False)
+        self.sequence_parallel_enabled = kwargs.pop("sequence_parallel_enabled", False)
+        self.logical_nc_config = kwargs.pop("logical_nc_config", 1)
+        self.quantized = kwargs.pop("quantized", False)
+        self.quantized_checkpoints_path = kwargs.pop("quantized_checkpoints_path", None)
+        self.quantization_dtype = kwargs.pop("quantization_dtype", "int8")
+        self.fused_qkv = kwargs.pop("fused_qkv", False)
+        self.output_logits = kwargs.pop("output_logits", False)
+        sampling = kwargs.pop("on_device_sampling_config", None)
+        self.on_device_sampling_config = OnDeviceSamplingConfig(**sampling) if type(sampling) is dict else sampling
+        if self.enable_eagle_speculation:
+            self.enable_fused_speculation = True
+        if kwargs:
+            warnings.warn(f"NeuronConfig init: Unexpected keyword arguments: {kwargs}", stacklevel=2)
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = copy.deepcopy(self.__dict__)
+        if self.on_device_sampling_config is not None:
+            fields["on_device_sampling_config"] = dict(self.on_device_sampling_config.__dict__)
+        return fields
+
+
+class FusedSpecNeuronConfig:
+    def __init__(self, worker_cls: Any, draft_config: InferenceConfig, draft_model_path: str) -> None:
+        if worker_cls is None:
+            raise AttributeError("no worker class")
+        self.worker_cls = worker_cls
+        self.draft_config = draft_config
+        self.draft_model_path = draft_model_path
+
+
+class InferenceConfig:
+    def __init__(self, neuron_config: NeuronConfig, load_config: Callable[[InferenceConfig], None]) -> None:
+        self.neuron_config = neuron_config
+        self.fused_spec_config: FusedSpecNeuronConfig | None = None
+        load_config(self)
+
+    @classmethod
+    def get_neuron_config_cls(cls) -> type[NeuronConfig]:
+        return NeuronConfig
+
+    def save(self, folder: str) -> None:
+        """Write what `load` needs to build an equal configuration: artifacts stand alone."""
+        pair = self.fused_spec_config
+        fields = {
+            "neuron_config": self.neuron_config.to_dict(),
+            "checkpoint": self.checkpoint,  # type: ignore[attr-defined]
+            "draft": None if pair is None else [pair.draft_model_path, pair.draft_config.neuron_config.to_dict()],
+        }
+        Path(folder, CONFIG_FILE).write_text(json.dumps(fields))
+
+    @classmethod
+    def load(cls, folder: str) -> InferenceConfig:
+        fields = json.loads(Path(folder, CONFIG_FILE).read_text())
+        config = cls(NeuronConfig(**fields["neuron_config"]), load_pretrained_config(fields["checkpoint"]))
+        if fields["draft"] is not None:
+            path, neuron_config = fields["draft"]
+            draft = cls(NeuronConfig(**neuron_config), load_pretrained_config(path))
+            config.fused_spec_config = FusedSpecNeuronConfig("reloaded", draft, path)
+        return config
+
+
+def load_pretrained_config(path: str) -> Callable[[InferenceConfig], None]:
+    def load(config: InferenceConfig) -> None:
+        fields = json.loads(Path(path, "config.json").read_text())
+        config.__dict__.update({name: value for name, value in fields.items() if name != "neuron_config"})
+        config.checkpoint = path  # type: ignore[attr-defined]
+
+    return load

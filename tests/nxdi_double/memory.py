@@ -1,0 +1,59 @@
+"""A model with keys and values in rooms, as a compiled graph has them: written by position, seen through a mask."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+NOISE = 50.0
+"""What is in a room before anything was written, and where padding was: seen by mistake, it ruins every logit."""
+
+
+class Memory:
+    """Keys and values of one model.
+
+    Args:
+        checkpoint: of a Transformers model.
+        num_rooms, length: B and L.
+    """
+
+    def __init__(self, checkpoint: str, *, num_rooms: int, length: int) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        config = self.model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (config.num_hidden_layers, 2, num_rooms, config.num_key_value_heads, length, head_dim)
+        self.rooms = torch.full(shape, NOISE)
+
+    @torch.inference_mode()
+    def run(self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, rooms: list[int]) -> tuple[
+        torch.Tensor, torch.Tensor
+    ]:
+        """Logits [num_rows, width, vocab_size] and new keys and values, of tokens behind the columns of `mask`.
+
+        Args:
+            mask: [num_rows, at most L]: which columns of a row's room are seen.
+            rooms: whose keys and values each row sees.
+        """
+        num_rows, width = input_ids.shape
+        past = self.rooms[:, :, rooms]  # [layers, 2, num_rows, heads, L, head_dim]
+        length = past.shape[4]
+        seen = torch.zeros(num_rows, 1, width, length + width, dtype=torch.bool)
+        seen[..., : mask.shape[1]] = mask[:, None, None, :].bool()
+        seen[..., length:] = torch.ones(width, width).tril().bool()
+        cache = DynamicCache()
+        for layer in range(past.shape[0]):
+            cache.update(past[layer, 0], past[layer, 1], layer)
+        bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+        output = self.model(
+            input_ids=input_ids, position_ids=position_ids, attention_mask=bias, past_key_values=cache, use_cache=True
+        )
+        new = torch.stack([torch.stack([layer.keys, layer.values])[..., length:, :] for layer in cache.layers])
+        return output.logits.float(), new
+
+    def write(self, new: torch.Tensor, row: int, room: int, positions: torch.Tensor) -> None:
+        """Scatter one row's keys and values to positions of a room; out of range is an IndexError."""
+        self.rooms[:, :, room, :, positions] = new[:, :, row]
+
+    def soil(self, room: int, start: int, end: int) -> None:
+        """Keys and values of padding."""
+        self.rooms[:, :, room, :, start:end] = NOISE

@@ -1,0 +1,53 @@
+"""A backend by name, and the choice where the name is auto."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inference.backends import registry
+from inference.backends.onnx_backend import OnnxBackend
+from inference.backends.pytorch import TorchBackend
+from inference.backends.registry import load_backend
+from inference.config import ModelConfig
+from inference.errors import ConfigError
+from tests.tiny_models import save_tiny_model
+
+
+def config_for(path: Path, **fields: str) -> ModelConfig:
+    return ModelConfig(path, backend="auto", num_slots=1, num_threads=1, **fields)  # type: ignore[arg-type]
+
+
+def test_auto_is_onnx_where_it_runs_the_model(tmp_path: Path) -> None:
+    assert isinstance(load_backend(config_for(save_tiny_model(tmp_path, "llama"))), OnnxBackend)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"), [("gpt2", {}), ("llama", {"dtype": "bfloat16"})], ids=["family", "dtype"]
+)
+def test_auto_is_torch_for_the_rest(tmp_path: Path, family: str, fields: dict[str, str]) -> None:
+    assert isinstance(load_backend(config_for(save_tiny_model(tmp_path, family), **fields)), TorchBackend)
+
+
+def test_auto_is_torch_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(registry, "_has_cuda", lambda: True)
+    monkeypatch.setattr(registry, "_load", lambda name, _: asked.append(name))
+    load_backend(config_for(save_tiny_model(tmp_path, "llama")))
+    assert asked == ["torch"]
+
+
+def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.LOADERS, "onnx", ("no_such_package", "load"))
+    path = save_tiny_model(tmp_path, "llama")
+    assert isinstance(load_backend(config_for(path)), TorchBackend)
+    with pytest.raises(ConfigError, match="backend onnx needs the package no_such_package, which is not installed"):
+        load_backend(ModelConfig(path, backend="onnx"))
+
+
+def test_a_broken_model_is_named_whatever_was_tried(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="no file named"):
+        load_backend(config_for(path))

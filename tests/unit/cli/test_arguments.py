@@ -1,0 +1,169 @@
+"""Flags: each role has its own, and a value that cannot work is named, with its limit, in one line, before any work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inference.cli.app import EXIT_USAGE, main
+from inference.cli.roles import ROLES
+from tests.conftest import ModelDirectories
+
+LISTENING = {"--host", "--max_waiting", "--grace_s"}
+ASKING = {"--prompt", "--prompt_text", "--max_new_tokens", "--format", "--temperature", "--top_p", "--top_k", "--min_p"}
+MODEL = {"--backend", "--device", "--dtype", "--sequence_length", "--batch"}
+COMMON = {"--log_level", "--profile"}
+
+# role -> (flags it must have, flags it must not have)
+FLAGS = {
+    "target": (MODEL | LISTENING | COMMON | {"--model", "--port"}, ASKING | {"--target_host", "--gamma", "--seed"}),
+    "draft": (MODEL | ASKING | LISTENING | COMMON | {"--model", "--target_host", "--port", "--gamma", "--seed"}, set()),
+    "fused_target": (MODEL | LISTENING | COMMON | {"--target_model", "--draft_model", "--port", "--gamma"}, ASKING),
+    "fused_client": (ASKING | COMMON | {"--target_host", "--port", "--gamma", "--seed"}, {"--model", "--device"}),
+    "verify_target": (MODEL | ASKING | COMMON | {"--model", "--seed"}, LISTENING | {"--port", "--gamma"}),
+    "verify_draft": (MODEL | ASKING | COMMON | {"--model", "--seed"}, LISTENING | {"--port", "--gamma"}),
+}
+
+
+def usage_error(*arguments: str | Path) -> None:
+    """Run main, which must refuse its arguments; the message is left to capsys."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as exc:  # argparse
+        code = int(exc.code or 0)
+    assert code == EXIT_USAGE
+
+
+@pytest.mark.parametrize("role", FLAGS)
+def test_help_shows_the_flags_of_the_role(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--role", role, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    shown = set(re.findall(r"--[a-z_]+", text))
+    wanted, unwanted = FLAGS[role]
+    assert wanted <= shown
+    assert not unwanted & shown
+    assert not [flag for flag in shown if "-" in flag[2:]], "flags keep their underscores"
+
+
+def test_every_role_is_checked_above() -> None:
+    assert set(FLAGS) <= set(ROLES)
+
+
+def test_help_without_a_role_lists_the_roles(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(role in text for role in ROLES)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--port", "1"], ["--role", "nobody"], ["--role"]])
+def test_a_role_is_needed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    usage_error(*arguments)
+    assert "--role" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", FLAGS)
+def test_unknown_flags_are_refused(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also abbreviations, and flags of another role."""
+    usage_error("--role", role, "--no_such_flag")
+    assert "--no_such_flag" in capsys.readouterr().err
+    usage_error("--role", role, "--log", "info")
+
+
+SAMPLING = [
+    (("--temperature", "-1"), "temperature -1.0 is outside 0..100"),
+    (("--temperature", "101"), "temperature 101.0 is outside 0..100"),
+    (("--temperature", "nan"), "temperature nan is outside 0..100"),
+    (("--top_p", "0"), "top_p 0.0 is outside (0, 1]"),
+    (("--top_p", "1.5"), "top_p 1.5 is outside (0, 1]"),
+    (("--top_k", "-1"), "top_k -1 is outside 0..4294967295"),
+    (("--top_k", str(2**40)), f"top_k {2**40} is outside 0..4294967295"),
+    (("--min_p", "2"), "min_p 2.0 is outside [0, 1]"),
+    (("--seed", "-1"), "seed -1 is outside 0..18446744073709551615"),
+    (("--seed", str(2**64)), f"seed {2**64} is outside 0..18446744073709551615"),
+    (("--max_new_tokens", "0"), "max_new_tokens 0 is outside 1..4294967295"),
+    (("--max_new_tokens", str(10**12)), f"max_new_tokens {10**12} is outside 1..4294967295"),
+    (("--batch", "0"), "batch 0 is outside 1..4096"),
+]
+DIALLING = [
+    (("--gamma", "-1"), "gamma -1 is outside 0..64"),
+    (("--gamma", "65"), "gamma 65 is outside 0..64"),
+    (("--port", "0"), "port 0 is outside 1..65535"),
+    (("--port", "70000"), "port 70000 is outside 1..65535"),
+    (("--deadline_s", "0"), "deadline_s 0.0 is not above 0"),
+    (("--deadline_s", "nan"), "deadline_s nan is not above 0"),
+    (("--connect_timeout_s", "-1"), "connect_timeout_s -1.0 is not above 0"),
+]
+LOADING = [
+    (("--sequence_length", "1"), "sequence_length 1 is below 2"),
+    (("--threads", "-1"), "threads -1 is below 0"),
+    (("--model", "/nowhere"), "model /nowhere: no config.json there"),
+]
+SERVING = [
+    (("--max_waiting", "-1"), "max_waiting -1 is below 0"),
+    (("--grace_s", "-1"), "grace_s -1.0 is below 0"),
+]
+CASES = [
+    *(("fused_client", *case) for case in (*SAMPLING, *DIALLING)),
+    *(("draft", *case) for case in (*SAMPLING, *DIALLING, *LOADING)),
+    ("draft", ("--reconnect_timeout_s", "-1"), "reconnect_timeout_s -1.0 is below 0"),
+    ("draft", ("--serve", "99999"), "port 99999 is outside 0..65535"),
+    *(("verify_target", *case) for case in (*SAMPLING, *LOADING)),
+    *(("target", *case) for case in (*LOADING, *SERVING)),
+    ("target", ("--port", "-1"), "port -1 is outside 0..65535"),
+    ("target", ("--idle_timeout_s", "0"), "idle_timeout_s 0.0 is not above 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "flags", "message"), CASES, ids=[f"{role} {' '.join(flags)}" for role, flags, _ in CASES]
+)
+def test_a_bad_value_is_named_with_its_limit(
+    role: str, flags: tuple[str, ...], message: str, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thin client used to send some of them, or wait for ever with --batch 0."""
+    model = [] if role == "fused_client" else ["--model", str(models.target)]
+    prompt = [] if role == "target" else ["--prompt", "x"]
+    usage_error("--role", role, *model, *prompt, *flags)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.strip() == f"error: {message}"
+
+
+@pytest.mark.parametrize(("flags", "name"), [(("--format", "xml"), "format"), (("--log_level", "loud"), "log_level")])
+def test_choices_are_listed(flags: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    usage_error("--role", "fused_client", "--prompt", "x", *flags)
+    assert f"--{name}: invalid choice" in capsys.readouterr().err
+
+
+def test_one_source_of_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    usage_error("--role", "fused_client", "--prompt", "x", "--prompt_text", "y")
+    assert "not allowed with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"", "has no prompt"),
+        (b"\n  \n\t\n", "has no prompt"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
+    ids=["missing", "empty", "blank", "not UTF-8"],
+)
+def test_prompt_files_that_cannot_be_used(
+    content: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    if content is not None:
+        file.write_bytes(content)
+    usage_error("--role", "fused_client", "--prompt_text", file)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: prompt file {file} {message}")
+    assert len(captured.err.strip().splitlines()) == 1

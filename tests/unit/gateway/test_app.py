@@ -1,0 +1,299 @@
+"""OpenAI's shapes, errors and limits, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from inference import errors
+from inference.gateway.app import create_app
+from inference.types import SamplingParams
+from inference.workers.completion import Chat
+from tests.unit.gateway.completers import ScriptedCompleter, gateway
+
+PASSES = [["Once", " upon"], [" a", " time", ""], ["!"]]
+TEXT = "Once upon a time!"
+
+
+@asynccontextmanager
+async def client_of(completer: ScriptedCompleter, **settings: object) -> AsyncGenerator[httpx.AsyncClient, None]:
+    transport = httpx.ASGITransport(create_app(gateway(completer, **settings)), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client
+
+
+async def post(completer: ScriptedCompleter, path: str, body: Any, **settings: object) -> httpx.Response:
+    async with client_of(completer, **settings) as client:
+        return await client.post(path, json=body)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The documents of a stream; nothing but data lines, and [DONE] at the end."""
+    lines = response.text.split("\n\n")
+    assert lines.pop() == ""
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+async def test_a_completion_has_openais_shape() -> None:
+    completer = ScriptedCompleter(PASSES)
+    document = (await post(completer, "/v1/completions", {"model": "tiny", "prompt": "x"})).json()
+    assert document["object"] == "text_completion"
+    assert document["id"].startswith("cmpl-")
+    assert document["choices"] == [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "length"}]
+    assert document["usage"]["prompt_tokens"] == 3
+    assert document["usage"]["completion_tokens"] == 6
+    assert document["usage"]["total_tokens"] == 9
+    details = document["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 3}
+
+
+async def test_a_chat_completion_has_openais_shape() -> None:
+    completer = ScriptedCompleter(PASSES)
+    messages = [{"role": "system", "content": ""}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    document = (await post(completer, "/v1/chat/completions", {"messages": messages})).json()
+    assert document["object"] == "chat.completion"
+    message = {"role": "assistant", "content": TEXT, "refusal": None}
+    assert document["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+    (request,) = completer.requests
+    assert request.prompt == Chat((("system", ""), ("user", "hi")))
+    assert request.max_new_tokens == 128, "without a limit, to the end of the context"
+
+
+async def test_defaults_are_openais() -> None:
+    completer = ScriptedCompleter(PASSES)
+    await post(completer, "/v1/completions", {"prompt": "x", "seed": None, "stop": None})
+    (request,) = completer.requests
+    assert request.sampling == SamplingParams(temperature=1.0)
+    assert (request.max_new_tokens, request.seed, request.logprobs, request.ignore_eos) == (16, None, None, False)
+
+
+async def test_every_field_reaches_the_completer() -> None:
+    completer = ScriptedCompleter(PASSES)
+    fields = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5, "gamma": 2,
+        "presence_penalty": 0.25, "frequency_penalty": -1, "logit_bias": {"5": 3, "2": -100}, "seed": -1, "n": 2,
+        "stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": True, "max_tokens": 9, "logprobs": 3, "user": "me",
+    }  # fmt: skip
+    assert (await post(completer, "/v1/completions", {"prompt": [[5, 6], [7]], **fields})).status_code == 200
+    first, second, third, fourth = completer.requests
+    assert first.sampling == SamplingParams(0.5, 7, 0.9, 0.1, 0, 1.5, 0.25, -1.0, ((2, -100.0), (5, 3.0)))
+    assert [first.seed, second.seed] == [2**64 - 1, 0]
+    assert (first.stop, first.stop_token_ids, first.ignore_eos) == (("a", "b"), frozenset([4]), True)
+    assert (first.max_new_tokens, first.logprobs, first.gamma) == (9, 3, 2)
+    assert [request.prompt for request in (first, second, third, fourth)] == [(5, 6), (5, 6), (7,), (7,)]
+
+
+@pytest.mark.parametrize(("per_token", "texts"), [
+    (True, ["Once", " upon", " a", " time", "", "!"]),
+    (False, ["Once upon", " a time", "!"]),
+])  # fmt: skip
+async def test_a_stream_has_one_event_per_token_or_pass(per_token: bool, texts: list[str]) -> None:
+    body = {"prompt": "x", "stream": True}
+    response = await post(ScriptedCompleter(PASSES), "/v1/completions", body, per_token=per_token)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = events(response)
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == texts
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(texts) - 1) + ["length"]
+    assert all("usage" not in chunk for chunk in chunks)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+async def test_a_chat_stream_names_the_role_once_and_tells_usage_if_asked() -> None:
+    options = {"include_usage": True, "include_speculation": True}
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_options": options}
+    *chunks, last = events(await post(ScriptedCompleter(PASSES), "/v1/chat/completions", body))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": "Once"}
+    assert deltas[1:] == [{"content": text} for text in (" upon", " a", " time", "", "!")]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
+    accepted = [chunk["speculation"]["accepted"] for chunk in chunks]
+    assert accepted == [[True], [False], [True], [True], [False], [False]]
+    assert [chunk["speculation"]["num_draft_tokens"] for chunk in chunks] == [0, 2, 0, 0, 3, 1]
+
+
+async def test_echo_and_logprobs_in_both_shapes() -> None:
+    completer = ScriptedCompleter([["é", "x"]])
+    echoed = (await post(completer, "/v1/completions", {"prompt": "x", "echo": True})).json()
+    assert echoed["choices"][0]["text"] == "prompt éx"
+    old = (await post(completer, "/v1/completions", {"prompt": "x", "logprobs": 1})).json()["choices"][0]["logprobs"]
+    assert old == {
+        "tokens": ["é", "x"],
+        "token_logprobs": [-0.5, -0.5],
+        "top_logprobs": [{"é": -0.5}, {"x": -0.5}],
+        "text_offset": [0, 1],
+    }
+    body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 1}
+    new = (await post(completer, "/v1/chat/completions", body)).json()["choices"][0]["logprobs"]
+    entry = {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9]}
+    assert new["content"][0] == {**entry, "top_logprobs": [entry]}
+
+
+async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> None:
+    body = {"prompt": ["x", "y"], "n": 2}
+    document = (await post(ScriptedCompleter(PASSES), "/v1/completions", body)).json()
+    assert [choice["index"] for choice in document["choices"]] == [0, 1, 2, 3]
+    assert document["usage"]["prompt_tokens"] == 6, "every prompt counts once"
+    assert document["usage"]["completion_tokens"] == 24
+    chunks = events(await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "stream": True}))
+    texts = ["".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == i) for i in range(4)]
+    assert texts == [TEXT] * 4
+
+
+REFUSED = {
+    "unknown field": ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
+    "unknown stream option": ({"prompt": "x", "stream": True, "stream_options": {"x": 1}}, "stream_options", "x"),
+    "no prompt": ({}, "prompt", "required"),
+    "prompt of the wrong kind": ({"prompt": {"a": 1}}, "prompt", "expected"),
+    "mixed prompt": ({"prompt": ["a", 3]}, "prompt", "expected"),
+    "empty list": ({"prompt": []}, "prompt", "expected"),
+    "temperature": ({"prompt": "x", "temperature": 101}, "temperature", "100"),
+    "temperature as text": ({"prompt": "x", "temperature": "hot"}, "temperature", "number"),
+    "top_p": ({"prompt": "x", "top_p": 0}, "top_p", "0"),
+    "n": ({"prompt": "x", "n": 65}, "n", "64"),
+    "choices": ({"prompt": ["x"] * 10, "n": 13}, "n", "128"),
+    "stop": ({"prompt": "x", "stop": ["a"] * 17}, "stop", "expected"),
+    "empty stop": ({"prompt": "x", "stop": ""}, "stop", "expected"),
+    "logprobs": ({"prompt": "x", "logprobs": 21}, "logprobs", "20"),
+    "max_tokens": ({"prompt": "x", "max_tokens": 0}, "max_tokens", "1"),
+    "logit_bias of no token": ({"prompt": "x", "logit_bias": {"the": 1}}, "logit_bias", "pattern"),
+    "logit_bias": ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "100"),
+    "echo with logprobs": ({"prompt": "x", "echo": True, "logprobs": 1}, "echo", "echo with logprobs"),
+    "stream_options without stream": (
+        {"prompt": "x", "stream_options": {"include_usage": True}},
+        "stream_options",
+        "stream",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "param", "part"), REFUSED.values(), ids=REFUSED)
+async def test_a_bad_body_is_refused_by_field(body: dict[str, Any], param: str | None, part: str) -> None:
+    completer = ScriptedCompleter(PASSES)
+    response = await post(completer, "/v1/completions", body)
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert part in error["message"]
+    assert not completer.requests
+
+
+HELLO = {"role": "user", "content": "x"}
+CHAT_REFUSED = {
+    "no messages": ({"messages": []}, "messages"),
+    "image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+    "tools": ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools"),
+    "json": ({"messages": [HELLO], "response_format": {"type": "json_object"}}, "response_format"),
+    "top_logprobs alone": ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "param"), CHAT_REFUSED.values(), ids=CHAT_REFUSED)
+async def test_a_bad_chat_is_refused_by_field(body: dict[str, Any], param: str | None) -> None:
+    response = await post(ScriptedCompleter(PASSES), "/v1/chat/completions", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+FAILURES = {
+    "invalid": (errors.InvalidRequestError("127.0.0.1:5: the prompt has 500 tokens"), 400, "prompt", None),
+    "full": (errors.CapacityError("all 8 slots are busy", retry_after_s=1.2), 429, None, "2"),
+    "gone": (errors.UnavailableError("the server is shutting down"), 503, None, None),
+    "late": (errors.DeadlineError("too late"), 504, None, None),
+    "ours": (errors.InternalError("the model failed"), 500, None, None),
+    "unexpected": (RuntimeError("secret"), 500, None, None),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("error", "status", "param", "retry_after"), FAILURES.values(), ids=FAILURES)
+async def test_a_failure_before_the_first_token_is_a_status(
+    error: Exception, status: int, param: str | None, retry_after: str | None, stream: bool
+) -> None:
+    response = await post(ScriptedCompleter([], error=error), "/v1/completions", {"prompt": "x", "stream": stream})
+    told = response.json()["error"]
+    assert (response.status_code, told["param"]) == (status, param)
+    assert response.headers.get("retry-after") == retry_after
+    assert "127.0.0.1" not in told["message"]
+    assert "secret" not in told["message"]
+
+
+async def test_a_failure_later_is_told_in_the_stream() -> None:
+    completer = ScriptedCompleter(PASSES, error=errors.UnavailableError("the server is shutting down"))
+    *_, last = events(await post(completer, "/v1/completions", {"prompt": "x", "stream": True}))
+    assert last["error"]["message"] == "the server is shutting down"
+
+
+async def test_a_request_has_a_deadline() -> None:
+    completer = ScriptedCompleter(PASSES, gap_s=5.0)
+    response = await post(completer, "/v1/completions", {"prompt": "x"}, deadline_s=0.05)
+    assert response.status_code == 504
+    assert "0.05 s" in response.json()["error"]["message"]
+    assert completer.num_running == 0
+
+
+async def test_one_failed_choice_ends_the_others() -> None:
+    completer = ScriptedCompleter([], error=errors.CapacityError("full", retry_after_s=1.0))
+    response = await post(completer, "/v1/completions", {"prompt": "x", "n": 3})
+    assert (response.status_code, completer.num_running) == (429, 0)
+
+
+async def test_a_body_above_the_limit_is_refused() -> None:
+    async def endless() -> AsyncGenerator[bytes, None]:
+        for _ in range(10):
+            yield b"x" * 100
+            await asyncio.sleep(0)
+
+    async with client_of(ScriptedCompleter(PASSES), max_body_bytes=500) as client:
+        told = await client.post("/v1/completions", json={"prompt": "x" * 600})
+        untold = await client.post("/v1/completions", content=endless())
+    for response in (told, untold):
+        assert response.status_code == 413
+        assert "500 bytes" in response.json()["error"]["message"]
+
+
+async def test_a_model_is_known_by_its_name_or_a_path_to_it() -> None:
+    for name in ("tiny", "/models/tiny", "someone/tiny/"):
+        assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": name, "prompt": "x"})).is_success
+    response = await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": "other", "prompt": "x"})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_paths_beside_generation() -> None:
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/version")).json() == {"version": "0.1.0", "topology": "fused"}
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        assert (model["id"], model["max_model_len"]) == ("tiny", 128)
+        assert "/v1/completions" in (await client.get("/openapi.json")).json()["paths"]
+        page = await client.get("/")
+        assert "Speculative decoding" in page.text
+        assert "http://" not in page.text, "nothing is fetched from elsewhere"
+        assert "https://" not in page.text
+        missing = await client.get("/nothing")
+        assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
+        wrong = await client.get("/v1/completions")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    async with client_of(ScriptedCompleter(PASSES), page=False) as client:
+        assert (await client.get("/")).status_code == 404
+
+
+async def test_health_is_that_of_what_stands_behind() -> None:
+    async def sick() -> bool:
+        return False
+
+    async with client_of(ScriptedCompleter(PASSES), is_healthy=sick) as client:
+        assert (await client.get("/health")).status_code == 503
+
+
+async def test_a_body_that_is_no_json() -> None:
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        response = await client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")

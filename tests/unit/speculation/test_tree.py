@@ -1,0 +1,138 @@
+"""The draft tree against a naive one that keeps nothing but full paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.errors import InvalidRequestError
+from inference.speculation.tree import DraftTree
+
+Path = tuple[int, ...]
+
+# Few different tokens, so that branches meet, agree and lose often.
+tokens = st.integers(0, 2)
+branch = st.lists(tokens, min_size=1, max_size=5)
+place = st.floats(0, 1, exclude_max=True)
+actions = st.one_of(
+    st.tuples(st.just("prefix"), place, branch),
+    st.tuples(st.just("node"), place, branch),
+    st.tuples(st.just("commit"), place, branch),
+)
+
+
+@dataclass
+class NaiveTree:
+    """Every proposed token as the whole sequence up to it; what is alive is worked out anew for each question."""
+
+    committed: list[int]
+    max_tokens: int
+    by_number: list[Path | None] = field(default_factory=list)  # None: ignored on arrival
+    arrived: list[Path] = field(default_factory=list)  # in order, without duplicates
+
+    def alive(self, path: Path) -> bool:
+        length = min(len(path), len(self.committed))
+        return list(path[:length]) == self.committed[:length]
+
+    @property
+    def live(self) -> list[Path]:
+        return [path for path in self.arrived if len(path) > len(self.committed) and self.alive(path)]
+
+    def grow(self, parent: Path | None, token_ids: list[int]) -> None:
+        for token_id in token_ids:
+            parent = self._child(parent, token_id)
+            self.by_number.append(parent)
+
+    def _child(self, parent: Path | None, token_id: int) -> Path | None:
+        if parent is None or not self.alive(path := (*parent, token_id)):
+            return None
+        is_new = len(path) > len(self.committed) and path not in self.arrived
+        if is_new and len(self.live) >= self.max_tokens:
+            return None
+        if is_new:
+            self.arrived.append(path)
+        return path
+
+    def path(self, limit: int) -> list[int]:
+        """From the committed tip along the children that came first."""
+        tip = tuple(self.committed)
+        while len(tip) - len(self.committed) < limit:
+            children = [path for path in self.live if path[:-1] == tip]
+            if not children:
+                break
+            tip = children[0]
+        return list(tip[len(self.committed) :])
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    committed=st.lists(tokens, min_size=1, max_size=4),
+    max_tokens=st.sampled_from([1, 4, 9, 256]),
+    history=st.lists(actions, max_size=25),
+    limit=st.integers(0, 8),
+)
+def test_equals_the_naive_tree(
+    committed: list[int], max_tokens: int, history: list[tuple[str, float, list[int]]], limit: int
+) -> None:
+    """Whatever comes in whatever order: late branches, duplicates, children of the dead, more than fits."""
+    tree = DraftTree(committed, max_tokens=max_tokens)
+    naive = NaiveTree(committed, max_tokens)
+    for kind, where, token_ids in history:
+        if kind == "commit":
+            # A pass commits what the tree proposed, as far as it was accepted, and one token more.
+            path = tree.path(8)
+            new = [*path[: int(where * (len(path) + 1))], token_ids[0]]
+            committed.extend(new)
+            tree.commit(new)
+        elif kind == "node" and naive.by_number:
+            number = int(where * len(naive.by_number))
+            tree.grow_from_node(number, token_ids)
+            parent = naive.by_number[number]
+            naive.grow(parent if parent is not None and naive.alive(parent) else None, token_ids)
+        else:
+            prefix_length = int(where * (len(committed) + 1))
+            tree.grow_from_prefix(prefix_length, token_ids)
+            naive.grow(tuple(committed[:prefix_length]), token_ids)
+        assert len(tree) == len(naive.live) <= max_tokens
+        assert tree.path(limit) == naive.path(limit)
+
+
+def test_numbers_outlive_their_tokens() -> None:
+    """A branch may name a token that was committed meanwhile, since messages cross on the way."""
+    committed = [9]
+    tree = DraftTree(committed)
+    tree.grow_from_prefix(1, [1, 2])  # nodes 0, 1
+    committed += [1, 2, 3]
+    tree.commit([1, 2, 3])
+    tree.grow_from_node(1, [3, 4])  # nodes 2, 3: the first is committed already
+    assert tree.path(9) == [4]
+    tree.grow_from_node(2, [4, 5])
+    assert tree.path(9) == [4, 5]
+    assert len(tree) == 2
+
+
+def test_children_of_the_lost_are_numbered_all_the_same() -> None:
+    committed = [9]
+    tree = DraftTree(committed)
+    tree.grow_from_prefix(1, [1])  # node 0
+    committed.append(2)
+    tree.commit([2])
+    tree.grow_from_node(0, [5, 5])  # nodes 1, 2, ignored
+    tree.grow_from_node(2, [5])  # node 3, ignored
+    tree.grow_from_prefix(2, [7])  # node 4
+    tree.grow_from_node(4, [8])
+    assert tree.path(9) == [7, 8]
+
+
+def test_places_that_never_were_are_refused() -> None:
+    tree = DraftTree([1, 2])
+    with pytest.raises(InvalidRequestError, match="prefix of 3 tokens, but only 2"):
+        tree.grow_from_prefix(3, [1])
+    with pytest.raises(InvalidRequestError, match="node 0, but only 0"):
+        tree.grow_from_node(0, [1])
+    tree.grow_from_prefix(2, [1])
+    with pytest.raises(InvalidRequestError, match="node -1"):
+        tree.grow_from_node(-1, [1])

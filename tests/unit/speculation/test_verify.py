@@ -1,0 +1,28 @@
+"""Accept while equal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.speculation.verify import verify
+
+tokens = st.lists(st.integers(0, 2), max_size=8)
+
+
+@given(proposal=tokens, chosen=tokens)
+def test_keeps_the_common_prefix_and_one_token_of_the_targets_own(proposal: list[int], chosen: list[int]) -> None:
+    chosen = [*chosen, *[5] * 9][: len(proposal) + 1]
+    verdict = verify(chosen, proposal)
+    num_accepted = verdict.num_accepted_tokens
+    assert list(verdict.token_ids) == [*proposal[:num_accepted], chosen[num_accepted]]
+    assert proposal[:num_accepted] == chosen[:num_accepted]
+    assert num_accepted == len(proposal) or proposal[num_accepted] != chosen[num_accepted]
+    assert verdict.num_draft_tokens == len(proposal)
+
+
+@pytest.mark.parametrize("num_chosen", [0, 2, 4])
+def test_needs_a_choice_per_draft_token_and_one_more(num_chosen: int) -> None:
+    with pytest.raises(ValueError, match=f"{num_chosen} chosen"):
+        verify([1] * num_chosen, [1, 1])
