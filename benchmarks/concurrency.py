@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import tempfile
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import print_json, print_table
-from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint
+from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint, workspace
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.engine.target import TargetEngine
@@ -29,8 +28,8 @@ PROMPT_LENGTH = 64
 
 def main() -> None:
     args = _parser().parse_args()
-    with tempfile.TemporaryDirectory(prefix="concurrency-") as folder:
-        results = {backend: _measure(backend, args, Path(folder)) for backend in args.backends.split(",")}
+    with workspace(args.folder) as folder:
+        results = {backend: _measure(backend, args, folder) for backend in args.backends.split(",")}
     header = ["backend", *(f"{count} sessions" for count in COUNTS), f"{COUNTS[-1]} / 1"]
     rows = [
         [backend, *(f"{rates[count]:.0f}" for count in COUNTS), f"{rates[COUNTS[-1]] / rates[1]:.2f}"]
@@ -47,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backends", default="torch,onnx", help="%(default)s")
     parser.add_argument("--threads", type=int, default=1, help="%(default)s")
     parser.add_argument("--tokens", type=int, default=64, help="per session (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="keep random models here between runs")
     return parser
 
 

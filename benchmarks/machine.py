@@ -25,6 +25,10 @@ class Machine:
     bandwidth: float
     arithmetic: float
 
+    def best(self, other: Machine) -> Machine:
+        """The higher of both measurements."""
+        return Machine(self.num_threads, max(self.bandwidth, other.bandwidth), max(self.arithmetic, other.arithmetic))
+
     def pass_ms(self, weight_bytes: int, width: int) -> float:
         """Shortest time of a pass over float32 weights: reading them once, or multiplying, whichever is longer."""
         reading = weight_bytes / self.bandwidth / 1e6

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +37,16 @@ SHAPES = {
     "1B": Shape(2048, 22, 32, 4, 5632, 32000),
 }
 BUNDLED = {"target": BUNDLED_TARGET, "draft": BUNDLED_DRAFT}
+
+
+@contextmanager
+def workspace(folder: Path | None) -> Iterator[Path]:
+    """A folder for random models and their packed weights: this one, or one that is gone afterwards."""
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+        yield folder
 
 
 def checkpoint(name: str, folder: Path) -> Path:

@@ -5,10 +5,11 @@ Optional: whoever does not say it has no such limit. So the engine asks, and nev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from inference.errors import InvalidRequestError
-from inference.types import Decoder, GenerationRequest, SamplingParams
+from inference.types import Decoder, Draft, DraftToken, GenerationRequest, SamplingParams
 
 
 @runtime_checkable
@@ -38,6 +39,28 @@ class LimitedDecoder(Protocol):
 
     def check(self, request: GenerationRequest) -> None:
         """Raise InvalidRequestError for a request that the decoder cannot serve."""
+
+
+@runtime_checkable
+class ForkingBackend(Protocol):
+    """A backend that copies what one slot holds to another."""
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """Copy keys and values of the positions start .. end-1; what the destination held elsewhere stays."""
+
+
+@runtime_checkable
+class BranchingProposer(Protocol):
+    """A proposer with slots for branches beside the chain, `num_branches` for each of its own slots.
+
+    Slot s of the sequences has the slots num_slots + s * num_branches + b for b = 0 .. num_branches - 1.
+    """
+
+    @property
+    def num_branches(self) -> int: ...
+
+    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+        """`Proposer.extend`, with every token's runner-up."""
 
 
 class CompiledDecoder(Decoder, Protocol):
@@ -91,6 +114,11 @@ def check_seed(generator: object, sampling: SamplingParams) -> None:
         raise InvalidRequestError(
             "seed: this server samples on the device, where equal seeds give other tokens: omit it"
         )
+
+
+def num_branches(proposer: object) -> int:
+    """How many branches of each sequence a proposer has room for."""
+    return proposer.num_branches if isinstance(proposer, BranchingProposer) else 0
 
 
 def check_request(decoder: object, request: GenerationRequest) -> None:

@@ -22,6 +22,10 @@ SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
 
 
+MAX_BRANCHES = 16
+"""Branches of one sequence at once; each has a slot of the draft model."""
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
@@ -37,6 +41,12 @@ def check_gamma(gamma: int) -> int:
     """The speculation length itself, if it can be used."""
     _require(0 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 0..{MAX_GAMMA}")
     return gamma
+
+
+def check_branches(branches: int) -> int:
+    """The number of branches beside a chain itself, if it can be used."""
+    _require(0 <= branches <= MAX_BRANCHES, f"branches {branches} is outside 0..{MAX_BRANCHES}")
+    return branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +115,18 @@ class ProposerConfig:
         tokenizer_path: directory of the tokenizer and config.json whose vocabulary is drafted in.
         model: None looks drafts up.
         num_slots: sequences drafted at once.
+        branches: of each sequence, for which the model gets further slots.
     """
 
     tokenizer_path: Path
     model: ModelConfig | None
     num_slots: int
+    branches: int = 0
 
     def __post_init__(self) -> None:
         _require((self.tokenizer_path / "config.json").is_file(), f"model {self.tokenizer_path}: no config.json there")
         _require(1 <= self.num_slots <= 4096, f"batch {self.num_slots} is outside 1..4096")
+        check_branches(self.branches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,7 @@ class DraftConfig:
         deadline_s: seconds a request may take.
         reconnect_timeout_s: seconds after a lost link within which a request resumes; 0 gives up at once.
         max_waiting: requests that may queue for a slot of the draft model.
+        branches: beside a chain at most, in run-ahead; 0 is none.
     """
 
     target_address: str
@@ -155,9 +169,11 @@ class DraftConfig:
     deadline_s: float = 600.0
     reconnect_timeout_s: float = 30.0
     max_waiting: int = 64
+    branches: int = 0
 
     def __post_init__(self) -> None:
         check_gamma(self.gamma)
+        check_branches(self.branches)
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
         timeout_s = self.reconnect_timeout_s
         _require(timeout_s >= 0, f"reconnect_timeout_s {timeout_s} is below 0")

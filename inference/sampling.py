@@ -197,19 +197,64 @@ def _argmax(scores: Array) -> list[int]:
     return chosen
 
 
+def rank_tokens(
+    logits: Array,
+    sampling: Sequence[SamplingParams],
+    positions: Sequence[int],
+    before: Sequence[TokensBefore] | None = None,
+    *,
+    count: int,
+) -> list[list[tuple[int, float]]]:
+    """The best tokens of each row with their scores, best first; the first is what `choose_tokens` chooses.
+
+    Args:
+        logits, sampling, positions, before: as for `choose_tokens`.
+        count: tokens per row; scores of those beyond what truncation left are -inf.
+
+    Returns:
+        Per row, (token id, score); the score is the logit, or with sampling the processed logit plus noise.
+    """
+    xp = array_api_compat.array_namespace(logits)
+    if adjusts(sampling):
+        logits = _adjusted(logits, sampling, before)
+    scores = xp.astype(logits, xp.float64, copy=True)
+    sampled = [row for row, params in enumerate(sampling) if not params.greedy]
+    if sampled:
+        rows = [sampling[row] for row in sampled], [positions[row] for row in sampled]
+        scores[sampled] = _noisy(logits[sampled], *rows, count=count)
+    return _best(scores, count)
+
+
+def _best(scores: Array, count: int) -> list[list[tuple[int, float]]]:
+    """The `count` largest scores of each row, descending; takes them out of `scores`."""
+    rows = list(range(scores.shape[0]))
+    ranked: list[list[tuple[int, float]]] = [[] for _ in rows]
+    for _ in range(count):
+        token_ids = _argmax(scores)
+        for row, best in enumerate(zip(token_ids, scores[rows, token_ids].tolist(), strict=True)):
+            ranked[row].append(best)
+        scores[rows, token_ids] = -math.inf
+    return ranked
+
+
 def _sample(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    return _argmax(_noisy(logits, sampling, positions, count=1))
+
+
+def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
+    """Scores with noise of the tokens that may be among the best `count`; -inf for others."""
     xp = array_api_compat.array_namespace(logits)
     device = array_api_compat.device(logits)
     keys = xp.asarray(noise_keys([p.seed for p in sampling], positions), dtype=xp.int64, device=device)
     scores = process_logits(logits, sampling)
-    rows, token_ids = xp.nonzero(_contenders(scores, sampling, keys))
+    rows, token_ids = xp.nonzero(_contenders(scores, sampling, keys, count))
     noisy = xp.full_like(scores, -math.inf)
     noisy[rows, token_ids] = scores[rows, token_ids] + gumbel_noise(keys[rows], token_ids)
-    return _argmax(noisy)
+    return noisy
 
 
-def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array) -> Array:
-    """Mask of the tokens that may have the largest noisy score, all others out of reach: the exact noise is slow.
+def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, count: int) -> Array:
+    """Mask of the tokens that may be among the best `count` with noise, all others out of reach: exact noise is slow.
 
     Truncation leaves few; otherwise the library's own logarithm finds them, which is fast and off by far less than
     the margin.
@@ -219,5 +264,7 @@ def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array) 
     xp = array_api_compat.array_namespace(scores)
     token_ids = xp.arange(scores.shape[-1], dtype=xp.int64, device=array_api_compat.device(scores))
     rough = scores - xp.log(-xp.log(_uniform(keys[:, None], token_ids[None, :])))
-    largest = xp.max(rough, axis=-1, keepdims=True)
-    return rough >= largest - _ROUGH_MARGIN * (1.0 + xp.abs(largest))
+    floor = xp.max(rough, axis=-1, keepdims=True)
+    for _ in range(count - 1):  # the largest below those seen; a tie lets in more, which does no harm
+        floor = xp.max(xp.where(rough < floor, rough, -math.inf), axis=-1, keepdims=True)
+    return rough >= floor - _ROUGH_MARGIN * (1.0 + xp.abs(floor))

@@ -7,6 +7,7 @@ token, so a sequence's prompt occupies positions 0 .. n-1 and its first output t
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -347,6 +348,7 @@ class Draft:
         sampling: how the target will choose.
         limit: how many tokens are wanted at most, >= 1.
         output_start: as in `Turn`.
+        source_slot: another slot that may hold more of the same tokens, and can be copied from.
     """
 
     slot: int
@@ -354,6 +356,21 @@ class Draft:
     sampling: SamplingParams
     limit: int
     output_start: int = 0
+    source_slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftToken:
+    """A token as a draft model chose it.
+
+    Attributes:
+        runner_up: what it would have chosen next, under the same noise; None if it was not asked.
+        margin: by how much the token's score exceeds the runner-up's: logits, or log-probabilities with noise.
+    """
+
+    token_id: int
+    runner_up: int | None = None
+    margin: float = math.inf
 
 
 class Proposer(Protocol):

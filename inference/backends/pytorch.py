@@ -86,6 +86,11 @@ class TorchBackend:
         logits = self._run(inputs, slot_pass, keep)  # [num_rows, vocab_size]
         return logits.numpy() if self._device.type == "cpu" else logits
 
+    @torch.inference_mode()
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """See `inference.capabilities.ForkingBackend`."""
+        self._cache.fork(source_slot, destination_slot, start, end)
+
     def _run(self, inputs: torch.Tensor, slot_pass: LayerAttention, rows: Sequence[int] | None) -> torch.Tensor:
         """Logits of some rows of the flattened tokens; None is all of them."""
         arguments: dict[str, Any] = {

@@ -78,3 +78,9 @@ class SlotCache:
         slot_keys.narrow(2, start, num_tokens).copy_(keys)
         slot_values.narrow(2, start, num_tokens).copy_(values)
         return slot_keys.narrow(2, 0, start + num_tokens), slot_values.narrow(2, 0, start + num_tokens)
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """Copy the positions start .. end-1 of one slot to another."""
+        for rooms in (*self._slot_keys, *self._slot_values):
+            source = rooms[source_slot].narrow(2, start, end - start)
+            rooms[destination_slot].narrow(2, start, end - start).copy_(source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     Args:
         role: its name.
-        roles: names of all roles.
+        roles: name of every role, and a function that gives its parser.
     """
 
-    def __init__(self, *, role: str, roles: Sequence[str], **options: Any) -> None:
+    def __init__(self, *, role: str, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any) -> None:
         super().__init__(**options)
         self._role = role
         self._roles = roles
@@ -47,6 +47,8 @@ class ConfigFileParser(argparse.ArgumentParser):
                 continue
             if (action := self._flag(key)) is not None:
                 yield from _as_arguments(action, key, value)
+            elif not self._is_flag_of_any_role(key):
+                raise ConfigError(f"{file}: no role has a flag {key}")
         for key, value in values.get(self._role, {}).items():
             action = self._flag(key)
             if action is None:
@@ -55,6 +57,9 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     def _flag(self, key: str) -> argparse.Action | None:
         return self._option_string_actions.get(f"--{key}")
+
+    def _is_flag_of_any_role(self, key: str) -> bool:
+        return any(parser()._flag(key) is not None for parser in self._roles.values())
 
 
 def _files(arguments: Sequence[str]) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from inference.workers.completion import DEFAULT_MAX_NEW_TOKENS
 
 DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
+DEFAULT_BRANCHES = 3
 
 
 NGRAM = "ngram"
@@ -225,6 +226,11 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         default=Schedule.SYNC.value,
         help="sync: draft, send, wait; async: run ahead of the target, which decodes by itself meanwhile (%(default)s)",
     )
+    text = (
+        "run-ahead: prepare so many branches beside a chain at most, where the round trip makes them pay; "
+        "each takes a slot of the draft model, 0 is none (%(default)s)"
+    )
+    group.add_argument("--branches", type=int, default=DEFAULT_BRANCHES, metavar="N", help=text)
     text = "after a lost link, resume within this time (%(default)s s)"
     group.add_argument("--reconnect_timeout_s", type=float, default=30.0, metavar="S", help=text)
 
@@ -270,6 +276,14 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--min_p", type=float, default=0.0, metavar="P", help="keep tokens of this share of the best one (%(default)s)"
     )
+    text = "divide positive logits of tokens in prompt or output by this, multiply others; 1 for none (%(default)s)"
+    group.add_argument("--repetition_penalty", type=float, default=1.0, metavar="R", help=text)
+    text = "subtract this from tokens in the output (%(default)s)"
+    group.add_argument("--presence_penalty", type=float, default=0.0, metavar="P", help=text)
+    text = "subtract this from tokens in the output, as often as they occur there (%(default)s)"
+    group.add_argument("--frequency_penalty", type=float, default=0.0, metavar="P", help=text)
+    text = "the output ends before this text; may be given several times"
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=text)
     group.add_argument("--seed", type=int, metavar="N", help="key of the noise, 0 .. 2^64-1 (default: drawn at random)")
 
 

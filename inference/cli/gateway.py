@@ -1,11 +1,11 @@
-"""HTTP and metrics: the gateway role, and what the other servers offer beside gRPC if their flags ask for it."""
+"""OpenAI's HTTP API: the gateway role, and the same in front of a completer of this process."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from inference.config import ServerConfig
 from inference.errors import ConfigError
 from inference.gateway.app import Gateway
 from inference.gateway.server import HttpServer, http_server
-from inference.metrics import Metrics, metrics_server
+from inference.metrics import Metrics
 from inference.workers.client import RemoteCompleter
 from inference.workers.completion import Completer
 from inference.workers.generation import GenerationServicer, ModelCard
@@ -48,18 +48,12 @@ async def serve_gateway(args: argparse.Namespace) -> int:
     return 0
 
 
-@asynccontextmanager
-async def beside_grpc(
+def local_http_server(
     args: argparse.Namespace, service: GenerationServicer, metrics: Metrics, server: ServerConfig
-) -> AsyncGenerator[HttpServer | None, None]:
-    """Metrics on --metrics_port, and HTTP on --http_port, while the block runs; each only if it is asked for."""
-    with metrics_server(metrics, server.host, args.metrics_port):
-        if getattr(args, "http_port", None) is None:
-            yield None
-            return
-        gateway = _gateway(args, service.completer, _named(args, service.card), metrics, _always)
-        async with http_server(gateway, server.host, args.http_port, grace_s=server.grace_s) as http:
-            yield http
+) -> AbstractAsyncContextManager[HttpServer]:
+    """HTTP in front of a completer of this process."""
+    gateway = _gateway(args, service.completer, _named(args, service.card), metrics, _always)
+    return http_server(gateway, server.host, args.http_port, grace_s=server.grace_s)
 
 
 async def _always() -> bool:

@@ -88,6 +88,7 @@ def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
         reconnect_timeout_s=args.reconnect_timeout_s,
         deadline_s=args.deadline_s,
         max_waiting=max_waiting,
+        branches=args.branches,
     )
 
 
@@ -112,11 +113,25 @@ def request_template(args: argparse.Namespace) -> CompletionRequest:
     """
     seed = args.seed
     sampling = SamplingParams(
-        temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=seed or 0
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=seed or 0,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
     )
     gamma = getattr(args, "gamma", None)
     GenerationRequest((0,), sampling, args.max_new_tokens, gamma=gamma)  # says now what is out of range
-    return CompletionRequest(prompt="", sampling=sampling, seed=seed, max_new_tokens=args.max_new_tokens, gamma=gamma)
+    return CompletionRequest(
+        prompt="",
+        sampling=sampling,
+        seed=seed,
+        max_new_tokens=args.max_new_tokens,
+        gamma=gamma,
+        stop=tuple(args.stop),
+    )
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from inference.config import (
     usable_cores,
 )
 from inference.errors import ConfigError
+from inference.types import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,11 @@ class Role:
     add_flags: Callable[[argparse.ArgumentParser], None]
     run: Run
 
-    def parser(self) -> argparse.ArgumentParser:
+    def parser(self) -> ConfigFileParser:
         """A parser of this role's flags alone."""
         parser = ConfigFileParser(
             role=self.name,
-            roles=tuple(ROLES),
+            roles={name: role.parser for name, role in ROLES.items()},
             prog=f"main.py --role {self.name}",
             description=self.summary,
             allow_abbrev=False,
@@ -168,6 +169,8 @@ def _draft_flags(parser: argparse.ArgumentParser) -> None:
 
 async def _draft(args: argparse.Namespace) -> int:
     config = _proposer_config(args, args.model, tokenizer=args.tokenizer, num_threads=1)
+    if args.attach is not None or args.schedule == Schedule.ASYNC.value:
+        config = replace(config, branches=args.branches)  # rounds have no use for them
     if args.attach is not None:
         from inference.cli.serve import assist_targets
 

@@ -13,14 +13,13 @@ import grpc
 from grpc_comm.options import address
 from grpc_comm.server import PortTakenError, Server, stop_signal
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.gateway import beside_grpc
+from inference.cli.beside import HttpServer, beside_grpc
 from inference.cli.generate import connected, draft_config
 from inference.cli.reports import profiled, traced
 from inference.config import ModelConfig, ProposerConfig, ServerConfig, check_gamma
 from inference.engine.drafting import DraftEngine
 from inference.engine.engine import Engine
 from inference.errors import ConfigError, SpecDecError
-from inference.gateway.server import HttpServer
 from inference.metrics import Metrics
 from inference.profile import Profile
 from inference.tokenizer import Tokenizer
@@ -117,7 +116,14 @@ async def assist_targets(args: argparse.Namespace, config: ProposerConfig) -> in
         raise ConfigError("--attach names no target: HOST:PORT[,HOST:PORT] is expected")
     async with running(DraftEngine(proposer, max_waiting=0)) as engine:
         helping = asyncio.create_task(
-            assist(engine, addresses, vocabulary=words, gamma=check_gamma(args.gamma), num_slots=config.num_slots)
+            assist(
+                engine,
+                addresses,
+                vocabulary=words,
+                gamma=check_gamma(args.gamma),
+                num_slots=config.num_slots,
+                max_branches=config.branches,
+            )
         )
         stopping = asyncio.create_task(stop_signal())
         with traced(args, engine):

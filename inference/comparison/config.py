@@ -97,7 +97,7 @@ class WorkloadConfig:
 
     prompt_sets: tuple[PromptSet, ...]
     num_runs: int = 3
-    max_new_tokens: int = 64
+    max_new_tokens: int = 48
     temperature: float = 0.0
     seed: int = 0
     concurrencies: tuple[int, ...] = (1,)

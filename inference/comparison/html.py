@@ -66,8 +66,8 @@ _EXPLANATIONS = (
     "<b>tokens/s</b>: output tokens / time from sending to the last token, prompt included; median over the runs. "
     "With several clients: tokens of all / time from the first sent to the last answered.",
     "<b>TTFT</b>: request sent to first token. <b>TPOT</b>: (end-to-end - TTFT) / (output tokens - 1). Medians.",
-    "<b>acceptance</b>: accepted / verified draft tokens. <b>tokens/pass</b>: mean acceptance length, the committed "
-    "tokens per target pass that verified a proposal.",
+    "<b>acceptance rate</b>: accepted / verified draft tokens. <b>tokens/pass</b>: mean acceptance length, the "
+    "committed tokens per target pass that verified a proposal.",
     "<b>speed-up</b>: over the target alone in the same run, same prompts, same network; median, and the lowest and "
     "highest of the runs.",
     "<b>bound</b>: what synchronous rounds allow in theory (Leviathan et al., arXiv 2211.17192) with the draft step "
@@ -131,7 +131,7 @@ def _picture(file: Path) -> str:
 
 def _results(findings: Findings, kind: str) -> str:
     shown = columns(findings.config)
-    head = "".join(f"<th{_side(column)}>{escape(column.name)}</th>" for column in shown)
+    head = "".join(f"<th{_side(column)}>{escape(column.name).replace(chr(10), ' ')}</th>" for column in shown)
     rows, before = [], None
     for summary in findings.summaries:
         if summary.cell.kind != kind:

@@ -19,7 +19,7 @@ class Column:
     """One figure of a cell.
 
     Attributes:
-        name: heading, with the unit.
+        name: heading, with the unit; may have two lines.
         text: of the figure.
         is_text: stands on the left.
     """
@@ -35,7 +35,7 @@ def columns(config: ComparisonConfig) -> list[Column]:
     if config.sweeps:
         contender.append(Column("draft", lambda it: it.cell.contender.draft_name, is_text=True))
         contender.append(Column("gamma", lambda it: _figure(it.cell.contender.gamma, digits=0)))
-    place = [Column("RTT ms", lambda it: f"{it.cell.rtt_ms:g}")]
+    place = [Column("RTT\nms", lambda it: f"{it.cell.rtt_ms:g}")]
     if len(config.workload.concurrencies) > 1:
         place.append(Column("clients", lambda it: str(it.cell.concurrency)))
     return [*contender, *place, *_FIGURES]
@@ -54,16 +54,16 @@ def _range(spread: Spread | None) -> str:
 
 
 _FIGURES = (
-    Column("tokens /s", lambda it: f"{it.tokens_per_s.median:.1f}"),
-    Column("TTFT ms", lambda it: _figure(it.ttft_s, scale=1e3, digits=0)),
-    Column("TPOT ms", lambda it: _figure(it.tpot_s, scale=1e3, digits=1)),
-    Column("end to end ms", lambda it: _figure(it.end_to_end_s, scale=1e3, digits=0)),
-    Column("accept- ance", lambda it: _figure(it.acceptance_rate, digits=2)),
-    Column("tokens /pass", lambda it: _figure(it.mean_acceptance_length, digits=2)),
-    Column("speed- up", lambda it: _ratio(it.speedup)),
+    Column("tokens\n/s", lambda it: f"{it.tokens_per_s.median:.1f}"),
+    Column("TTFT\nms", lambda it: _figure(it.ttft_s, scale=1e3, digits=0)),
+    Column("TPOT\nms", lambda it: _figure(it.tpot_s, scale=1e3, digits=1)),
+    Column("end to\nend ms", lambda it: _figure(it.end_to_end_s, scale=1e3, digits=0)),
+    Column("acceptance\nrate", lambda it: _figure(it.acceptance_rate, digits=2)),
+    Column("tokens\n/pass", lambda it: _figure(it.mean_acceptance_length, digits=2)),
+    Column("speed-up", lambda it: _ratio(it.speedup)),
     Column("min-max", lambda it: _range(it.speedup)),
-    Column("bound tokens /s", lambda it: f"{it.bound_tokens_per_s:.1f}"),
-    Column("of bound", lambda it: f"{it.percent_of_bound:.0f} %"),
+    Column("bound\ntokens/s", lambda it: f"{it.bound_tokens_per_s:.1f}"),
+    Column("% of\nbound", lambda it: f"{it.percent_of_bound:.0f}"),
 )
 
 
@@ -73,7 +73,7 @@ def print_tables(console: Console, findings: Findings) -> None:
     for kind in findings.kinds:
         table = Table(title=f"{kind} prompts", title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
         for column in shown:
-            table.add_column(column.name, justify="left" if column.is_text else "right")
+            table.add_column(column.name, justify="left" if column.is_text else "right", no_wrap=True)
         for summary in findings.summaries:
             if summary.cell.kind == kind:
                 table.add_row(*(column.text(summary) for column in shown))

@@ -20,7 +20,7 @@ from inference import VERSION
 from inference.errors import SpecDecError
 from inference.gateway.answers import ChunkStream, whole_answer
 from inference.gateway.choices import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
-from inference.gateway.documents import FAILURES, ModelList, Version
+from inference.gateway.documents import ANSWERS, ModelList, Version
 from inference.gateway.errors import ApiError, from_error, from_validation
 from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.limits import AnswerCount, BodyLimit
@@ -79,14 +79,14 @@ def create_app(gateway: Gateway) -> FastAPI:
 
 
 def _add_generation(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/v1/completions", responses=FAILURES, response_model=None)
+    @app.post("/v1/completions", responses=ANSWERS, response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue a text."""
         _check_model(body, gateway.card)
         answer = TextFormat(gateway.card.name)
         return await _answer(gateway, request, body, completion_requests(body), answer)
 
-    @app.post("/v1/chat/completions", responses=FAILURES, response_model=None)
+    @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
         _check_model(body, gateway.card)
@@ -158,7 +158,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _add_operation(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/health", responses={503: {"description": "Not serving."}})
+    @app.get("/health", response_class=Response, responses={503: {"description": "Not serving."}})
     async def health() -> Response:
         """200 while requests can be served."""
         return Response(status_code=200 if await gateway.is_healthy() else 503)

@@ -34,8 +34,12 @@ _TEXTS = {
     503: "The server is shutting down, or the one behind it cannot be reached.",
     504: "The request took longer than it may.",
 }
-FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorDocument, "description": text} for status, text in _TEXTS.items()
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "OpenAI's object; with `stream`, server-sent events with its chunks.",
+        "content": {"text/event-stream": {}},
+    },
+    **{status: {"model": ErrorDocument, "description": text} for status, text in _TEXTS.items()},
 }
 
 

@@ -22,7 +22,7 @@ _FIELD = re.compile(rf"\b({_FIELDS})\b")
 _RENAMED = {"max_new_tokens": "max_tokens", "token id": "prompt"}
 # Where a field may have several shapes, the complaint about one of them would mislead.
 _SHAPES = {
-    "prompt": "a text, token ids, or a list of either is expected; no list may be empty, and none longer than its limit",
+    "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
     "stop": "a text or a list of texts is expected, none of them empty or too long",
 }
 _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {

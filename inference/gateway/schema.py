@@ -5,9 +5,10 @@ A field that is not listed is refused, unless it is null. OpenAI's and vLLM's na
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from inference.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 from inference.types import MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, SamplingParams
@@ -21,7 +22,14 @@ MAX_MESSAGES = 1024
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, of /v1/completions
 MAX_TOKEN_ID = 2**31 - 1
 
-TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 5.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int: TypeAlias = Annotated[int, BeforeValidator(_whole)]
+TokenId: TypeAlias = Annotated[Int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
 StopString: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Prompt: TypeAlias = (
@@ -32,10 +40,39 @@ Prompt: TypeAlias = (
 )
 
 
+def _allow_nulls(schema: dict[str, Any]) -> None:
+    """Say in the schema that a null stands for nothing."""
+    for name, field in schema["properties"].items():
+        kinds = field.get("anyOf", [field])
+        if name not in schema.get("required", ()) and {"type": "null"} not in kinds:
+            schema["properties"][name] = {"anyOf": [*kinds, {"type": "null"}], "title": field.get("title", name)}
+
+
+def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any], *, required: bool) -> dict[str, Any]:
+    """A condition between two fields, as JSON Schema has it."""
+    then = {"properties": {other: allowed}, **({"required": [other]} if required else {})}
+    return {"if": {"properties": {field: kind}, "required": [field]}, "then": then}
+
+
+_STREAM_OPTIONS_NEED_STREAM = _needs("stream_options", {"type": "object"}, "stream", {"const": True}, required=True)
+_TOP_LOGPROBS_NEED_LOGPROBS = _needs("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}, required=True)
+_ECHO_EXCLUDES_LOGPROBS = _needs("echo", {"const": True}, "logprobs", {"type": "null"}, required=False)
+
+
+def _conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """Put conditions between fields into the schema, and nulls."""
+
+    def extend(schema: dict[str, Any]) -> None:
+        _allow_nulls(schema)
+        schema["allOf"] = list(conditions)
+
+    return extend
+
+
 class _Body(BaseModel):
     """Strict: a number is no string. Unknown fields are refused; a null says nothing."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=_allow_nulls)
 
     @model_validator(mode="before")
     @classmethod
@@ -58,33 +95,31 @@ class GenerationBody(_Body):
     model: str | None = Field(None, description="As in /v1/models, or a path that ends with it. Unset: the one served.")
     temperature: float = Field(1.0, ge=0.0, le=100.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=-1, description="0 or -1: all.")
+    top_k: Int = Field(0, ge=-1, description="0 or -1: all.")
     min_p: float = Field(0.0, ge=0.0, le=1.0)
     repetition_penalty: float = Field(1.0, gt=0.0, le=100.0)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100.0, le=100.0)]] = (
-        Field(default_factory=dict, max_length=MAX_LOGIT_BIASES, description="By token id.")
+    logit_bias: dict[
+        Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")], Annotated[float, Field(ge=-100.0, le=100.0)]
+    ] = Field(
+        default_factory=dict,
+        max_length=MAX_LOGIT_BIASES,
+        description="By token id.",
+        json_schema_extra={"additionalProperties": False},
     )
-    seed: int | None = Field(
+    seed: Int | None = Field(
         None, ge=-(2**63), lt=2**64, description="Choice i uses seed + i. Unset: drawn for each choice."
     )
-    n: int = Field(1, ge=1, le=MAX_N)
+    n: Int = Field(1, ge=1, le=MAX_N)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=256)
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
-    gamma: int | None = Field(None, ge=0, le=MAX_GAMMA, description="Ours: draft tokens per pass; 0 drafts none.")
+    max_completion_tokens: Int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
+    gamma: Int | None = Field(None, ge=0, le=MAX_GAMMA, description="Ours: draft tokens per pass; 0 drafts none.")
     user: str | None = Field(None, description="Taken, without effect: it names the end user.")
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _check_ids(cls, value: dict[str, float]) -> dict[str, float]:
-        if len({int(token_id) for token_id in value}) < len(value):
-            raise ValueError("a token is named twice")
-        return value
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationBody:
@@ -112,9 +147,11 @@ class GenerationBody(_Body):
 class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
 
+    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _ECHO_EXCLUDES_LOGPROBS))
+
     prompt: Prompt
-    max_tokens: int = Field(DEFAULT_MAX_TOKENS, ge=1, le=MAX_TOKEN_ID)
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    max_tokens: Int = Field(DEFAULT_MAX_TOKENS, ge=1, le=MAX_TOKEN_ID)
+    logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
 
     @model_validator(mode="after")
@@ -160,10 +197,12 @@ class TextFormat(_Body):
 class ChatBody(GenerationBody):
     """Body of /v1/chat/completions."""
 
+    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS))
+
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID, description="Unset: to the end of the context.")
+    max_tokens: Int | None = Field(None, ge=1, le=MAX_TOKEN_ID, description="Unset: to the end of the context.")
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: TextFormat | None = None
 
     @model_validator(mode="after")

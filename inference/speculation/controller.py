@@ -9,6 +9,7 @@ load narrow ones, with a poor draft none (Leviathan et al., arXiv 2211.17192, fo
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -102,3 +103,42 @@ def choose_widths(available: Sequence[int], rates: Sequence[float], *, base_s: f
         if widths[i] < available[i]:
             heapq.heappush(gains, (negative_gain * rates[i], i))
     return widths
+
+
+@dataclass(frozen=True, slots=True)
+class Branching:
+    """How much of the unlikely a draft prepares for.
+
+    Attributes:
+        count: branches alive per sequence at most.
+        depth: draft tokens behind the runner-up that a branch begins with.
+        max_margin: a branch begins where the chain's token leads the runner-up by less.
+    """
+
+    count: int = 0
+    depth: int = 0
+    max_margin: float = 2.0
+
+
+NO_BRANCHES = Branching()
+
+MIN_ROUND_TRIP_OF_PASS = 0.5
+"""A round trip that is a smaller part of a pass than this leaves nothing for branches to win."""
+MAX_BRANCH_DEPTH = 6
+
+
+def choose_branching(limit: int, *, step_s: float, pass_s: float, round_trip_s: float) -> Branching:
+    """Branches where, after a rejection, the target would wait for a round trip or decode alone through it.
+
+    Args:
+        limit: branches per sequence that there is room for.
+        step_s, pass_s: of the draft and the target; 0 while unknown, which is no reason to begin.
+
+    Returns:
+        A depth that lasts for a round trip, at two tokens a pass, and that the draft can make in as long.
+    """
+    if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
+        return NO_BRANCHES
+    needed = math.ceil(2 * round_trip_s / pass_s) + 1
+    possible = math.ceil(round_trip_s / step_s)
+    return Branching(limit, max(1, min(MAX_BRANCH_DEPTH, needed, possible)))

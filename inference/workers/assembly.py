@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -63,10 +64,21 @@ async def load_proposer(config: ProposerConfig) -> tuple[Proposer, Vocabulary]:
     """Load what drafts, and the vocabulary it drafts in."""
     fingerprint = Tokenizer.load(config.tokenizer_path).fingerprint
     if config.model is None:
-        proposer = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
-        return proposer, Vocabulary(fingerprint, model_vocab_size(config.tokenizer_path))
-    backend = await load(config.model)
-    return ModelProposer(backend), Vocabulary(fingerprint, backend.vocab_size)
+        lookup = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
+        return lookup, Vocabulary(fingerprint, model_vocab_size(config.tokenizer_path))
+    num_slots = config.num_slots * (1 + config.branches)
+    backend = await load(replace(config.model, num_slots=num_slots))
+    proposer = ModelProposer(backend, num_branches=config.branches)
+    if config.branches:
+        _log_branches(proposer, num_slots - config.num_slots)
+    return proposer, Vocabulary(fingerprint, backend.vocab_size)
+
+
+def _log_branches(proposer: ModelProposer, num_branch_slots: int) -> None:
+    if proposer.num_branches:
+        logger.info("%d of the slots are for branches, %d per sequence", num_branch_slots, proposer.num_branches)
+    else:
+        logger.warning("no branches: this backend cannot fork a slot")
 
 
 async def _load_compiled(target: ModelConfig, draft: ModelConfig) -> CompiledDecoder | None:

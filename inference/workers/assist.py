@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import grpc
@@ -13,12 +14,13 @@ import grpc
 from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.engine.drafting import DraftEngine, DraftSession
+from inference.engine.draft_session import DraftSession
+from inference.engine.drafting import DraftEngine
 from inference.errors import CapacityError, SpecDecError, UnavailableError
 from inference.types import Commit
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.proposals import ProposalSender
-from inference.workers.run_ahead import send_chain, window
+from inference.workers.run_ahead import Pace, send_drafts
 from inference.workers.status import from_rpc_error
 from inference.workers.vocabulary import Vocabulary
 
@@ -36,17 +38,17 @@ class PoolMember:
         engine: drafts, also for other targets.
         address: HOST:PORT of the target.
         vocabulary: of the draft.
-        gamma: how far to run ahead at least.
+        pace: how far to run ahead.
         num_slots: sessions to offer room for.
     """
 
     def __init__(
-        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, gamma: int, num_slots: int
+        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, pace: Pace, num_slots: int
     ) -> None:
         self._engine = engine
         self._address = address
         self._vocabulary = vocabulary
-        self._gamma = gamma
+        self._pace = pace
         self._num_slots = num_slots
 
     async def run(self) -> None:
@@ -73,7 +75,7 @@ class PoolMember:
         """One stream, until it ends."""
         call = stub.Assist()
         try:
-            await _Help(self._engine, call, self._gamma).run(self._attach())
+            await _Help(self._engine, call, self._pace).run(self._attach())
         except grpc.aio.AioRpcError as exc:
             raise from_rpc_error(exc, self._address) from exc
         finally:
@@ -91,10 +93,10 @@ class PoolMember:
 class _Help:
     """The sessions on one stream."""
 
-    def __init__(self, engine: DraftEngine, call: AssistCall, gamma: int) -> None:
+    def __init__(self, engine: DraftEngine, call: AssistCall, pace: Pace) -> None:
         self._engine = engine
         self._call = call
-        self._gamma = gamma
+        self._pace = pace
         self._round_trip_s = 0.0
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue()
         self._sessions: dict[str, _Helped] = {}
@@ -139,35 +141,34 @@ class _Help:
         except CapacityError as exc:
             logger.warning("session %s gets no draft: %s", message.session_id, exc)
             return
-        gamma = self._gamma if request.gamma is None else request.gamma
+        pace = self._pace if request.gamma is None else replace(self._pace, gamma=request.gamma)
 
         async def send(propose: pb.Propose) -> None:
             self._outbox.put_nowait(
                 pb.AssistRequest(propose=pb.AssistPropose(session_id=message.session_id, propose=propose))
             )
 
-        self._sessions[message.session_id] = _Helped(self._engine, draft, send, gamma)
+        self._sessions[message.session_id] = _Helped(self._engine, draft, send, pace)
 
 
 class _Helped:
     """One session that lives at the target."""
 
     def __init__(
-        self, engine: DraftEngine, draft: DraftSession, send: Callable[[pb.Propose], Awaitable[None]], gamma: int
+        self, engine: DraftEngine, draft: DraftSession, send: Callable[[pb.Propose], Awaitable[None]], pace: Pace
     ) -> None:
         self._engine = engine
         self._draft = draft
-        self._gamma = gamma
-        self._sender = asyncio.create_task(send_chain(draft, ProposalSender(send)))
-        engine.run_ahead(draft, gamma)
+        self._pace = pace
+        self._sender = asyncio.create_task(send_drafts(draft, ProposalSender(send)))
+        engine.run_ahead(draft, pace.gamma)
 
     def commit(self, commit: Commit, round_trip_s: float) -> None:
         """Take over what is final; a commit that crossed the opening on the way may hold tokens it had already."""
         known = len(self._draft.committed) - commit.position
         self._engine.commit(self._draft, commit.token_ids[known:])
         pass_s = commit.timings.compute_us / 1e6
-        ahead = window(self._gamma, step_s=self._engine.step_s, pass_s=pass_s, round_trip_s=round_trip_s)
-        self._engine.run_ahead(self._draft, ahead)
+        self._pace.keep(self._engine, self._draft, pass_s=pass_s, round_trip_s=round_trip_s)
 
     def close(self) -> None:
         """Free the slot."""
@@ -176,16 +177,22 @@ class _Helped:
 
 
 async def assist(
-    engine: DraftEngine, addresses: list[str], *, vocabulary: Vocabulary, gamma: int, num_slots: int
+    engine: DraftEngine,
+    addresses: list[str],
+    *,
+    vocabulary: Vocabulary,
+    gamma: int,
+    num_slots: int,
+    max_branches: int = 0,
 ) -> None:
     """Help several targets, each with an equal share of the slots, for ever.
 
     Raises:
         SpecDecError: a target refuses this worker.
     """
-    share = max(1, num_slots // len(addresses))
+    share, pace = max(1, num_slots // len(addresses)), Pace(gamma, min(max_branches, engine.num_branches))
     members = [
-        PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share) for address in addresses
+        PoolMember(engine, address, vocabulary=vocabulary, pace=pace, num_slots=share) for address in addresses
     ]
     try:
         async with asyncio.TaskGroup() as group:

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.config import DraftConfig
-from inference.engine.drafting import DraftEngine, DraftSession
+from inference.engine.draft_session import DraftSession
+from inference.engine.drafting import DraftEngine
 from inference.engine.target import check_token_ids
 from inference.errors import UnavailableError
 from inference.types import Commit, GenerationRequest, Schedule
@@ -105,7 +106,7 @@ class DraftWorker:
             if schedule is Schedule.SYNC:
                 commits = rounds(opening, self._engine, draft, target, gamma=gamma)
             else:
-                commits = run_ahead(self._engine, draft, target, gamma=gamma)
+                commits = run_ahead(self._engine, draft, target, gamma=gamma, max_branches=self._config.branches)
             async with aclosing(commits):
                 async for commit in commits:
                     yield commit
@@ -114,7 +115,7 @@ class DraftWorker:
 def _resumed(request: GenerationRequest, draft: DraftSession) -> GenerationRequest:
     """The request from what is committed on; the target of a new stream knows none of the chain."""
     num_committed = len(draft.committed) - len(request.prompt_token_ids)
-    draft.num_sent = 0
+    draft.forget_sent()
     return replace(
         request,
         prompt_token_ids=tuple(draft.committed),

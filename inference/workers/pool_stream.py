@@ -46,7 +46,8 @@ class StreamWorker:
 
     def commit(self, session: TargetSession, commit: Commit) -> None:
         """See `Worker`."""
-        message = pb.AssistCommit(session_id=session.id, commit=commit_to_message(commit))
+        lean = replace(commit, logprobs=())  # a draft has no use for them
+        message = pb.AssistCommit(session_id=session.id, commit=commit_to_message(lean))
         self._put(pb.AssistResponse(commit=message))
 
     def close(self, session: TargetSession) -> None:

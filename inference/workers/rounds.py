@@ -6,7 +6,8 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from inference.engine.drafting import DraftEngine, DraftSession
+from inference.engine.draft_session import DraftSession
+from inference.engine.drafting import DraftEngine
 from inference.types import Commit, GenerationRequest
 from inference.workers.verifier import VerifyStream
 

@@ -2,7 +2,8 @@
 
 While the target verifies, the draft goes on extending its chain, up to a window past the last commit, and sends every
 token as it comes. A commit that agrees with the chain shortens it; one that does not starts it anew. The target
-verifies what has arrived, and decodes by itself if nothing has, so the draft can only help.
+verifies what has arrived, and decodes by itself if nothing has, so the draft can only help. Where a round trip is long,
+branches go along: if the target leaves the chain for one of them, it need not wait to be told how that goes on.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from inference.engine.drafting import DraftEngine, DraftSession
+from inference.engine.draft_session import DraftSession
+from inference.engine.drafting import DraftEngine
+from inference.speculation.controller import choose_branching
 from inference.types import MAX_GAMMA, Commit
 from inference.workers.proposals import ProposalSender
 from inference.workers.verifier import VerifyStream
 
 
 async def run_ahead(
-    engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int
+    engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int, max_branches: int = 0
 ) -> AsyncGenerator[Commit, None]:
     """Commits of an opened session to the last one; gamma 0 leaves the target to itself."""
-    sender = asyncio.create_task(send_chain(draft, target.proposals))
+    pace = Pace(gamma, min(max_branches, engine.num_branches))
+    sender = asyncio.create_task(send_drafts(draft, target.proposals))
     try:
         engine.run_ahead(draft, gamma)
         before, commit = time.monotonic(), await target.commit()
@@ -33,15 +37,7 @@ async def run_ahead(
             yield _with_network(commit, now - before)
             if commit.finish_reason is not None:
                 return
-            engine.run_ahead(
-                draft,
-                window(
-                    gamma,
-                    step_s=engine.step_s,
-                    pass_s=commit.timings.compute_us / 1e6,
-                    round_trip_s=target.round_trip_s,
-                ),
-            )
+            pace.keep(engine, draft, pass_s=commit.timings.compute_us / 1e6, round_trip_s=target.round_trip_s)
             before, commit = now, await target.commit()
     finally:
         engine.run_ahead(draft, 0)
@@ -49,15 +45,30 @@ async def run_ahead(
         await asyncio.gather(sender, return_exceptions=True)
 
 
-async def send_chain(draft: DraftSession, target: ProposalSender) -> None:
+async def send_drafts(draft: DraftSession, target: ProposalSender) -> None:
     """Tell the target of every draft token. A lost link ends this quietly: whoever reads commits is told."""
     while True:
-        token_ids = await draft.unsent()
-        continues, draft.num_sent = draft.num_sent > 0, len(draft.chain)
-        if continues:
-            await target.extend(token_ids)
-        else:
-            await target.propose(len(draft.committed), token_ids)
+        await draft.has_unsent()
+        await target.grow(draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far and how broadly a draft runs ahead, as far as measurements do not say otherwise.
+
+    Attributes:
+        gamma: tokens of the chain at least; 0 means no drafts.
+        max_branches: beside the chain at most.
+    """
+
+    gamma: int
+    max_branches: int
+
+    def keep(self, engine: DraftEngine, draft: DraftSession, *, pass_s: float, round_trip_s: float) -> None:
+        """Adjust a session to what is known after a commit."""
+        measured = {"step_s": engine.step_s, "pass_s": pass_s, "round_trip_s": round_trip_s}
+        branching = choose_branching(self.max_branches if self.gamma else 0, **measured)
+        engine.run_ahead(draft, window(self.gamma, **measured), branching)
 
 
 def window(gamma: int, *, step_s: float, pass_s: float, round_trip_s: float) -> int:

@@ -18,6 +18,7 @@ _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
 _ERRORS = {code: error for error, code in _CODES.items()}
+_FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 
 
 def to_status(error: Exception) -> Status | None:
@@ -42,6 +43,8 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
         return errors.CapacityError(message, retry_after_s=status.retry_after_s or 1.0)
     if status.code == grpc.StatusCode.UNIMPLEMENTED:
         return errors.NotFoundError(f"{message} (is this another kind of server?)")
+    if status.code == grpc.StatusCode.INTERNAL and status.message == _FAILED_WRITE:
+        return errors.UnavailableError(f"{address}: the connection broke while a message was being sent")
     if status.code == grpc.StatusCode.CANCELLED:
         return errors.UnavailableError(f"{message} (the server cancelled the call)")
     return _ERRORS.get(status.code, errors.InternalError)(message)

@@ -19,7 +19,7 @@ from inference.metrics import Metrics
 from inference.profile import Profile
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.stats import RequestStats
-from inference.types import Commit
+from inference.types import Commit, Schedule
 from inference.workers.convert import (
     PROTOCOL_VERSION,
     branches_from_message,
@@ -30,6 +30,10 @@ from inference.workers.metered import metered_commits
 from inference.workers.pool import DraftPool
 from inference.workers.pool_stream import StreamWorker, serve_worker
 from inference.workers.vocabulary import Vocabulary, require_one_vocabulary
+
+LINGER_S = 2.0
+"""How long a finished stream stays open for drafts that are on their way, unless the draft ends it first. A write that
+meets a closed stream would fail the draft's call as a whole, with the last commits unread."""
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
 
@@ -79,6 +83,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                         len(commit.token_ids), commit.num_draft_tokens, commit.num_accepted_tokens, commit.timings
                     )
                     await context.write(pb.VerifyResponse(commit=commit_to_message(commit)))
+            if session.schedule is Schedule.ASYNC:
+                await asyncio.wait(tasks[:1], timeout=LINGER_S)
         finally:
             for task in tasks:
                 task.cancel()

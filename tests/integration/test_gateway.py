@@ -187,12 +187,10 @@ async def test_n_prompts_and_echo(clients: Clients, models: ModelDirectories) ->
     three = await texts(client, n=3, seed=4, max_tokens=8)
     assert three == [text for seed in (4, 5, 6) for text in await texts(client, seed=seed, max_tokens=8)]
     token_ids = list(tokenizer.encode(PROMPT))
-    prompts: Any = [PROMPT, token_ids], [PROMPT, "ten"], [token_ids, [5, 6]]
     first = await texts(client, seed=4, max_tokens=8)
     for prompt in ([token_ids, [5, 6]], [PROMPT, "ten"], token_ids, [PROMPT]):
-        answer = await client.completions.create(model="target", prompt=prompt, seed=4, max_tokens=8, echo=True)  # type: ignore[arg-type]
+        answer = await client.completions.create(model="target", prompt=prompt, seed=4, max_tokens=8, echo=True)
         assert answer.choices[0].text == PROMPT + first[0]
-    assert prompts
 
 
 async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) -> None:
@@ -289,6 +287,12 @@ async def slow(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, 
         yield server, port
 
 
+async def until_running(port: int, num_requests: int) -> None:
+    async with asyncio.timeout(30):
+        while value(await metrics_of(port), "vllm:num_requests_running") != num_requests:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+
+
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
     """Streaming or not; and while the slot is taken, others are told when to try again."""
     client = client_of(slow[1])
@@ -296,9 +300,7 @@ async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, in
         call = asyncio.create_task(
             client.completions.create(model="endless", prompt=PROMPT, max_tokens=8000, stream=stream)
         )
-        async with asyncio.timeout(30):
-            while value(await metrics_of(slow[1]), "vllm:num_requests_running") < 1:
-                await asyncio.sleep(0.05)
+        await until_running(slow[1], 1)
         with pytest.raises(openai.RateLimitError) as full:
             await client.completions.create(model="endless", prompt=PROMPT)
         assert int(full.value.response.headers["retry-after"]) >= 1
@@ -306,9 +308,7 @@ async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, in
             await (await call).close()  # type: ignore[union-attr]
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        async with asyncio.timeout(10):
-            while value(await metrics_of(slow[1]), "vllm:num_requests_running"):
-                await asyncio.sleep(0.05)
+        await until_running(slow[1], 0)
     await client.close()
 
 

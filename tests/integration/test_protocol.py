@@ -229,6 +229,24 @@ async def test_running_ahead_does_not_wait_for_proposals(
         assert session.token_ids == answer
 
 
+async def test_drafts_on_their_way_find_the_stream_open(
+    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
+) -> None:
+    """The target has finished, and the draft, which has not read of it yet, goes on writing.
+
+    A write that meets a closed stream fails the call as a whole ("Internal error from Core"), with the last commits
+    unread; under load, requests died of it at their end.
+    """
+    async with raw_session(target.address) as session:
+        await session.open(opening(card, schedule=pb.SCHEDULE_ASYNC, max_new_tokens=5))
+        for _ in range(40):
+            await session.propose(after(NUM_PROMPT, answer[0]))
+            await asyncio.sleep(0.01)
+        while not session.commits or not session.commits[-1].finish_reason:
+            await session.commit()
+        assert session.token_ids == answer[:5]
+
+
 REFUSED_OPENS = {
     "another protocol version": ({"protocol_version": 2}, "FAILED_PRECONDITION", ["version 2", "1"]),
     "no protocol version": ({"protocol_version": 0}, "FAILED_PRECONDITION", ["version 0"]),

@@ -104,6 +104,7 @@ class InferenceConfig:
         if fields["draft"] is not None:
             path, neuron_config = fields["draft"]
             draft = cls(NeuronConfig(**neuron_config), load_pretrained_config(path))
+            draft.neuron_config.enable_fused_speculation = neuron_config["enable_fused_speculation"]
             config.fused_spec_config = FusedSpecNeuronConfig("reloaded", draft, path)
         return config
 

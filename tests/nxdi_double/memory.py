@@ -25,9 +25,9 @@ class Memory:
         self.rooms = torch.full(shape, NOISE)
 
     @torch.inference_mode()
-    def run(self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, rooms: list[int]) -> tuple[
-        torch.Tensor, torch.Tensor
-    ]:
+    def run(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, rooms: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [num_rows, width, vocab_size] and new keys and values, of tokens behind the columns of `mask`.
 
         Args:

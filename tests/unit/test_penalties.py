@@ -179,8 +179,8 @@ def test_penalties_change_the_greedy_choice() -> None:
 def test_presence_and_frequency_count_output_only_and_repetition_the_prompt_too() -> None:
     logits = np.array([[2.0, 1.0]], dtype=np.float32)
     before = [TokensBefore.of([0, 0], 2)]  # all of it prompt
-    for penalty in ("presence_penalty", "frequency_penalty"):
-        assert adjust_logits(logits, [SamplingParams(**{penalty: 2.0})], before).tolist() == [[2.0, 1.0]]
+    for params in (SamplingParams(presence_penalty=2.0), SamplingParams(frequency_penalty=2.0)):
+        assert adjust_logits(logits, [params], before).tolist() == [[2.0, 1.0]]
     assert adjust_logits(logits, [SamplingParams(repetition_penalty=2.0)], before).tolist() == [[1.0, 1.0]]
 
 

@@ -189,6 +189,6 @@ def prepare_fused(target: ModelConfig, draft: ModelConfig) -> tuple[Compilation,
         require_supported_config(words, length)
         check_sharding(config.path, words, config.neuron.tp_degree)
     check_pair(target, draft, target_words, draft_words)
-    check_method(target, draft.path, target_words)
     arguments = fused_arguments(target, length=length)
+    check_method(target, draft.path, target_words)
     return fused_compilation(target, draft.path, target_words, arguments), slot_shape(target_words, arguments)

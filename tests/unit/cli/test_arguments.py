@@ -18,7 +18,7 @@ COMMON = {"--log_level", "--profile"}
 
 # role -> (flags it must have, flags it must not have)
 FLAGS = {
-    "target": (MODEL | LISTENING | COMMON | {"--model", "--port"}, ASKING | {"--target_host", "--gamma", "--seed"}),
+    "target": (MODEL | LISTENING | COMMON | {"--model", "--port"}, ASKING | {"--target_host", "--seed"}),
     "draft": (MODEL | ASKING | LISTENING | COMMON | {"--model", "--target_host", "--port", "--gamma", "--seed"}, set()),
     "fused_target": (MODEL | LISTENING | COMMON | {"--target_model", "--draft_model", "--port", "--gamma"}, ASKING),
     "fused_client": (ASKING | COMMON | {"--target_host", "--port", "--gamma", "--seed"}, {"--model", "--device"}),

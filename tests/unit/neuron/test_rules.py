@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron import application, plan, settings, slots
+from inference.backends.neuron import application, calls, plan, settings, shape, slots
 from inference.backends.neuron.calls import Row
 from inference.backends.neuron.plan import Reading
 from inference.backends.neuron.slots import NeuronBackend, load_neuron_backend
@@ -48,12 +48,12 @@ def test_the_history_of_the_tests_below_holds() -> None:
 
 
 def change_passes(patch: Patch, change: Callable[[Call], Call]) -> None:
-    call = slots.continued_call
+    call = calls.continued_call
     patch.setattr(slots, "continued_call", lambda rows, *, width: change(call(rows, width=width)))
 
 
 def change_prompts(patch: Patch, change: Callable[[Call], Call]) -> None:
-    call = slots.prompt_call
+    call = calls.prompt_call
     patch.setattr(slots, "prompt_call", lambda row: change(call(row)))
 
 
@@ -152,12 +152,12 @@ def padding_in_front(patch: Patch) -> None:
         front = [replace(row, token_ids=[*[0] * (width - len(row.token_ids)), *row.token_ids]) for row in rows]
         return call(front, width=width)
 
-    call = slots.continued_call
+    call = calls.continued_call
     patch.setattr(slots, "continued_call", change)
 
 
 def passes_as_wide_as_their_tokens(patch: Patch) -> None:
-    call = slots.continued_call
+    call = calls.continued_call
 
     def change(rows: Sequence[Row], *, width: int) -> Call:
         return call(rows, width=max(len(row.token_ids) for row in rows))
@@ -174,8 +174,8 @@ def no_graph_of_one_token(patch: Patch) -> None:
 
 
 def no_positions_reserved(patch: Patch) -> None:
-    shape = slots.slot_shape
-    patch.setattr(slots, "slot_shape", lambda *arguments: replace(shape(*arguments), reserved=0))
+    slot_shape = shape.slot_shape
+    patch.setattr(slots, "slot_shape", lambda *arguments: replace(slot_shape(*arguments), reserved=0))
     config = neuron_config
     patch.setitem(play.__globals__, "neuron_config", lambda path: config(path, length=MAX_LENGTH - GAMMA - 1))
 
@@ -191,13 +191,13 @@ def a_context_bucket_of_k(patch: Patch) -> None:
 
 def prompts_longer_than_the_prompt_graph(patch: Patch) -> None:
     change_settings(patch, max_context_length=5)
-    shape = slots.slot_shape
-    patch.setattr(slots, "slot_shape", lambda *arguments: replace(shape(*arguments), max_prompt=MAX_LENGTH))
+    slot_shape = shape.slot_shape
+    patch.setattr(slots, "slot_shape", lambda *arguments: replace(slot_shape(*arguments), max_prompt=MAX_LENGTH))
 
 
 def what_slots_hold_is_forgotten(patch: Patch) -> None:
     """A rollback that believes the slot holds more than was kept."""
-    read = slots.reading
+    read = plan.reading
     patch.setattr(slots, "reading", lambda span, held: read(replace(span, start=span.start + (span.start > 0)), held))
 
 

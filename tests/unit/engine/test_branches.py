@@ -1,0 +1,236 @@
+"""A session's chain and branches: against a naive model, and against the tree that the target makes of what was sent."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.engine.draft_session import DraftSession, Growth
+from inference.engine.drafting import DraftEngine
+from inference.speculation.controller import Branching
+from inference.speculation.tree import DraftTree
+from inference.types import Draft, DraftToken, SamplingParams
+from tests.unit.engine.scripted import until
+
+NUM_TOKENS = 3
+"""Few different tokens, so that commits often follow a branch."""
+MARK = 99
+
+token = st.integers(0, NUM_TOKENS - 1)
+actions = st.one_of(
+    st.tuples(st.just("extend"), st.integers(0, 3), token),
+    st.tuples(st.just("extend"), st.just(0), token),
+    st.tuples(st.just("send"), st.just(0), st.just(0)),
+    st.tuples(st.just("arrive"), st.just(0), st.just(0)),
+    st.tuples(st.just("commit"), st.integers(0, 3), token),
+    st.tuples(st.just("learn"), st.just(0), st.just(0)),
+)
+
+
+def survivors(paths: Sequence[list[int]], committed: list[int]) -> list[list[int]]:
+    """What is left of paths: those that agree with everything, from behind it."""
+    return [path[len(committed) :] for path in paths if path[: len(committed)] == committed]
+
+
+class Link:
+    """A session and a target's tree, with messages on their way in both directions."""
+
+    def __init__(self) -> None:
+        self.session = DraftSession([7], SamplingParams(), num_slots=2, num_branches=2)
+        self.session.enter(1)
+        self.session.window, self.session.branching = 8, Branching(count=2, depth=2, max_margin=1.0)
+        self.committed = [7]
+        self.tree = DraftTree(self.committed)
+        self.num_nodes = 0
+        self.up: deque[list[Growth]] = deque()
+        self.down: deque[list[int]] = deque()
+
+    def act(self, kind: str, where: int, token_id: int) -> None:
+        if kind == "extend":
+            self.extend(where, token_id)
+        elif kind == "send":
+            growths = self.session.take_unsent(self.num_nodes)
+            self.num_nodes += sum(len(growth.token_ids) for growth in growths)
+            self.up.append(growths)
+        elif kind == "arrive" and self.up:
+            for growth in self.up.popleft():
+                grow(self.tree, growth)
+        elif kind == "commit":
+            self.commit([*self.tree.path(where), token_id])
+        elif kind == "learn" and self.down:
+            self.learn(self.down.popleft())
+
+    def extend(self, where: int, token_id: int) -> None:
+        paths = self.session.growing(max_length=1000)
+        used = [path.slot for path in paths]
+        assert len(set(used)) == len(used)
+        assert set(used) <= {1, 4, 5}  # 2 slots of sequences, then 2 branches of each
+        if paths:
+            path = paths[where % len(paths)]
+            draft = self.session.draft(path)
+            assert list(draft.token_ids[: len(self.session.committed)]) == self.session.committed
+            self.session.extend(path, [DraftToken(token_id, (token_id + 1) % NUM_TOKENS, 0.5)])
+
+    def commit(self, token_ids: list[int]) -> None:
+        self.committed.extend(token_ids)
+        self.tree.commit(token_ids)
+        self.down.append(token_ids)
+
+    def learn(self, token_ids: list[int]) -> None:
+        session = self.session
+        expected = survivors([session.chain, *session.branches], token_ids)
+        session.commit(token_ids)
+        assert session.chain == (expected[0] if expected else [])
+        assert session.branches == expected[1:]
+
+    def settle(self) -> None:
+        """Let everything arrive."""
+        self.act("send", 0, 0)
+        while self.up:
+            self.act("arrive", 0, 0)
+        while self.down:
+            self.act("learn", 0, 0)
+
+
+def grow(tree: DraftTree, growth: Growth) -> None:
+    if growth.parent_node is None:
+        tree.grow_from_prefix(growth.prefix_length, growth.token_ids)
+    else:
+        tree.grow_from_node(growth.parent_node, growth.token_ids)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(actions, max_size=60))
+def test_the_target_holds_what_the_session_believes_it_holds(history: list[tuple[str, int, int]]) -> None:
+    link = Link()
+    for action in history:
+        link.act(*action)
+    link.settle()
+    session, tree = link.session, link.tree
+    assert session.committed == link.committed
+    known = session.known()
+    assert len(tree) == sum(len(nodes) for _, nodes in known)
+    assert tree.path(1000) == known[0][0]
+    for path, nodes in known:
+        if nodes:
+            assert ends_at(link, path, nodes[-1])
+
+
+def ends_at(link: Link, path: list[int], node: int) -> bool:
+    """Whether the target's node of this number is the end of this path: a token hung on either is the same token."""
+    committed, tree = copy.deepcopy((link.committed, link.tree))
+    committed.extend(path)
+    tree.commit(path)
+    tree.grow_from_node(node, [MARK])
+    num_tokens = len(tree)
+    tree.grow_from_prefix(len(committed), [MARK])
+    return len(tree) == num_tokens and num_tokens > 0
+
+
+def drafted(session: DraftSession, *token_ids: int, margin: float = 0.5) -> None:
+    (path, *_) = session.growing(1000)
+    session.extend(path, [DraftToken(token_id, token_id + 1, margin) for token_id in token_ids])
+
+
+def branching_session(max_branches: int = 2) -> DraftSession:
+    session = DraftSession([7], SamplingParams(), num_slots=1, num_branches=max_branches)
+    session.enter(0)
+    session.window, session.branching = 4, Branching(count=max_branches, depth=2, max_margin=1.0)
+    return session
+
+
+def test_branches_leave_the_chain_where_it_is_least_certain() -> None:
+    session = branching_session()
+    for token_id, margin in ((10, 0.9), (20, 5.0), (30, 0.1), (40, 0.5)):
+        drafted(session, token_id, margin=margin)
+    session.growing(1000)
+    assert sorted(session.branches) == sorted([[11], [10, 20, 31]])  # begun as the chain grew: the first was all there was
+
+
+def test_a_branch_that_is_right_becomes_the_chain_and_need_not_be_sent_again() -> None:
+    session = branching_session(1)
+    drafted(session, 10)
+    chain, branch = session.growing(1000)
+    session.extend(branch, [DraftToken(12)])
+    session.extend(branch, [DraftToken(13)])
+    session.extend(chain, [DraftToken(20)])
+    assert session.take_unsent(0) == [Growth(None, 1, [10, 20]), Growth(None, 1, [11, 12, 13])]
+    session.commit([11])
+    assert session.chain == [12, 13]
+    assert (session.num_branch_hits, session.num_wasted_tokens) == (1, 2)
+    drafted(session, 14)
+    assert session.take_unsent(5) == [Growth(4, 2, [14])]
+
+
+def test_another_target_is_told_everything_again() -> None:
+    session = branching_session(1)
+    drafted(session, 10)
+    chain, branch = session.growing(1000)
+    session.extend(branch, [DraftToken(12)])
+    session.extend(chain, [DraftToken(20)])
+    session.commit([])
+    first = session.take_unsent(0)
+    assert session.take_unsent(4) == []
+    session.forget_sent()
+    assert session.take_unsent(0) == first
+
+
+def test_a_step_for_a_branch_that_has_lost_is_dropped() -> None:
+    session = branching_session(1)
+    drafted(session, 10)
+    _, branch = session.growing(1000)
+    session.commit([10])
+    session.extend(branch, [DraftToken(12)])
+    assert (session.chain, session.branches) == ([], [])
+
+
+class DoubtfulProposer:
+    """A proposer that is in doubt about everything; what it drafts tells the length of the sequence."""
+
+    num_slots = 2
+    num_branches = 2
+    max_length = 100
+
+    def __init__(self) -> None:
+        self.steps: list[list[Draft]] = []
+
+    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+        self.steps.append(list(drafts))
+        return [[len(draft.token_ids)] for draft in drafts]
+
+    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+        self.steps.append(list(drafts))
+        return [[DraftToken(len(draft.token_ids), 50, 0.1)] for draft in drafts]
+
+
+async def test_branches_of_all_sessions_share_steps_and_keep_to_their_slots() -> None:
+    proposer = DoubtfulProposer()
+    engine = DraftEngine(proposer)
+    engine.start()
+    sessions = [engine.open([1, 2], SamplingParams()) for _ in range(2)]
+    for session in sessions:
+        engine.run_ahead(session, 4, Branching(count=2, depth=2, max_margin=1.0))
+    await until(lambda: all(len(session.chain) == 4 for session in sessions))
+    await until(lambda: all([len(path) for path in session.branches] == [3, 4] for session in sessions))
+    assert sessions[0].branches == [[50, 3, 4], [2, 50, 4, 5]]
+    widest = max(proposer.steps, key=len)
+    assert [(draft.slot, draft.source_slot) for draft in widest] == [
+        (0, None), (2, 0), (3, 0), (1, None), (4, 1), (5, 1),
+    ]  # fmt: skip
+    await engine.stop()
+
+
+async def test_without_room_for_branches_nothing_is_ranked() -> None:
+    proposer = DoubtfulProposer()
+    engine = DraftEngine(proposer)
+    engine.start()
+    session = engine.open([1, 2], SamplingParams())
+    engine.run_ahead(session, 3)
+    await until(lambda: len(session.chain) == 3)
+    assert session.branches == []
+    assert all(len(step) == 1 for step in proposer.steps)
+    await engine.stop()

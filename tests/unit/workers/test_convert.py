@@ -1,0 +1,130 @@
+"""Messages and dataclasses: there and back gives the same, and unset fields mean what the .proto says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.errors import InvalidRequestError
+from inference.types import MAX_SEED, Commit, FinishReason, GenerationRequest, SamplingParams, Schedule, Timings
+from inference.workers import convert
+from inference.workers.completion import CompletionRequest, Delta, Finished, Started
+
+token_ids = st.lists(st.integers(0, 2**20), max_size=5).map(tuple)
+counts = st.integers(0, 2**20)
+microseconds = st.integers(0, 2**50)
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_k=counts,
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    seed=st.integers(0, MAX_SEED),
+)
+timings = st.builds(
+    Timings,
+    queue_us=microseconds,
+    compute_us=microseconds,
+    draft_us=microseconds,
+    network_us=microseconds,
+    bytes_up=microseconds,
+    bytes_down=microseconds,
+)
+schedules = st.sampled_from([None, *Schedule])
+gammas = st.one_of(st.none(), st.integers(1, 64))
+
+
+@given(
+    st.builds(
+        CompletionRequest,
+        prompt=st.one_of(st.text(), token_ids),
+        sampling=sampling.map(lambda params: params),
+        seed=st.one_of(st.none(), st.integers(0, MAX_SEED)),
+        max_new_tokens=st.integers(1, 2**20),
+        stop_token_ids=st.frozensets(counts, max_size=3),
+        ignore_eos=st.booleans(),
+        gamma=st.one_of(st.none(), st.integers(0, 64)),
+        schedule=schedules,
+    )
+)
+def test_completion_request(request: CompletionRequest) -> None:
+    back = convert.completion_from_message(convert.completion_to_message(request))
+    assert (back.prompt, back.seed, back.stop_token_ids) == (request.prompt, request.seed, request.stop_token_ids)
+    assert (back.max_new_tokens, back.ignore_eos) == (request.max_new_tokens, request.ignore_eos)
+    assert (back.gamma, back.schedule) == (request.gamma, request.schedule)
+    assert back.sampling.temperature == request.sampling.temperature
+    assert (back.sampling.top_k, back.sampling.top_p) == (request.sampling.top_k, request.sampling.top_p)
+
+
+@given(
+    st.builds(
+        GenerationRequest,
+        prompt_token_ids=st.lists(counts, min_size=3, max_size=6).map(tuple),
+        sampling=sampling,
+        max_new_tokens=st.integers(1, 2**20),
+        stop_token_ids=st.frozensets(counts, max_size=3),
+        gamma=gammas,
+        schedule=schedules,
+        num_committed_tokens=st.integers(0, 2),
+    )
+)
+def test_open(request: GenerationRequest) -> None:
+    message = convert.open_to_message(request, fingerprint="f", vocab_size=9)
+    assert (message.protocol_version, message.tokenizer_fingerprint, message.vocab_size) == (1, "f", 9)
+    assert convert.open_from_message(message) == request
+
+
+@given(
+    st.builds(
+        Commit,
+        position=counts,
+        token_ids=token_ids,
+        num_draft_tokens=counts,
+        num_accepted_tokens=counts,
+        timings=timings,
+        finish_reason=st.sampled_from([None, *FinishReason]),
+    )
+)
+def test_commit(commit: Commit) -> None:
+    assert convert.commit_from_message(convert.commit_to_message(commit)) == commit
+
+
+@given(
+    st.one_of(
+        st.builds(Started, num_prompt_tokens=counts, seed=st.integers(0, MAX_SEED)),
+        st.builds(
+            Delta,
+            token_ids=token_ids,
+            text=st.text(),
+            num_draft_tokens=counts,
+            num_accepted_tokens=counts,
+            timings=timings,
+        ),
+        st.builds(Finished, reason=st.sampled_from(FinishReason)),
+    )
+)
+def test_event(event: Started | Delta | Finished) -> None:
+    assert convert.event_from_message(convert.event_to_message(event)) == event
+
+
+def test_unset_fields() -> None:
+    """A stranger's smallest request: greedy, nothing cut off, a seed of the server's choice, 128 tokens."""
+    request = convert.completion_from_message(pb.GenerateRequest(text="a"))
+    assert request == CompletionRequest("a")
+    assert request.sampling == SamplingParams()
+    assert (request.seed, request.max_new_tokens, request.gamma) == (None, 128, None)
+
+
+def test_what_is_set_to_zero_is_set() -> None:
+    message = pb.GenerateRequest(text="a", gamma=0, sampling=pb.SamplingParams(seed=0))
+    request = convert.completion_from_message(message)
+    assert (request.gamma, request.seed) == (0, 0)
+    with pytest.raises(InvalidRequestError, match=r"top_p 0\.0"):
+        convert.completion_from_message(pb.GenerateRequest(text="a", sampling=pb.SamplingParams(top_p=0)))
+
+
+def test_reasons_of_a_later_version_are_not_guessed() -> None:
+    with pytest.raises(InvalidRequestError, match="finish reason 99"):
+        convert.reason_from_message(99)  # type: ignore[arg-type]

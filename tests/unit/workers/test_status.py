@@ -1,0 +1,74 @@
+"""Exceptions as statuses and back: each keeps its kind, its message and its hint on the way over the wire."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from grpc.aio import Metadata
+
+from grpc_comm.errors import Status
+from inference import errors
+from inference.workers.status import code_name, from_rpc_error, to_status
+
+SAME_ON_BOTH_SIDES = [
+    errors.InvalidRequestError("a"),
+    errors.IncompatibleDraftError("a"),
+    errors.NotFoundError("a"),
+    errors.CapacityError("a", retry_after_s=2.5),
+    errors.UnavailableError("a"),
+    errors.DeadlineError("a"),
+    errors.InternalError("a"),
+]
+
+
+def failed_call(status: Status) -> grpc.aio.AioRpcError:
+    trailing = Metadata(*status.trailing_metadata())
+    return grpc.aio.AioRpcError(status.code, Metadata(), trailing, details=status.message)
+
+
+@pytest.mark.parametrize("error", SAME_ON_BOTH_SIDES, ids=lambda error: type(error).__name__)
+def test_there_and_back(error: errors.SpecDecError) -> None:
+    status = to_status(error)
+    assert status is not None
+    back = from_rpc_error(failed_call(status), "host:1")
+    assert type(back) is type(error)
+    assert str(back) == "host:1: a"
+    if isinstance(back, errors.CapacityError):
+        assert back.retry_after_s == 2.5
+
+
+def test_every_error_of_a_request_has_a_status() -> None:
+    leaves = {
+        error
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.SpecDecError) and not error.__subclasses__()
+    }
+    at_start = {error for error in leaves if issubclass(error, errors.ConfigError)}
+    assert leaves - at_start <= {type(error) for error in SAME_ON_BOTH_SIDES}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, errors.NotFoundError),
+        (grpc.StatusCode.CANCELLED, errors.UnavailableError),
+        (grpc.StatusCode.DATA_LOSS, errors.InternalError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.CapacityError),
+    ],
+)
+def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception]) -> None:
+    """Also without details: a proxy knows nothing of ours."""
+    assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
+
+
+def test_a_write_into_a_broken_connection_is_a_lost_link() -> None:
+    """grpcio calls it INTERNAL; taken at its word, the request failed instead of dialling again."""
+    error = from_rpc_error(failed_call(Status(grpc.StatusCode.INTERNAL, "Internal error from Core")), "host:1")
+    assert type(error) is errors.UnavailableError
+    assert "host:1" in str(error)
+
+
+def test_what_is_not_ours_is_internal() -> None:
+    assert to_status(KeyError("x")) is None
+    assert code_name(KeyError("x")) == "INTERNAL"
+    assert code_name(errors.DeadlineError("x")) == "DEADLINE_EXCEEDED"
