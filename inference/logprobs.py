@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from inference.types import Array, TokenLogprob, TokenLogprobs
 
-
 LOWEST = -9999.0
 """In place of minus infinity, which JSON does not have; as in vLLM."""
 

@@ -120,6 +120,8 @@ def _acceptance(requests: Sequence[RequestStats]) -> dict[str, Any]:
         "acceptance_rate": num_accepted_tokens / num_draft_tokens if num_draft_tokens else None,
         "acceptance_rate_by_position": [kept / made for made, kept in zip_longest(drafted, accepted, fillvalue=0)],
         "mean_acceptance_length": num_tokens / num_proposals if num_proposals else None,
+        "num_branch_hits": sum(timings.num_branch_hits for stats in requests for timings in stats.timings),
+        "num_wasted_tokens": sum(timings.num_wasted_tokens for stats in requests for timings in stats.timings),
     }
 
 

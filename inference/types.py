@@ -182,7 +182,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of one commit went, in microseconds, and what it cost on the wire.
+    """Where the time of one commit went, in microseconds, and what it cost; what is not known here is 0.
 
     Attributes:
         queue_us: from the moment the target could have begun to the start of its pass.
@@ -190,6 +190,8 @@ class Timings:
         draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
         network_us: sending and receiving, as the draft worker sees it.
         bytes_up, bytes_down: messages of this round from draft worker to target, and back.
+        num_branch_hits: 1 if the target left the draft's chain for one of its branches.
+        num_wasted_tokens: draft tokens that were dropped.
     """
 
     queue_us: int = 0
@@ -198,6 +200,8 @@ class Timings:
     network_us: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    num_branch_hits: int = 0
+    num_wasted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

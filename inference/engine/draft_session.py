@@ -157,9 +157,7 @@ class DraftSession:
         return sorted(
             (token.margin, position, token.runner_up)
             for position, token in enumerate(self._path.tokens, start=self._path.start)
-            if token.runner_up is not None
-            and token.margin < self.branching.max_margin
-            and position not in covered
+            if token.runner_up is not None and token.margin < self.branching.max_margin and position not in covered
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:

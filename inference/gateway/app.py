@@ -158,11 +158,13 @@ async def _disconnected(request: Request) -> None:
 
 
 def _add_operation(app: FastAPI, gateway: Gateway) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=Response, responses={503: {"description": "Not serving."}})
     async def health() -> Response:
         """200 while requests can be served."""
         return Response(status_code=200 if await gateway.is_healthy() else 503)
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Prometheus metrics."""

@@ -28,8 +28,10 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int: TypeAlias = Annotated[int, BeforeValidator(_whole)]
-TokenId: TypeAlias = Annotated[Int, Field(ge=0, le=MAX_TOKEN_ID)]
+_WHOLE = BeforeValidator(_whole)
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), _WHOLE]
+NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKEN_ID), _WHOLE]
+NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _WHOLE]
 TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
 StopString: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Prompt: TypeAlias = (
@@ -95,7 +97,7 @@ class GenerationBody(_Body):
     model: str | None = Field(None, description="As in /v1/models, or a path that ends with it. Unset: the one served.")
     temperature: float = Field(1.0, ge=0.0, le=100.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: Int = Field(0, ge=-1, description="0 or -1: all.")
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID), _WHOLE] = Field(0, description="0 or -1: all.")
     min_p: float = Field(0.0, ge=0.0, le=1.0)
     repetition_penalty: float = Field(1.0, gt=0.0, le=100.0)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
@@ -108,17 +110,19 @@ class GenerationBody(_Body):
         description="By token id.",
         json_schema_extra={"additionalProperties": False},
     )
-    seed: Int | None = Field(
-        None, ge=-(2**63), lt=2**64, description="Choice i uses seed + i. Unset: drawn for each choice."
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), _WHOLE] | None = Field(
+        None, description="Choice i uses seed + i. Unset: drawn for each choice."
     )
-    n: Int = Field(1, ge=1, le=MAX_N)
+    n: Annotated[int, Field(ge=1, le=MAX_N), _WHOLE] = 1
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=256)
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
-    max_completion_tokens: Int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
-    gamma: Int | None = Field(None, ge=0, le=MAX_GAMMA, description="Ours: draft tokens per pass; 0 drafts none.")
+    max_completion_tokens: NumTokens | None = None
+    gamma: Annotated[int, Field(ge=0, le=MAX_GAMMA), _WHOLE] | None = Field(
+        None, description="Ours: draft tokens per pass; 0 drafts none."
+    )
     user: str | None = Field(None, description="Taken, without effect: it names the end user.")
 
     @model_validator(mode="after")
@@ -150,8 +154,8 @@ class CompletionBody(GenerationBody):
     model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _ECHO_EXCLUDES_LOGPROBS))
 
     prompt: Prompt
-    max_tokens: Int = Field(DEFAULT_MAX_TOKENS, ge=1, le=MAX_TOKEN_ID)
-    logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    max_tokens: NumTokens = DEFAULT_MAX_TOKENS
+    logprobs: NumLogprobs | None = None
     echo: bool = False
 
     @model_validator(mode="after")
@@ -200,9 +204,9 @@ class ChatBody(GenerationBody):
     model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS))
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_tokens: Int | None = Field(None, ge=1, le=MAX_TOKEN_ID, description="Unset: to the end of the context.")
+    max_tokens: NumTokens | None = Field(None, description="Unset: to the end of the context.")
     logprobs: bool = False
-    top_logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: NumLogprobs | None = None
     response_format: TextFormat | None = None
 
     @model_validator(mode="after")

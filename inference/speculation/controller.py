@@ -139,6 +139,5 @@ def choose_branching(limit: int, *, step_s: float, pass_s: float, round_trip_s: 
     """
     if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
         return NO_BRANCHES
-    needed = math.ceil(2 * round_trip_s / pass_s) + 1
-    possible = math.ceil(round_trip_s / step_s)
-    return Branching(limit, max(1, min(MAX_BRANCH_DEPTH, needed, possible)))
+    depth = min(MAX_BRANCH_DEPTH, 2 * round_trip_s / pass_s + 1, round_trip_s / step_s)
+    return Branching(limit, max(1, math.ceil(depth)))

@@ -135,9 +135,7 @@ class _Help:
     def _open(self, message: pb.AssistOpen) -> None:
         request = open_from_message(message.open)
         try:
-            draft = self._engine.open(
-                request.prompt_token_ids, request.sampling, output_start=request.output_start
-            )
+            draft = self._engine.open(request.prompt_token_ids, request.sampling, output_start=request.output_start)
         except CapacityError as exc:
             logger.warning("session %s gets no draft: %s", message.session_id, exc)
             return
@@ -191,9 +189,7 @@ async def assist(
         SpecDecError: a target refuses this worker.
     """
     share, pace = max(1, num_slots // len(addresses)), Pace(gamma, min(max_branches, engine.num_branches))
-    members = [
-        PoolMember(engine, address, vocabulary=vocabulary, pace=pace, num_slots=share) for address in addresses
-    ]
+    members = [PoolMember(engine, address, vocabulary=vocabulary, pace=pace, num_slots=share) for address in addresses]
     try:
         async with asyncio.TaskGroup() as group:
             for member in members:

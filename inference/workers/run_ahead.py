@@ -33,8 +33,7 @@ async def run_ahead(
         before, commit = time.monotonic(), await target.commit()
         while True:
             now = time.monotonic()
-            engine.commit(draft, commit.token_ids)
-            yield _with_network(commit, now - before)
+            yield _with_draft(_with_network(commit, now - before), *_advance(engine, draft, commit))
             if commit.finish_reason is not None:
                 return
             pace.keep(engine, draft, pass_s=commit.timings.compute_us / 1e6, round_trip_s=target.round_trip_s)
@@ -76,6 +75,17 @@ def window(gamma: int, *, step_s: float, pass_s: float, round_trip_s: float) -> 
     if not gamma or not step_s:
         return gamma
     return max(gamma, min(MAX_GAMMA, math.ceil((round_trip_s + 2 * pass_s) / step_s)))
+
+
+def _advance(engine: DraftEngine, draft: DraftSession, commit: Commit) -> tuple[int, int]:
+    """Tell a draft what is final; how many of its branches have come true, and how many of its tokens were in vain."""
+    num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
+    engine.commit(draft, commit.token_ids)
+    return draft.num_branch_hits - num_hits, draft.num_wasted_tokens - num_wasted
+
+
+def _with_draft(commit: Commit, num_hits: int, num_wasted: int) -> Commit:
+    return replace(commit, timings=replace(commit.timings, num_branch_hits=num_hits, num_wasted_tokens=num_wasted))
 
 
 def _with_network(commit: Commit, gap_s: float) -> Commit:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.cli.launch import ServerProcess
+from inference.cli.app import main
+from inference.cli.launch import ServerProcess, free_port
 from inference.types import SamplingParams
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
@@ -83,21 +84,6 @@ async def test_thin_client_shows_text(target: ServerProcess) -> None:
     assert "5 tokens" in result.stdout.splitlines()[-1]
 
 
-async def test_one_model_alone_prints_each_token(target: ServerProcess, models: ModelDirectories) -> None:
-    flags = ("--model", models.target, "--prompt", "in the", "--max_new_tokens", "6")
-    as_text, as_json = await asyncio.gather(
-        run_command("--role", "verify_target", *flags),
-        run_command("--role", "verify_draft", *flags, "--format", "json"),
-    )
-    expected = await complete(target, CompletionRequest("in the", max_new_tokens=6))
-    assert as_text.code == 0
-    rows = [line.split(maxsplit=2) for line in as_text.stdout.splitlines() if line[:5].strip().isdigit()]
-    assert [int(row[1]) for row in rows] == expected.token_ids
-    assert f"in the{expected.text}" in as_text.stdout
-    assert_json(as_json, ["in the"])
-    assert as_json.objects[0]["token_ids"] == expected.token_ids
-
-
 async def test_prompts_that_fail_do_not_stop_the_others(target: ServerProcess, tmp_path: Path) -> None:
     """A prompt longer than the context is an error object in its place; the exit code says that one failed."""
     file = tmp_path / "prompts.txt"
@@ -112,12 +98,35 @@ async def test_prompts_that_fail_do_not_stop_the_others(target: ServerProcess, t
     assert failed["token_ids"] == []
 
 
-async def test_draft_of_another_vocabulary_is_refused(target: ServerProcess, models: ModelDirectories) -> None:
+def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each token on a line of its own, then the text; or one object. In this process, which has torch already."""
+    flags = ["--model", str(models.target), "--prompt", "in the", "--max_new_tokens", "6"]
+    assert main(["--role", "verify_draft", *flags, "--format", "json"]) == 0
+    as_json = CommandResult(0, capsys.readouterr().out, "")
+    assert_json(as_json, ["in the"])
+    (fields,) = as_json.objects
+    assert main(["--role", "verify_target", *flags]) == 0
+    text = capsys.readouterr().out
+    rows = [line.split(maxsplit=2) for line in text.splitlines() if line[:5].strip().isdigit()]
+    assert [int(row[1]) for row in rows] == fields["token_ids"]
+    assert f"in the{fields['text']}" in text
+
+
+def test_draft_of_another_vocabulary_is_refused(
+    target: ServerProcess, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same tokens under other ids would be accepted now and then, and mean something else: one clear line."""
-    flags = ("--port", str(target.port), "--prompt", "x", "--format", "json")
-    result = await run_command("--role", "draft", "--model", models.permuted, *flags)
-    assert result.code == 1
-    (fields,) = result.objects
+    flags = ["--port", str(target.port), "--prompt", "x", "--format", "json"]
+    assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1
+    (fields,) = CommandResult(1, capsys.readouterr().out, "").objects
     assert fields["error"]["code"] == "FAILED_PRECONDITION"
     assert "need one vocabulary" in fields["error"]["message"]
-    assert "Traceback" not in result.stderr
+
+
+def test_draft_without_a_target(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    flags = ["--port", str(port), "--prompt", "x", "--connect_timeout_s", "0.5"]
+    assert main(["--role", "draft", "--model", str(models.related), *flags]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.strip() == f"error: no server answers at 127.0.0.1:{port} within 0.5 s"

@@ -112,10 +112,11 @@ async def test_greedy_equals_transformers_with_8_sessions(
 async def test_greedy_equals_transformers_with_1_session(
     topologies: Topologies, greedy_tokens: list[list[int]], helper: str
 ) -> None:
-    """One prompt after another, gamma going round 1 to 8."""
-    requests = [replace(request, gamma=1 + number % 8) for number, request in enumerate(greedy_requests())]
+    """One prompt after another, gamma going round 1 to 8; all of them with one draft, every third with the others."""
+    step = 1 if helper == "related" else 3
+    requests = [replace(request, gamma=1 + number % 8) for number, request in enumerate(greedy_requests()[::step])]
     completions = await complete_all(topologies[helper], requests, concurrency=1)
-    assert [completion.token_ids for completion in completions] == greedy_tokens
+    assert [completion.token_ids for completion in completions] == greedy_tokens[::step]
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])

@@ -427,7 +427,7 @@ def test_one_survivor_is_greedy(logits_seed: int, vocab_size: int, params: Sampl
         *(("temperature", value, "0..100") for value in (-0.1, 100.5, math.nan, math.inf, -math.inf)),
         *(("top_p", value, "(0, 1]") for value in (0.0, -0.5, 1.0000001, math.nan, math.inf, -math.inf)),
         *(("min_p", value, "[0, 1]") for value in (-1e-9, 1.1, math.nan, math.inf, -math.inf)),
-        ("top_k", -1, "0"),
+        ("top_k", -1, "4294967295"),
         *(("seed", value, f"0..{MAX_SEED}") for value in (-1, MAX_SEED + 1)),
     ],
 )

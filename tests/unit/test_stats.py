@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference import stats as module
 from inference.stats import RequestStats
 from inference.types import Timings
 
@@ -16,7 +15,7 @@ from inference.types import Timings
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every look at the clock is a second later, from 1 on."""
     ticks = itertools.count(1)
-    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr("inference.stats.time.monotonic", lambda: float(next(ticks)))
     return iter(())
 
 

@@ -95,7 +95,7 @@ class FusedDecoder:
         if not sampling.greedy and not 1 <= sampling.top_k <= MAX_DEVICE_TOP_K:
             yield f"top_k {sampling.top_k} (it must be 1..{MAX_DEVICE_TOP_K})"
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Read the prompts of new sequences, one by one; take one fused step with all others."""
         verdicts = {turn.slot: _NOTHING for turn in turns}

@@ -101,14 +101,21 @@ def _merged(arguments: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
 
 def _check_slot_rules(overrides: Any, arguments: dict[str, Any]) -> None:
     width, num_slots = arguments["speculation_length"], arguments["batch_size"]
-    for name in ("on_device_sampling_config", "async_mode", "is_prefix_caching", "is_block_kv_layout"):
-        if overrides.get(name):
-            why = "tokens are chosen on the host, from logits of every position"
-            raise ConfigError(f"neuron_config: {name} does not go with speculation_method vanilla: {why}")
+    if overrides.get("on_device_sampling_config"):
+        why = "tokens are chosen on the host, from logits of every position"
+        raise ConfigError(f"neuron_config: on_device_sampling_config does not go with method vanilla: {why}")
+    _check_memory(overrides)
     buckets = overrides.get("token_generation_buckets") or []
     if overrides.get("spec_batch_size", num_slots) < num_slots and len(buckets) != 1:
         raise ConfigError("neuron_config: spec_batch_size below --batch needs exactly one of token_generation_buckets")
     _check_buckets({**arguments, **overrides}, width)
+
+
+def _check_memory(overrides: Any) -> None:
+    """Every call names slots and positions, and another batch than the one before."""
+    for name in ("async_mode", "is_prefix_caching", "is_block_kv_layout", "chunked_prefill_config"):
+        if overrides.get(name):
+            raise ConfigError(f"neuron_config: {name} does not go with this server, which schedules slots by itself")
 
 
 def _check_buckets(arguments: dict[str, Any], width: int) -> None:
@@ -119,6 +126,7 @@ def _check_buckets(arguments: dict[str, Any], width: int) -> None:
 
 def _check_fused_rules(config: ModelConfig) -> None:
     options = config.neuron
+    _check_memory(options.overrides)
     sampling = options.overrides.get("on_device_sampling_config") or {}
     if sampling.get("do_sample") and options.method not in EAGLE_METHODS:
         raise ConfigError(f"neuron_config: do_sample: speculation_method {options.method} is greedy only")

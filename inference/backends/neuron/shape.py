@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,19 +44,25 @@ def slot_shape(model_config: PretrainedConfig, arguments: Mapping[str, Any]) -> 
     Raises:
         ConfigError: nothing is left of a slot beside what a verification pass needs.
     """
-    reserved, length = int(arguments["speculation_length"]), int(arguments["seq_len"])
+    reserved = int(arguments["speculation_length"])
+    length = _within(arguments["seq_len"], arguments.get("token_generation_buckets"))
     if length - reserved < 2:
         raise ConfigError(f"sequence_length {length} leaves no room beside a verification pass of {reserved} tokens")
-    max_prompt = min(int(arguments["max_context_length"]), length - reserved)
+    max_prompt = _within(arguments["max_context_length"], arguments.get("context_encoding_buckets"))
     return SlotShape(
         vocab_size=int(model_config.vocab_size),
         num_slots=int(arguments["batch_size"]),
         length=length,
         width=max(1, reserved),
         reserved=reserved,
-        max_prompt=max_prompt,
+        max_prompt=min(max_prompt, length - reserved),
         slot_bytes=_slot_bytes(model_config, length, arguments),
     )
+
+
+def _within(limit: int, buckets: Sequence[int] | None) -> int:
+    """What fits into the largest bucket, where buckets are named."""
+    return min(int(limit), max(buckets)) if buckets else int(limit)
 
 
 def _slot_bytes(model_config: PretrainedConfig, length: int, arguments: Mapping[str, Any]) -> int:

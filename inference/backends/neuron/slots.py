@@ -74,7 +74,7 @@ class NeuronBackend:
         """See `inference.capabilities.CompiledShapes`: the prompt graph reads a prompt at once, or not at all."""
         return self._shape.max_prompt
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, spans: Sequence[Span]) -> Array:
         """See `inference.types.Backend`. A numpy array."""
         check_spans(spans, self)

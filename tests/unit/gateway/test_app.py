@@ -269,6 +269,7 @@ async def test_a_model_is_known_by_its_name_or_a_path_to_it() -> None:
 async def test_paths_beside_generation() -> None:
     async with client_of(ScriptedCompleter(PASSES)) as client:
         assert (await client.get("/health")).status_code == 200
+        assert (await client.head("/metrics")).status_code == 200, "aiperf asks so whether there are any"
         assert (await client.get("/version")).json() == {"version": "0.1.0", "topology": "fused"}
         (model,) = (await client.get("/v1/models")).json()["data"]
         assert (model["id"], model["max_model_len"]) == ("tiny", 128)

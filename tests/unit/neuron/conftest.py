@@ -11,11 +11,10 @@ import torch
 from tests import nxdi_double
 from tests.nxdi_double.application import NeuronApplication
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(autouse=True)
 def _neuron(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    torch.set_num_threads(1)  # a test before may have loaded a torch backend; threads that wait for each other are slow
     with pytest.MonkeyPatch.context() as patch:
         nxdi_double.install(patch)
         patch.setenv("NEURON_RT_VISIBLE_CORES", "0-31")

@@ -41,7 +41,9 @@ def sampled() -> list[GenerationRequest]:
 @pytest.fixture
 async def expected(models: ModelDirectories, sampled: list[GenerationRequest]) -> list[Answer]:
     """The target alone on the torch backend: the same noise on Transformers' logits."""
-    torch_target = load_torch_backend(ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3))
+    torch_target = load_torch_backend(
+        ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1)
+    )
     return await generate_all(target_engine(torch_target), sampled)
 
 
@@ -66,7 +68,9 @@ async def test_distributed_samples_the_same_tokens(
     if draft_backend == "neuron":
         draft = ModelProposer(neuron(models.related, gamma=0))
     else:
-        draft = ModelProposer(load_torch_backend(ModelConfig(models.related, sequence_length=MAX_LENGTH, num_slots=3)))
+        draft = ModelProposer(
+            load_torch_backend(ModelConfig(models.related, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1))
+        )
     answers, rate = await distribute_all(target_engine(neuron(models.target)), DraftEngine(draft), sampled)
     assert answers == expected
     assert 0.1 < rate < 0.9, "a draft that is always right, or never, would prove little"

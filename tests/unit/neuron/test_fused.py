@@ -65,7 +65,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
 @pytest.mark.parametrize("method", ["fused", "vanilla"])
 async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, calls: Calls, method: str) -> None:
     """As `main.py --role fused_target` puts it together: one graph, or two slot models."""
-    wanted = requests(4, seed=7, sampled=False)
+    wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
     async with fused_engine(target, ProposerConfig(draft.path, draft, 3), max_waiting=8, gamma=K) as running:
         answers = [answer_of([commit async for commit in running.generate(request)]) for request in wanted]
@@ -169,6 +169,7 @@ def test_greedy_modes_keep_seeds(models: ModelDirectories) -> None:
 CONTRADICTIONS = [
     ({"overrides": SAMPLING}, "do_sample: speculation_method fused is greedy only"),
     ({"overrides": {"output_logits": True}}, "output_logits breaks"),
+    ({"overrides": {"async_mode": True}}, "async_mode does not go with this server"),
     ({"overrides": {"speculation_length": 9}}, "speculation_length 9 contradicts 4, which is set by --gamma"),
     ({"overrides": {"context_encoding_buckets": [K, 32]}}, "a context bucket of 4 tokens"),
     ({"method": "eagle", "overrides": {"on_device_sampling_config": {"do_sample": True}}}, "do_sample needs dynamic"),

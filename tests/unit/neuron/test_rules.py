@@ -190,7 +190,7 @@ def a_context_bucket_of_k(patch: Patch) -> None:
 
 
 def prompts_longer_than_the_prompt_graph(patch: Patch) -> None:
-    change_settings(patch, max_context_length=5)
+    change_settings(patch, max_context_length=3)
     slot_shape = shape.slot_shape
     patch.setattr(slots, "slot_shape", lambda *arguments: replace(slot_shape(*arguments), max_prompt=MAX_LENGTH))
 

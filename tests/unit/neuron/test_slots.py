@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +25,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 def test_any_history_gives_the_logits_of_a_fresh_forward(family: str, gamma: int) -> None:
     backend, plain = slot_backend(family, gamma=gamma), reference(family)
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
     @given(history=histories)
     def check(history: list[list[Move]]) -> None:
         assert_matches(backend, plain, history, tolerance=1e-3)
@@ -64,8 +66,9 @@ def test_a_long_span_that_starts_later_is_read_again_from_the_beginning(calls: C
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-3)
 
 
-def test_a_prompt_above_the_prompt_graph_goes_on_in_passes(calls: Calls) -> None:
-    config = neuron_config(checkpoint("llama"), overrides={"max_context_length": 9})
+@pytest.mark.parametrize("overrides", [{"max_context_length": 9}, {"context_encoding_buckets": [3, 9]}])
+def test_a_prompt_above_the_prompt_graph_goes_on_in_passes(calls: Calls, overrides: dict[str, Any]) -> None:
+    config = neuron_config(checkpoint("llama"), overrides=overrides)
     backend = load_neuron_backend(config)
     logits = backend.forward([Span(1, 0, TOKENS[:12], 1)])
     assert calls == [("context", (1, 9)), ("speculation", (1, K))]

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.speculation.controller import Acceptance, PassCosts, choose_widths
+from inference.speculation.controller import (
+    MAX_BRANCH_DEPTH,
+    MIN_ROUND_TRIP_OF_PASS,
+    NO_BRANCHES,
+    Acceptance,
+    PassCosts,
+    choose_branching,
+    choose_widths,
+)
 
 SESSIONS = st.lists(st.tuples(st.integers(0, 4), st.floats(0.0, 1.0)), min_size=1, max_size=3)
 
@@ -91,3 +99,31 @@ def test_a_draft_that_was_given_up_gets_another_chance() -> None:
         acceptance.record(0, 0)
     assert given_up < 0.15
     assert acceptance.rate > 0.6
+
+
+SECONDS = st.floats(0.0, 1.0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 5), SECONDS, SECONDS, SECONDS)
+def test_branches_need_a_round_trip_to_save(limit: int, step_s: float, pass_s: float, round_trip_s: float) -> None:
+    chosen = choose_branching(limit, step_s=step_s, pass_s=pass_s, round_trip_s=round_trip_s)
+    if not (limit and step_s and pass_s) or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
+        assert chosen == NO_BRANCHES
+    else:
+        assert chosen.count == limit
+        assert 1 <= chosen.depth <= MAX_BRANCH_DEPTH
+        assert chosen.depth - 1 < max(1.0, round_trip_s / step_s)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(1e-4, 0.1), st.floats(1e-3, 0.1), SECONDS, SECONDS)
+def test_a_longer_round_trip_never_wants_shallower_branches(
+    step_s: float, pass_s: float, one_s: float, other_s: float
+) -> None:
+    near, far = (
+        choose_branching(3, step_s=step_s, pass_s=pass_s, round_trip_s=round_trip_s)
+        for round_trip_s in sorted((one_s, other_s))
+    )
+    assert near.depth <= far.depth
+    assert near.count <= far.count

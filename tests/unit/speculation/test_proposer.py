@@ -11,7 +11,7 @@ from inference.backends.pytorch import TorchBackend
 from inference.speculation import proposer as module
 from inference.speculation.decoder import SlotDecoder
 from inference.speculation.proposer import ModelProposer
-from inference.types import Draft, SamplingParams, Turn
+from inference.types import Draft, SamplingParams, Span, Turn
 from tests.tiny_models import tiny_model
 
 GREEDY = SamplingParams()
@@ -116,3 +116,61 @@ def test_slot_decoder_chooses_what_it_would_choose_alone(backend: TorchBackend) 
 def test_a_step_without_choices_runs(backend: TorchBackend) -> None:
     (verdict,) = SlotDecoder(backend).step([Turn(0, 0, (3, 4), GREEDY, chooses=False)])
     assert verdict.token_ids == ()
+
+
+def test_forked_branches_draft_what_a_fresh_slot_would() -> None:
+    """A chain that grows and is cut at random, and branches that leave it anywhere, in slots with any history."""
+    rng = random.Random(7)
+    other = TorchBackend(tiny_model("llama", seed=1), num_slots=1, max_length=96)
+    proposer = ModelProposer(TorchBackend(tiny_model("llama", seed=1), num_slots=6, max_length=96), num_branches=2)
+    assert (proposer.num_slots, proposer.num_branches) == (2, 2)
+    chains = [[5, 6, 7], [8, 9]]
+    for _ in range(40):
+        drafts = []
+        for slot, chain in enumerate(chains):
+            drafts.append(Draft(slot, tuple(chain), SAMPLED, limit=4))
+            for branch in rng.sample([0, 1], rng.randint(0, 2)):
+                path = [
+                    *chain[: rng.randint(1, len(chain))],
+                    *(rng.randrange(2, 200) for _ in range(rng.randint(1, 3))),
+                ]
+                drafts.append(Draft(2 + 2 * slot + branch, path, SAMPLED, limit=1, source_slot=slot))
+        ranked = proposer.extend_ranked(drafts)
+        for draft, extension in zip(drafts, ranked, strict=True):
+            (expected,) = ModelProposer(other).extend_ranked([Draft(0, draft.token_ids, SAMPLED, limit=1)])
+            assert extension is not None
+            assert expected is not None
+            assert (extension[0].token_id, extension[0].runner_up) == (expected[0].token_id, expected[0].runner_up)
+            assert extension[0].margin == pytest.approx(expected[0].margin, abs=1e-4)
+            if draft.source_slot is None:
+                chains[draft.slot].append(extension[0].token_id)
+        chains = [changed(chain, rng) for chain in chains]
+
+
+def test_a_fork_saves_reading_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TorchBackend(tiny_model("llama", seed=1), num_slots=2, max_length=96)
+    proposer, prompt = ModelProposer(backend, num_branches=1), tuple(range(2, 42))
+    extended(proposer, [Draft(0, prompt, GREEDY, limit=1)])
+    widths: list[int] = []
+    forward = backend.forward
+
+    def forward_measured(spans: Sequence[Span]) -> object:
+        widths.extend(len(span.token_ids) for span in spans)
+        return forward(spans)
+
+    monkeypatch.setattr(backend, "forward", forward_measured)
+    extended(proposer, [Draft(1, (*prompt[:30], 7), GREEDY, limit=1, source_slot=0)])
+    assert widths == [1]
+
+
+class Unforkable:
+    """A backend with nothing beyond the protocol."""
+
+    vocab_size, num_slots, max_length, slot_bytes = 4, 8, 16, 0
+
+    def forward(self, spans: Sequence[Span]) -> None: ...
+
+
+def test_a_backend_that_cannot_fork_gives_no_branches() -> None:
+    proposer = ModelProposer(Unforkable(), num_branches=3)
+    assert (proposer.num_slots, proposer.num_branches) == (2, 0)

@@ -1,0 +1,141 @@
+"""Branches beside the chain: over a slow link the tokens stay the target's own, and some branches come true."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from grpc_comm.channel import open_channel
+from inference.cli.launch import ServerProcess
+from inference.comparison.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.config import DraftConfig, ModelConfig, ProposerConfig
+from inference.engine.draft_session import DraftSession
+from inference.engine.drafting import DraftEngine
+from inference.tokenizer import Tokenizer
+from inference.types import SamplingParams, Schedule
+from inference.workers.assembly import draft_worker, load_proposer, running
+from inference.workers.assist import assist
+from inference.workers.completion import CompletionRequest, Delta, LocalCompleter
+from tests.conftest import ModelDirectories
+from tests.servers import Completion, complete_all, target_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+BRANCHES = 3
+FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def far_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
+    async with target_server(models.endless) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
+    async with delay_proxy(far_target.port, FAR) as proxy:
+        yield proxy
+
+
+def some_requests(num_tokens: int = 60) -> list[CompletionRequest]:
+    """Greedy and sampled ones."""
+    settings = [SamplingParams(), SamplingParams(temperature=0.8), SamplingParams(temperature=1.0, top_p=0.9)]
+    return [
+        CompletionRequest(f"and the {i} wind", sampling, seed=i, max_new_tokens=num_tokens, ignore_eos=True)
+        for i, sampling in enumerate(settings * 2)
+    ]
+
+
+def watched(engine: DraftEngine) -> list[DraftSession]:
+    """The sessions that will be opened."""
+    sessions: list[DraftSession] = []
+    opened = engine.open
+
+    def open_watched(*args: object, **kwargs: object) -> DraftSession:
+        sessions.append(opened(*args, **kwargs))  # type: ignore[arg-type]
+        return sessions[-1]
+
+    engine.open = open_watched  # type: ignore[method-assign]
+    return sessions
+
+
+def proposer_config(model: Path) -> ProposerConfig:
+    return ProposerConfig(model, ModelConfig(model, num_slots=3, num_threads=1), num_slots=3, branches=BRANCHES)
+
+
+@asynccontextmanager
+async def worker(model: Path, link: DelayProxy) -> AsyncGenerator[tuple[LocalCompleter, list[DraftSession]], None]:
+    """A draft worker of this process, and the sessions it opens."""
+    proposer, words = await load_proposer(proposer_config(model))
+    config = DraftConfig(link.address, schedule=Schedule.ASYNC, reconnect_timeout_s=10.0, branches=BRANCHES)
+    async with (
+        open_channel(link.address) as channel,
+        draft_worker(proposer, config, words, channel) as (draft, engine),
+    ):
+        yield LocalCompleter(draft, Tokenizer.load(model)), watched(engine)
+
+
+async def complete(completer: LocalCompleter, request: CompletionRequest) -> Completion:
+    completion = Completion()
+    async for event in completer.complete(request):
+        completion.record(event)
+    return completion
+
+
+@pytest.mark.parametrize("conditions", [LinkConditions(), FAR], ids=["near", "far"])
+async def test_tokens_are_the_targets_and_branches_come_true(
+    far_target: ServerProcess, link: DelayProxy, models: ModelDirectories, conditions: LinkConditions
+) -> None:
+    link.conditions = conditions
+    alone = await complete_all(far_target, some_requests())
+    async with worker(models.related, link) as (completer, sessions):
+        helped = await asyncio.gather(*(complete(completer, request) for request in some_requests()))
+    assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+    if conditions is FAR:
+        assert sum(session.num_branch_hits for session in sessions) > 0
+
+
+async def test_a_cut_link_changes_no_token(
+    far_target: ServerProcess, link: DelayProxy, models: ModelDirectories
+) -> None:
+    request = some_requests(300)[1]
+    (alone,) = await complete_all(far_target, [request])
+    helped, cuts = Completion(), [30, 100]
+    async with worker(models.related, link) as (completer, sessions):
+        async for event in completer.complete(request):
+            helped.record(event)
+            if isinstance(event, Delta) and cuts and len(helped.token_ids) >= cuts[0]:
+                cuts.pop(0)
+                link.cut()
+                asyncio.get_running_loop().call_later(0.3, link.restore)
+    assert not cuts
+    assert helped.token_ids == alone.token_ids
+    assert sum(session.num_branch_hits for session in sessions) > 0
+
+
+async def test_branches_of_a_pool_worker(far_target: ServerProcess, link: DelayProxy, models: ModelDirectories) -> None:
+    requests = some_requests(200)[:3]
+    alone = await complete_all(far_target, [replace(request, gamma=0) for request in requests])
+    proposer, words = await load_proposer(proposer_config(models.related))
+    async with running(DraftEngine(proposer)) as engine:
+        sessions = watched(engine)
+        helping = asyncio.create_task(
+            assist(engine, [link.address], vocabulary=words, gamma=4, num_slots=3, max_branches=BRANCHES)
+        )
+        try:
+            async with asyncio.timeout(30):
+                while not sessions:  # until the worker has attached
+                    helped = await complete_all(far_target, requests)
+                    assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+                helped = await complete_all(far_target, requests)
+        finally:
+            helping.cancel()
+            await asyncio.gather(helping, return_exceptions=True)
+    assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+    assert sum(session.num_branch_hits for session in sessions) > 0

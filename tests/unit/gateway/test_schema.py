@@ -1,0 +1,28 @@
+"""The OpenAPI schema and the server agree, as schemathesis sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from inference.cli.launch import free_port
+from inference.gateway.server import http_server
+from tests.unit.gateway.completers import ScriptedCompleter, gateway
+
+
+async def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
+    """What the schema allows is accepted, what it forbids is refused, and every answer is one it tells of."""
+    port = free_port()
+    arguments = ("--phases", "fuzzing", "--max-examples", "20", "--seed", "1", "--no-color")
+    async with http_server(gateway(ScriptedCompleter([["Once", " upon"], ["!"]])), "127.0.0.1", port, grace_s=1.0):
+        process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("schemathesis")),
+            "run",
+            f"http://127.0.0.1:{port}/openapi.json",
+            *arguments,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=tmp_path,
+        )
+        output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
