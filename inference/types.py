@@ -118,6 +118,7 @@ class GenerationRequest:
         prompt_token_ids: at least one token id.
         max_new_tokens: upper limit of output tokens, >= 1; generation also ends where the context is full.
         stop_token_ids: the sequence ends after committing any of these.
+        stop_at_eos: it also ends after any end-of-sequence token of the target.
         gamma: speculation length asked for by the client; None leaves it to the server, 0 switches speculation off.
         schedule: None leaves it to the server.
         num_committed_tokens: how many of the prompt's last tokens are output of an earlier stream (resume).
@@ -131,6 +132,7 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int = 128
     stop_token_ids: frozenset[int] = frozenset()
+    stop_at_eos: bool = False
     gamma: int | None = None
     schedule: Schedule | None = None
     num_committed_tokens: int = 0

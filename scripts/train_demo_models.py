@@ -26,13 +26,19 @@ from demo_models.training import Rates, Run, load_checkpoint, next_token_loss
 from demo_models.writing import WritingPlan, write_texts
 
 SEED = 20
-SHARES = [9, 3, 4]
-TARGET_STAGES = (Stage(0.72, 32, 256), Stage(0.92, 16, 512), Stage(1.0, 8, 1024))
+# Large batches while the loss falls fast, then smaller ones, because more steps teach more than more rows per step.
+# The last third sees more structured text, whose copying and counting are learned late.
+TARGET_STAGES = (
+    Stage(0.27, 32, 256),
+    Stage(0.64, 16, 256),
+    Stage(0.88, 16, 256, (8, 2, 6)),
+    Stage(0.96, 8, 512, (4, 1, 3)),
+    Stage(1.0, 4, 1024, (2, 1, 1)),
+)
 TARGET_RATES = Rates(matrix=5e-3, other=4e-3)
 PRETRAIN_STAGES = (Stage(1.0, 32, 256),)
-DISTILL_STAGES = (Stage(0.9, 32, 255), Stage(1.0, 16, 511))
+DISTILL_STAGES = (Stage(0.7, 8, 256), Stage(0.9, 4, 512), Stage(1.0, 2, 1024, (1, 0, 1)))
 DRAFT_RATES = Rates(matrix=5e-3, other=5e-3)
-WRITTEN_SHARE = 0.6
 EXPORT_DTYPE = torch.bfloat16
 
 
@@ -52,14 +58,14 @@ def mixture(directory: Path, seed: int) -> tokens.MixtureSampler:
         tokens.RowSampler(tokens.read_stream(directory, kind, "train"), seed + index)
         for index, kind in enumerate(tokens.KINDS)
     ]
-    return tokens.MixtureSampler(samplers, SHARES)
+    return tokens.MixtureSampler(samplers)
 
 
 def run_target(options: argparse.Namespace) -> None:
     """Train the target, resuming from its checkpoint if there is one, and export it."""
     model = new_model(target_config(), SEED)
     print(f"target: {parameter_count(model)} parameters")
-    schedule = Schedule(options.target_steps, warm_up=60, decay=0.25, stages=TARGET_STAGES)
+    schedule = Schedule(options.target_steps, warm_up=60, decay=0.6, stages=TARGET_STAGES)
     sampler = mixture(options.work / "tokens", SEED)
     Run(model, sampler, schedule, TARGET_RATES, options.work / "target").train(next_token_loss(model))
     export_model(model, load_tokenizer(options.work / "tokenizer"), options.models / "target", EXPORT_DTYPE)
@@ -89,10 +95,10 @@ def run_draft_distill(options: argparse.Namespace) -> None:
     draft = new_model(draft_config(), SEED)
     load_checkpoint(draft, options.work / "draft_pretrain")
     written = torch.load(options.work / "written.pt", weights_only=True)
-    sampler = DistillationSampler(mixture(options.work / "tokens", SEED + 200), written, WRITTEN_SHARE, SEED)
+    sampler = DistillationSampler(mixture(options.work / "tokens", SEED + 200), written, SEED)
     schedule = Schedule(options.distill_steps, warm_up=20, decay=0.5, stages=DISTILL_STAGES)
     run = Run(draft, sampler, schedule, DRAFT_RATES, options.work / "draft_distill")
-    run.train(distillation_loss(draft, target))
+    run.train(distillation_loss(draft, target, written.shape[1]))
     export_model(draft, load_tokenizer(options.work / "tokenizer"), options.models / "draft", EXPORT_DTYPE)
 
 
@@ -123,10 +129,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("build/demo_models"), help="folder for intermediate files")
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder to export target/ and draft/ to")
     parser.add_argument("--prompts", type=Path, default=Path("prompts"), help="folder of prompt files to evaluate on")
-    parser.add_argument("--target-steps", type=int, default=1150, help="steps of 8192 tokens")
-    parser.add_argument("--pretrain-steps", type=int, default=400, help="steps of 8192 tokens")
-    parser.add_argument("--written-rows", type=int, default=4800, help="texts of 256 tokens the target writes")
-    parser.add_argument("--distill-steps", type=int, default=700, help="steps of about 8192 tokens")
+    parser.add_argument("--target-steps", type=int, default=1380, help="steps of 8192, later 4096 tokens")
+    parser.add_argument("--pretrain-steps", type=int, default=220, help="steps of 8192 tokens")
+    parser.add_argument("--written-rows", type=int, default=1056, help="texts of 160 tokens the target writes")
+    parser.add_argument("--distill-steps", type=int, default=700, help="steps of about 2048 tokens")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 

@@ -108,12 +108,20 @@ async def _target_name(channel: grpc.aio.Channel, where: str) -> str:
         return f"target of {where}"
 
 
+def _addresses(text: str) -> list[str]:
+    """The targets of --attach."""
+    addresses = [where.strip() for where in text.split(",")]
+    for where in addresses:
+        host, _, port = where.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"--attach {text}: {where!r} is not HOST:PORT")
+    return addresses
+
+
 async def assist_targets(args: argparse.Namespace, config: ProposerConfig) -> int:
     """Draft for the targets that --attach names, until a signal."""
+    addresses = _addresses(args.attach)
     proposer, words = await load_proposer(config)
-    addresses = [where.strip() for where in args.attach.split(",") if where.strip()]
-    if not addresses:
-        raise ConfigError("--attach names no target: HOST:PORT[,HOST:PORT] is expected")
     async with running(DraftEngine(proposer, max_waiting=0)) as engine:
         helping = asyncio.create_task(
             assist(

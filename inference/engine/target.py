@@ -36,6 +36,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         max_waiting: sessions that may queue for a slot.
         gamma: draft tokens of one session in one pass at most, unless the request says otherwise.
         prompt_chunk: longest part of a prompt in one pass; 0 leaves it to the session.
+        eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         max_waiting: int = 64,
         gamma: int = MAX_PASS_DRAFT_TOKENS,
         prompt_chunk: int = 0,
+        eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(num_slots=num_slots, max_waiting=max_waiting)
         self._decoder = decoder
@@ -55,6 +57,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._vocab_size = vocab_size
         self._gamma = gamma
         self._prompt_chunk = prompt_chunk
+        self._eos_token_ids = eos_token_ids
         self._costs = PassCosts()
         self._recent_pass_s: deque[float] = deque(maxlen=32)
 
@@ -87,6 +90,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         """
         check_prompt(request.prompt_token_ids, max_length=self._max_length, vocab_size=self._vocab_size)
         check_request(self._decoder, request)
+        if request.stop_at_eos:
+            request = replace(request, stop_token_ids=request.stop_token_ids | self._eos_token_ids)
         schedule = (request.schedule or Schedule.SYNC) if drafted else None
         gamma = self._gamma if request.gamma is None else request.gamma
         session = TargetSession(

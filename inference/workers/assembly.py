@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 
@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenerator[TargetEngine, None]:
     """A running engine over one model."""
     backend = await load(config)
-    gamma = max_pass_draft_tokens(backend, MAX_PASS_DRAFT_TOKENS)
-    async with running(_engine(SlotDecoder(backend), backend, max_waiting=max_waiting, gamma=gamma)) as engine:
+    eos = Tokenizer.load(config.path).eos_token_ids
+    limits = EngineLimits(max_waiting, max_pass_draft_tokens(backend, MAX_PASS_DRAFT_TOKENS), eos)
+    async with running(_engine(SlotDecoder(backend), backend, limits)) as engine:
         yield engine
 
 
@@ -47,16 +48,18 @@ async def fused_engine(
     Raises:
         IncompatibleDraftError: they do not share a vocabulary.
     """
+    tokenizer = Tokenizer.load(target.path)
+    limits = EngineLimits(max_waiting, gamma, tokenizer.eos_token_ids)
     compiled = None if draft.model is None else await _load_compiled(target, draft.model)
     if compiled is not None:
-        async with running(_engine(compiled, compiled, max_waiting=max_waiting, gamma=gamma)) as engine:
+        async with running(_engine(compiled, compiled, limits)) as engine:
             yield engine
         return
     backend = await load(target)
     proposer, draft_words = await load_proposer(draft)
-    require_one_vocabulary(draft_words, Vocabulary(Tokenizer.load(target.path).fingerprint, backend.vocab_size))
+    require_one_vocabulary(draft_words, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     decoder = SpeculativeDecoder(SlotDecoder(backend), proposer)
-    async with running(_engine(decoder, backend, max_waiting=max_waiting, gamma=gamma)) as engine:
+    async with running(_engine(decoder, backend, limits)) as engine:
         yield engine
 
 
@@ -97,14 +100,23 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig) -> CompiledDec
     return decoder
 
 
-def _engine(decoder: Decoder, backend: Backend | CompiledDecoder, *, max_waiting: int, gamma: int) -> TargetEngine:
+class EngineLimits(NamedTuple):
+    """What an engine takes on, beside its model: see `TargetEngine`."""
+
+    max_waiting: int
+    gamma: int
+    eos_token_ids: frozenset[int]
+
+
+def _engine(decoder: Decoder, backend: Backend | CompiledDecoder, limits: EngineLimits) -> TargetEngine:
     return TargetEngine(
         decoder,
         num_slots=backend.num_slots,
         max_length=backend.max_length,
         vocab_size=backend.vocab_size,
-        max_waiting=max_waiting,
-        gamma=gamma,
+        max_waiting=limits.max_waiting,
+        gamma=limits.gamma,
+        eos_token_ids=limits.eos_token_ids,
         prompt_chunk=prompt_chunk_tokens(backend, default=0),
     )
 

@@ -192,12 +192,12 @@ class LocalCompleter:
         if request.seed is not None:
             check_seed(self._generator, request.sampling)
         seed = secrets.randbits(64) if request.seed is None else request.seed
-        eos = frozenset() if request.ignore_eos else self._tokenizer.eos_token_ids
         return GenerationRequest(
             prompt_token_ids=prompt,
             sampling=replace(request.sampling, seed=seed),
             max_new_tokens=request.max_new_tokens,
-            stop_token_ids=request.stop_token_ids | eos,
+            stop_token_ids=request.stop_token_ids,
+            stop_at_eos=not request.ignore_eos,
             gamma=request.gamma,
             schedule=request.schedule,
             logprobs=request.logprobs,

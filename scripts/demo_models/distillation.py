@@ -1,4 +1,4 @@
-"""Owns the draft's learning from the target: forward KL on corpus rows and on rows the target wrote."""
+"""Owns the draft's learning from the target: forward KL on corpus rows, plain loss on the target's own text."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from .architecture import logits_of
+from .schedule import Stage
 from .tokenizer import PAD_ID
 from .tokens import MixtureSampler
 from .training import Loss
 
+# Of every CYCLE steps this many are on the target's own text, because that is where the draft is used.
+CYCLE, WRITTEN_STEPS = 5, 3
 
-def distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> Loss:
-    """Mean forward KL(target || draft) in nats per token, plus the target's entropy, over rows that are not padding.
 
-    Rows are int64 (rows, length + 1). The constant entropy makes the value a cross-entropy; gradients are the same.
+def distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM, written_length: int) -> Loss:
+    """Cross-entropy of the draft in nats per token against the target; rows are int64 (rows, length + 1).
+
+    On corpus rows the target's whole distribution is the label (forward KL plus the target's constant entropy). Rows
+    of `written_length` tokens are the target's own choices already, so there the token itself is the label, which
+    costs no pass of the target.
     """
 
     def loss(rows: torch.Tensor) -> torch.Tensor:
-        inputs, kept = rows[:, :-1], (rows[:, 1:] != PAD_ID).flatten()
+        kept = (rows[:, 1:] != PAD_ID).flatten()
+        logits = logits_of(draft, rows[:, :-1]).float().flatten(0, 1)[kept]
+        if rows.shape[1] == written_length:
+            return functional.cross_entropy(logits, rows[:, 1:].flatten()[kept])
         with torch.no_grad():
-            wanted = torch.softmax(logits_of(target, inputs).float().flatten(0, 1)[kept], -1)
-        logits = logits_of(draft, inputs).float().flatten(0, 1)[kept]
+            wanted = torch.softmax(logits_of(target, rows[:, :-1]).float().flatten(0, 1)[kept], -1)
         return functional.cross_entropy(logits, wanted)
 
     return loss
@@ -33,18 +41,19 @@ def distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> Loss
 
 @dataclass
 class DistillationSampler:
-    """Mixes corpus rows with rows written by the target; `written` is int64 (rows, length)."""
+    """Alternates batches of rows written by the target, int64 (rows, written length), with batches of corpus rows."""
 
     corpus: MixtureSampler
     written: torch.Tensor
-    written_share: float
     seed: int
 
-    def batch(self, step: int, rows: int, length: int) -> torch.Tensor:
-        """Return int64 (rows, length + 1); written rows that are shorter are padded, longer ones cut."""
-        count = round(rows * self.written_share)
-        epoch, first = divmod(step * count, len(self.written) - count)
+    def batch(self, step: int, stage: Stage) -> torch.Tensor:
+        """Return corpus rows, int64 (stage.rows, stage.length + 1), or written rows of about as many tokens."""
+        cycle, phase = divmod(step, CYCLE)
+        if phase >= WRITTEN_STEPS:
+            return self.corpus.batch(cycle * (CYCLE - WRITTEN_STEPS) + phase - WRITTEN_STEPS, stage)
+        count = stage.rows * stage.length // self.written.shape[1]
+        first = (cycle * WRITTEN_STEPS + phase) * count
+        epoch, offset = divmod(first, len(self.written) - count)
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.written))
-        chosen = self.written[torch.from_numpy(order[first : first + count])][:, : length + 1]
-        padded = functional.pad(chosen, (0, length + 1 - chosen.shape[1]), value=PAD_ID)
-        return torch.cat([padded, self.corpus.batch(step, rows - count, length)])
+        return self.written[torch.from_numpy(order[offset : offset + count])]

@@ -22,7 +22,7 @@ from .export import load_model
 from .tokenizer import BOS_ID, load_tokenizer
 from .tokens import KINDS, Tokens, read_stream
 
-ROW_TOKENS, LOSS_ROWS = 512, 64
+ROW_TOKENS, LOSS_ROWS = 512, 32
 PROMPTS_PER_KIND, NEW_TOKENS, GAMMA = 48, 128, 4
 
 

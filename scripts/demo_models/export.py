@@ -47,6 +47,7 @@ def export_model(model: LlamaForCausalLM, tokenizer: Tokenizer, directory: Path,
         if key != "lm_head.weight"
     }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)
 
 
 def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -41,14 +39,3 @@ def prompts_of(tokenizer: Tokenizer, documents: list[str], length: int) -> torch
     """First `length` tokens (bos included) of every document that is long enough; int64 (rows, length)."""
     encoded = [encoding.ids for encoding in tokenizer.encode_batch(documents)]
     return torch.tensor([ids[:length] for ids in encoded if len(ids) >= length], dtype=torch.int64)
-
-
-def requests(
-    tokenizer: Tokenizer, documents: list[str], rows: int, rng: random.Random, greedy_share: float
-) -> Iterator[Request]:
-    """Yield endless batches: prompts of 4 to 32 tokens, greedy or sampled at a temperature of 0.7 to 1."""
-    while True:
-        length = rng.choice((4, 6, 8, 10, 12, 16, 20, 24, 32))
-        prompts = prompts_of(tokenizer, rng.sample(documents, rows), length)
-        greedy = rng.random() < greedy_share
-        yield Request(prompts, 0.0 if greedy else rng.uniform(0.7, 1.0))

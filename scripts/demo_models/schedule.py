@@ -9,11 +9,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Stage:
-    """Until `until` (fraction of all steps) train on `rows` rows of `length` tokens per step."""
+    """Until `until` (fraction of all steps) train on `rows` rows of `length` tokens per step.
+
+    `shares` are the relative numbers of rows of prose, code and structured text.
+    """
 
     until: float
     rows: int
     length: int
+    shares: tuple[int, int, int] = (9, 3, 4)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from .corpus import Split, load_code, load_prose
+from .schedule import Stage
 from .structured import make_documents
 from .tokenizer import BOS_ID, EOS_ID
 
@@ -71,7 +72,7 @@ class RowSampler:
         out = np.empty((count, length + 1), dtype=np.int64)
         for row in range(count):
             epoch, index = divmod(first + row, per_epoch)
-            rng = np.random.default_rng((self.seed, epoch, length))
+            rng = np.random.default_rng((self.seed, epoch, length, count))
             offset = int(rng.integers(length))
             start = int(rng.permutation(per_epoch)[index]) * length + offset
             out[row, 0] = BOS_ID
@@ -81,17 +82,16 @@ class RowSampler:
 
 @dataclass
 class MixtureSampler:
-    """Draws batches with a fixed share of rows per kind."""
+    """Draws batches with the stage's share of rows per kind; `samplers` in the order of `KINDS`."""
 
     samplers: list[RowSampler]
-    shares: list[int]
 
-    def batch(self, step: int, rows: int, length: int) -> torch.Tensor:
-        """Return the batch of one step, int64 of shape (rows, length + 1), kinds in the order of `shares`."""
-        bounds = np.rint(np.cumsum([0, *self.shares]) * rows / sum(self.shares)).astype(int)
+    def batch(self, step: int, stage: Stage) -> torch.Tensor:
+        """Return the batch of one step in random order, int64 of shape (rows, length + 1)."""
+        bounds = np.rint(np.cumsum([0, *stage.shares]) * stage.rows / sum(stage.shares)).astype(int)
         parts: list[torch.Tensor] = []
         for sampler, count in zip(self.samplers, np.diff(bounds).tolist(), strict=True):
-            parts.append(sampler.rows(step * count, count, length))
+            parts.append(sampler.rows(step * count, count, stage.length))
         batch = torch.cat(parts)
         order = torch.from_numpy(np.random.default_rng(step).permutation(len(batch)))
         return batch[order]

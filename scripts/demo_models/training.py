@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from .architecture import logits_of
-from .schedule import Schedule
+from .schedule import Schedule, Stage
 
 MICRO_BATCH_TOKENS = 4096
 LOG_EVERY = 10
@@ -26,8 +26,8 @@ Loss = Callable[[torch.Tensor], torch.Tensor]
 class Sampler(Protocol):
     """Source of training rows."""
 
-    def batch(self, step: int, rows: int, length: int) -> torch.Tensor:
-        """Rows of one step, int64 (rows, length + 1); the same step always gives the same rows."""
+    def batch(self, step: int, stage: Stage) -> torch.Tensor:
+        """Rows of one step, int64 (stage.rows, stage.length + 1); the same step always gives the same rows."""
         ...
 
 
@@ -160,12 +160,12 @@ class Run:
 
     def _one_step(self, loss: Loss) -> tuple[float, int]:
         stage = self.schedule.stage(self.step)
-        batch = self.sampler.batch(self.step, stage.rows, stage.length)
-        parts = torch.split(batch, max(1, MICRO_BATCH_TOKENS // stage.length))
+        batch = self.sampler.batch(self.step, stage)
+        parts = torch.split(batch, max(1, MICRO_BATCH_TOKENS // (batch.shape[1] - 1)))
         total = 0.0
         for part in parts:
             value = loss(part) * (len(part) / len(batch))
             value.backward()  # type: ignore[no-untyped-call]
             total += value.item()
         self.optimizers.step(self.schedule.factor(self.step))
-        return total, stage.rows * stage.length
+        return total, len(batch) * (batch.shape[1] - 1)

@@ -13,11 +13,12 @@ from rich.progress import Progress
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from .generation import Request, generate, requests
+from .generation import Request, generate, prompts_of
 
-ROW_TOKENS = 256
+ROW_TOKENS = 160
 KIND_SHARES = {"prose": 0.40, "code": 0.25, "structured": 0.35}
-GREEDY_SHARE = 0.75
+GREEDY_SHARE = 0.8
+PROMPT_TOKENS = (5, 6, 8, 10, 12, 16, 20, 24)
 
 
 @dataclass(frozen=True)
@@ -33,24 +34,28 @@ def write_texts(
     target: LlamaForCausalLM, tokenizer: Tokenizer, documents: dict[str, list[str]], plan: WritingPlan, path: Path
 ) -> None:
     """Save int64 (rows, ROW_TOKENS) at `path`; continues a file that is there already."""
-    rng = random.Random(plan.seed)
-    torch.manual_seed(plan.seed)
     done = list(torch.load(path, weights_only=True).split(plan.batch)) if path.exists() else []
-    sources = {kind: requests(tokenizer, documents[kind], plan.batch + 64, rng, GREEDY_SHARE) for kind in KIND_SHARES}
     with Progress(disable=not os.isatty(1)) as bar:
         task = bar.add_task("texts", total=plan.rows, completed=len(done) * plan.batch)
-        for _ in range(len(done), -(-plan.rows // plan.batch)):
-            kind = rng.choices(list(KIND_SHARES), list(KIND_SHARES.values()))[0]
+        for index in range(len(done), -(-plan.rows // plan.batch)):
             started = time.perf_counter()
-            done.append(_one_batch(target, next(sources[kind]), plan.batch))
+            torch.manual_seed(plan.seed + index)
+            done.append(generate(target, _request(tokenizer, documents, plan, index), ROW_TOKENS))
             rate = plan.batch * ROW_TOKENS / (time.perf_counter() - started)
             torch.save(torch.cat(done), path)
             bar.update(task, advance=plan.batch)
-            bar.console.print(f"{len(done) * plan.batch}/{plan.rows} texts, {kind}, {rate:.0f} tokens/s")
+            bar.console.print(f"{len(done) * plan.batch}/{plan.rows} texts, {rate:.0f} tokens/s")
 
 
-def _one_batch(target: LlamaForCausalLM, request: Request, rows: int) -> torch.Tensor:
-    request = Request(request.prompts[:rows], request.temperature)
-    written = generate(target, request, ROW_TOKENS)
-    missing = rows - len(written)
-    return torch.cat([written, written[:missing]]) if missing else written
+def _request(tokenizer: Tokenizer, documents: dict[str, list[str]], plan: WritingPlan, index: int) -> Request:
+    """Batch `index` of the plan: prompts of one length from documents of all kinds, greedy or sampled."""
+    rng = random.Random(plan.seed * 100_003 + index)
+    length = rng.choice(PROMPT_TOKENS)
+    prompts = []
+    for kind, share in KIND_SHARES.items():
+        wanted = round(share * plan.batch)
+        prompts.append(prompts_of(tokenizer, rng.sample(documents[kind], 2 * wanted), length)[:wanted])
+    greedy = rng.random() < GREEDY_SHARE
+    rows = torch.cat(prompts)
+    filled = torch.cat([rows, rows[: plan.batch - len(rows)]])
+    return Request(filled[: plan.batch], 0.0 if greedy else rng.uniform(0.7, 1.0))

@@ -287,7 +287,7 @@ class AssistClose(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "prompt_token_ids", "num_committed_tokens", "sampling", "max_new_tokens", "stop_token_ids", "schedule", "gamma", "logprobs")
+    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "prompt_token_ids", "num_committed_tokens", "sampling", "max_new_tokens", "stop_token_ids", "schedule", "gamma", "logprobs", "stop_at_eos")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +299,7 @@ class Open(_message.Message):
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STOP_AT_EOS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     tokenizer_fingerprint: str
     vocab_size: int
@@ -310,7 +311,8 @@ class Open(_message.Message):
     schedule: Schedule
     gamma: int
     logprobs: int
-    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., num_committed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., gamma: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    stop_at_eos: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., num_committed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., gamma: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_at_eos: bool = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("branches",)

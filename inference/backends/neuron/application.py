@@ -6,6 +6,7 @@ Everything NxDI gives back is `Any`; nothing else of this package touches NxDI b
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,6 +21,8 @@ from inference.backends.neuron.parameters import check_names, parameter_names
 from inference.backends.support import architecture_name
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
+
+logger = logging.getLogger(__name__)
 
 MODELS = "neuronx_distributed_inference.models"
 
@@ -62,7 +65,11 @@ class Compilation:
         return find_or_compile(self.root, key, manifest, self._compile)
 
     def _compile(self, folder: Path) -> None:
-        self.application_class(str(self.path), self.config).compile(f"{folder}/")
+        try:
+            self.application_class(str(self.path), self.config).compile(f"{folder}/")
+        except Exception as error:  # of NxDI, the compiler or the system
+            logger.exception("compiling %s failed", self.path.name)
+            raise ConfigError(f"model {self.path}: NxDI could not compile it: {_first_line(error)}") from error
 
     def load(self) -> Any:
         """An application whose `forward` runs on the device."""
@@ -122,7 +129,10 @@ def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dic
     base = _base_class(model_config)
     config_class = base.get_config_cls().get_neuron_config_cls()
     check_names(config.neuron.overrides, parameter_names(config_class))
-    return base, config_class(**copy.deepcopy(arguments))
+    try:
+        return base, config_class(**copy.deepcopy(arguments))
+    except (AssertionError, TypeError, ValueError) as error:  # how NxDI refuses what does not go together
+        raise ConfigError(f"neuron_config: {_first_line(error)}") from error
 
 
 def _base_class(model_config: PretrainedConfig) -> Any:
@@ -182,6 +192,10 @@ def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]
     """Write the quantized checkpoint, unless it is there."""
     if arguments.get("quantized") and not Path(arguments["quantized_checkpoints_path"]).exists():
         base.save_quantized_state_dict(str(path), nxdi_config)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _versions() -> dict[str, str]:

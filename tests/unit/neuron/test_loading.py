@@ -92,6 +92,15 @@ def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], me
         load_neuron_backend(neuron_config(checkpoint("llama"), **options))
 
 
+def test_what_nxdi_itself_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, **arguments: object) -> None:
+        raise AssertionError("Context bucket 99 should be <= 28")
+
+    monkeypatch.setattr(NeuronConfig, "__init__", refuse)
+    with pytest.raises(ConfigError, match="neuron_config: Context bucket 99 should be <= 28"):
+        load_neuron_backend(neuron_config(checkpoint("llama")))
+
+
 def test_other_families_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"GPT2.* is not supported by backend neuron: .* llama, qwen3"):
         load_neuron_backend(neuron_config(save_tiny_model(tmp_path, "gpt2")))
@@ -214,7 +223,7 @@ def test_a_compilation_that_fails_leaves_no_artifact_but_its_logs(
         raise RuntimeError("neuronx-cc said no")
 
     monkeypatch.setattr(NeuronApplication, "compile", fail)
-    with pytest.raises(RuntimeError, match="neuronx-cc said no"):
+    with pytest.raises(ConfigError, match="could not compile it: neuronx-cc said no"):
         load_and_run(checkpoint("llama"))
     monkeypatch.undo()
     assert not [folder for folder in artifacts.iterdir() if "." not in folder.name]
