@@ -36,8 +36,8 @@ TARGET_STAGES = (
     Stage(1.0, 4, 1024, (2, 1, 1)),
 )
 TARGET_RATES = Rates(matrix=5e-3, other=4e-3)
-PRETRAIN_STAGES = (Stage(1.0, 32, 256),)
-DISTILL_STAGES = (Stage(0.7, 8, 256), Stage(0.9, 4, 512), Stage(1.0, 2, 1024, (1, 0, 1)))
+PRETRAIN_STAGES = (Stage(1.0, 16, 256, (6, 3, 7)),)
+DISTILL_STAGES = (Stage(0.7, 8, 256, (3, 2, 3)), Stage(0.9, 4, 512, (1, 1, 2)), Stage(1.0, 2, 1024, (1, 0, 1)))
 DRAFT_RATES = Rates(matrix=5e-3, other=5e-3)
 EXPORT_DTYPE = torch.bfloat16
 
@@ -130,9 +130,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder to export target/ and draft/ to")
     parser.add_argument("--prompts", type=Path, default=Path("prompts"), help="folder of prompt files to evaluate on")
     parser.add_argument("--target-steps", type=int, default=1380, help="steps of 8192, later 4096 tokens")
-    parser.add_argument("--pretrain-steps", type=int, default=220, help="steps of 8192 tokens")
+    parser.add_argument("--pretrain-steps", type=int, default=2200, help="steps of 4096 tokens")
     parser.add_argument("--written-rows", type=int, default=1056, help="texts of 160 tokens the target writes")
-    parser.add_argument("--distill-steps", type=int, default=700, help="steps of about 2048 tokens")
+    parser.add_argument("--distill-steps", type=int, default=900, help="steps of about 2048 tokens")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 

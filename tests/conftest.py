@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +13,11 @@ import pytest
 import torch
 
 from tests.tiny_models import save_tiny_model, tiny_model, tiny_tokenizer
+
+# Packed weights of models that live as long as a test belong neither into the user's cache nor into the next run's.
+_CACHE = tempfile.mkdtemp(prefix="specdec-tests-")
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+os.environ["XDG_CACHE_HOME"] = _CACHE
 
 NEVER = 100_000
 """An end-of-sequence id outside the vocabulary: the model goes on to the end of its context."""

@@ -61,6 +61,10 @@ class OnnxBackend:
     def slot_bytes(self) -> int:
         return self._slots.slot_bytes
 
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """See `inference.capabilities.ForkingBackend`."""
+        self._slots.fork(source_slot, destination_slot, start, end)
+
     def forward(self, spans: Sequence[Span]) -> Array:
         """See `inference.types.Backend`. A numpy array."""
         check_spans(spans, self)

@@ -33,6 +33,10 @@ class OnnxSlots:
         """Memory of one slot over all layers."""
         return int(self.memory[0].nbytes)
 
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """Copy the positions start .. end-1 of one slot to another."""
+        self.memory[destination_slot, ..., start:end, :] = self.memory[source_slot, ..., start:end, :]
+
     def values(self, slot: int) -> list[onnxruntime.OrtValue]:
         """The slot's keys and values, layer by layer: key, value, key, value, ..., not copied."""
         if slot not in self._values:

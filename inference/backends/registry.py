@@ -75,7 +75,7 @@ def _load_fastest(config: ModelConfig) -> Backend:
         return _load("torch", config)
     try:
         return _load("onnx", config)
-    except ConfigError as error:  # if the model itself is at fault, torch says so again
+    except Exception as error:  # a model it cannot run, a full disk: if the model is at fault, torch says so again
         logger.info("model %s: backend torch, because %s", config.path.name, error)
         return _load("torch", config)
 

@@ -106,7 +106,11 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
 
 
 def add_backend(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--backend", default="torch", help="inference engine (%(default)s)")
+    group.add_argument(
+        "--backend",
+        default="auto",
+        help="inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one)",
+    )
     group.add_argument(
         "--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)"
     )

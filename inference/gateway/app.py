@@ -31,6 +31,7 @@ from inference.workers.generation import ModelCard
 
 logger = logging.getLogger(__name__)
 
+DEADLINE_HEADER = "x-deadline-s"
 PAGE = Path(__file__).with_name("page.html")
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -109,11 +110,25 @@ def _check_model(body: GenerationBody, card: ModelCard) -> None:
     raise ApiError(404, message, param="model", code="model_not_found")
 
 
+def _deadline_s(request: Request, gateway: Gateway) -> float:
+    """Seconds the request may take: the gateway's limit, or fewer if its header says so."""
+    value = request.headers.get(DEADLINE_HEADER)
+    if value is None:
+        return gateway.deadline_s
+    try:
+        deadline_s = float(value)
+    except ValueError:
+        deadline_s = 0.0
+    if not deadline_s > 0.0:
+        raise ApiError(400, f"{DEADLINE_HEADER} {value} is no number of seconds above 0", param=DEADLINE_HEADER)
+    return min(deadline_s, gateway.deadline_s)
+
+
 async def _answer(
     gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
 ) -> Response:
     check_number(requests)
-    events = events_of(gateway.completer, requests, deadline_s=gateway.deadline_s)
+    events = events_of(gateway.completer, requests, deadline_s=_deadline_s(request, gateway))
     if not body.stream:
         document = whole_answer(events, answer, num_choices=len(requests), n=body.n)
         return JSONResponse(await unless_disconnected(request, document))

@@ -239,6 +239,13 @@ async def test_a_request_has_a_deadline() -> None:
     assert completer.num_running == 0
 
 
+@pytest.mark.parametrize(("header", "status"), [("0.05", 504), ("0", 400), ("soon", 400), ("nan", 400), ("60", 200)])
+async def test_a_request_may_bring_its_own_deadline(header: str, status: int) -> None:
+    async with client_of(ScriptedCompleter(PASSES, gap_s=0.1)) as client:
+        response = await client.post("/v1/completions", json={"prompt": "x"}, headers={"X-Deadline-S": header})
+    assert response.status_code == status
+
+
 async def test_one_failed_choice_ends_the_others() -> None:
     completer = ScriptedCompleter([], error=errors.CapacityError("full", retry_after_s=1.0))
     response = await post(completer, "/v1/completions", {"prompt": "x", "n": 3})
