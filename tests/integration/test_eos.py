@@ -1,0 +1,40 @@
+"""Whose end-of-sequence tokens count: the target's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from inference.cli.launch import ServerProcess
+from inference.types import SamplingParams, Schedule
+from inference.workers.completion import CompletionRequest
+from tests.conftest import ModelDirectories
+from tests.servers import complete_all, draft_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def test_a_draft_with_other_eos_ids_does_not_change_where_the_target_ends(
+    models: ModelDirectories, target: ServerProcess, tmp_path: Path
+) -> None:
+    """A draft named other end-of-sequence ids than its target, as instruct and base models do, and the draft
+    worker sent its own as the stop tokens: text ended too early, or ran on behind the target's end."""
+    draft = shutil.copytree(models.related, tmp_path / "draft")
+    eos = list(range(20, 80))  # every few tokens one of them
+    (draft / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    requests = [
+        CompletionRequest(
+            f"the {i} wind", SamplingParams(temperature=1.0), seed=i, max_new_tokens=60, schedule=schedule
+        )
+        for i in range(8)
+        for schedule in Schedule
+    ]
+    alone = await complete_all(target, requests)
+    assert any(set(completion.token_ids) & set(eos) for completion in alone)
+    async with draft_server(draft, target) as worker:
+        helped = await complete_all(worker, requests)
+    assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+    assert [h.reason for h in helped] == [a.reason for a in alone]
