@@ -11,19 +11,29 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from demo_models import tokens
-from demo_models.architecture import draft_config, new_model, parameter_count, target_config, use_training_attention
-from demo_models.distillation import DistillationSampler, distillation_loss
-from demo_models.evaluation import evaluate
-from demo_models.export import export_model, load_model
-from demo_models.schedule import Schedule, Stage
-from demo_models.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from demo_models.training import Rates, Run, load_checkpoint, next_token_loss
-from demo_models.writing import WritingPlan, write_texts
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.demo_models import tokens
+from scripts.demo_models.architecture import (
+    draft_config,
+    new_model,
+    parameter_count,
+    target_config,
+    use_training_attention,
+)
+from scripts.demo_models.distillation import DistillationSampler, distillation_loss
+from scripts.demo_models.evaluation import evaluate
+from scripts.demo_models.export import export_model, load_model
+from scripts.demo_models.schedule import Schedule, Stage
+from scripts.demo_models.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from scripts.demo_models.training import Rates, Run, load_checkpoint, next_token_loss
+from scripts.demo_models.writing import WritingPlan, write_texts
 
 SEED = 20
 # Large batches while the loss falls fast, then smaller ones, because more steps teach more than more rows per step.

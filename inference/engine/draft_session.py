@@ -144,7 +144,7 @@ class DraftSession:
 
     def _begin_branches(self) -> None:
         num_more = self.branching.count - len(self._branches)
-        if num_more <= 0 or not self.window:
+        if num_more <= 0 or len(self._path.tokens) < min(self.window, self.branching.min_chain) or not self.window:
             return
         used = {path.slot for path in (self._path, *self._branches)}
         free = [slot for slot in self._slots if slot not in used]

@@ -113,11 +113,13 @@ class Branching:
         count: branches alive per sequence at most.
         depth: draft tokens behind the runner-up that a branch begins with.
         max_margin: a branch begins where the chain's token leads the runner-up by less.
+        min_chain: a shorter chain is all the draft works on: it is behind, and branches would slow it down.
     """
 
     count: int = 0
     depth: int = 0
     max_margin: float = 2.0
+    min_chain: int = 0
 
 
 NO_BRANCHES = Branching()
@@ -125,6 +127,7 @@ NO_BRANCHES = Branching()
 MIN_ROUND_TRIP_OF_PASS = 0.5
 """A round trip that is a smaller part of a pass than this leaves nothing for branches to win."""
 MAX_BRANCH_DEPTH = 6
+MIN_BRANCHED_CHAIN = 3
 
 
 def choose_branching(limit: int, *, step_s: float, pass_s: float, round_trip_s: float) -> Branching:
@@ -139,5 +142,6 @@ def choose_branching(limit: int, *, step_s: float, pass_s: float, round_trip_s: 
     """
     if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
         return NO_BRANCHES
-    depth = min(MAX_BRANCH_DEPTH, 2 * round_trip_s / pass_s + 1, round_trip_s / step_s)
-    return Branching(limit, max(1, math.ceil(depth)))
+    longest = min(MAX_BRANCH_DEPTH, 2 * round_trip_s / pass_s + 1, round_trip_s / step_s)
+    depth = max(1, math.ceil(longest))
+    return Branching(limit, depth, min_chain=min(depth, MIN_BRANCHED_CHAIN))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,13 +28,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=600, ignore_eos=True)
 
 
+def slow_target(model: Path) -> AbstractAsyncContextManager[ServerProcess]:
+    """A target on the slower backend: a worker of the same size would never be ahead of it otherwise."""
+    return target_server(model, "--backend", "torch")
+
+
 def some_requests() -> list[CompletionRequest]:
     return [replace(LONG, prompt=f"the {i} wind", seed=i, max_new_tokens=60) for i in range(6)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    async with target_server(models.endless) as server:
+    async with slow_target(models.endless) as server:
         yield server
 
 
@@ -67,9 +72,9 @@ async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> lis
 async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
     expected = await alone(pooled_target, some_requests())
     async with pool_worker(models.endless, pooled_target.address):
+        await until_helped(pooled_target)
         completions = await complete_all(pooled_target, some_requests())
         assert [completion.token_ids for completion in completions] == expected
-        assert sum(completion.num_accepted_tokens for completion in completions) > 0
     completions = await complete_all(pooled_target, some_requests())
     assert [completion.token_ids for completion in completions] == expected
 
@@ -115,7 +120,7 @@ async def test_a_worker_whose_link_falls_silent(pooled_target: ServerProcess, mo
 
 async def test_one_worker_two_targets(pooled_target: ServerProcess, models: ModelDirectories) -> None:
     async with (
-        target_server(models.endless) as other,
+        slow_target(models.endless) as other,
         pool_worker(models.endless, pooled_target.address, other.address),
     ):
         await until_helped(other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,6 +150,17 @@ def test_branches_leave_the_chain_where_it_is_least_certain() -> None:
         drafted(session, token_id, margin=margin)
     session.growing(1000)
     assert session.branches == [[11], [10, 20, 31]]  # when the first began, there was no other
+
+
+def test_a_chain_that_is_behind_comes_first() -> None:
+    session = branching_session()
+    session.branching = replace(session.branching, min_chain=3)
+    drafted(session, 10, 20)
+    session.growing(1000)
+    assert session.branches == []
+    drafted(session, 30)
+    session.growing(1000)
+    assert len(session.branches) == 2
 
 
 def test_a_branch_that_is_right_becomes_the_chain_and_need_not_be_sent_again() -> None:

@@ -93,7 +93,7 @@ def test_compile_without_a_model_or_a_compiler(models: ModelDirectories, capsys:
 
 def test_other_backends_take_no_neuron_settings(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify_target", "--model", models.target, "--neuron_config", '{"fused_qkv": true}') == 2
-    assert "backend torch takes neither" in capsys.readouterr().err
+    assert "backend auto takes neither" in capsys.readouterr().err
 
 
 def test_neuron_config_must_be_an_object(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
