@@ -71,6 +71,8 @@ async def run() -> int:
     ):
         alone = RemoteCompleter(target_channel, target.address, deadline_s=120)
         drafted = RemoteCompleter(draft_channel, draft.address, deadline_s=120)
+        for completer in (drafted, alone):
+            await _complete(completer, prompts[0], show=False)  # first passes build what later ones use
         comparisons = [await _compare(prompt, drafted, alone) for prompt in prompts]
     console.print(_table(comparisons))
     return _verdict(comparisons)
@@ -132,8 +134,9 @@ def _verdict(comparisons: Sequence[Comparison]) -> int:
         console.print(f"[red]{len(wrong)} prompts gave other tokens than the target alone: {wrong}[/red]")
         return 1
     console.print(
-        "exact: every token is the target's own. accepted: share of draft tokens. tok/pass: committed tokens\n"
-        "per verifying target pass. speed-up: median of the repeats. B/tok: bytes on the wire per token."
+        "exact: every token is the target's own. accepted: share of draft tokens.\n"
+        "tok/pass: committed tokens per verifying target pass. speed-up: median of\n"
+        "the repeats. B/tok: bytes on the wire per token."
     )
     return 0
 

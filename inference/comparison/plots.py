@@ -79,6 +79,11 @@ def _grid(num_rows: int, num_columns: int, *, width: float, height: float) -> tu
     return figure, [list(row) for row in axes]
 
 
+def _from_zero(rows: list[list[Axes]]) -> None:
+    """Begin the common y axis at 0. Only when all panels are drawn: it ends the scaling to what they show."""
+    rows[0][0].set_ylim(bottom=0)
+
+
 def _errors(spreads: list[Spread]) -> list[list[float]]:
     """Distances below and above the medians, as errorbar wants them."""
     return [[item.median - item.low for item in spreads], [item.high - item.median for item in spreads]]
@@ -146,7 +151,7 @@ def tokens_over_rtt(findings: Findings) -> Figure:
             _over_rtt(axes, findings, series, kind)
         axes.set_title(f"{kind.replace('_', ' ')} prompts")
         axes.set_xlabel("round trip time between edge and target (ms)")
-        axes.set_ylim(bottom=0)
+    _from_zero([row])
     row[0].set_ylabel("tokens per second, one client")
     _legend(figure, [*(_line_handle(series) for series in findings.config.series), _bound_handle()])
     return figure
@@ -196,6 +201,7 @@ def speedup_over_gamma(findings: Findings) -> Figure:
         for axes, (series, rtt_ms) in zip(row, columns, strict=True):
             _over_gamma(axes, findings, series, kind, rtt_ms)
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\nspeed-up over the target alone")
+    _from_zero(rows)
     for axes in rows[-1]:
         axes.set_xlabel("gamma (draft tokens per round)")
     _legend(figure, [*_draft_handles(findings), _theory_handle(), _star_handle()])
@@ -236,7 +242,6 @@ def _over_gamma(axes: Axes, findings: Findings, series: Series, kind: str, rtt_m
             _gamma_line(axes, findings, line, colour, mark)
     axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
     where = f"{series.name}, round trip {rtt_ms:g} ms" if series.topology is Topology.DISTRIBUTED else series.name
-    axes.set_ylim(bottom=0)
     axes.set_title(where if best is None else f"{where}\n{_setting(best)}")
     if best is not None and best.speedup is not None:
         _mark_best(axes, best, best.speedup)
@@ -309,8 +314,8 @@ def tokens_over_concurrency(findings: Findings) -> Figure:
             for series in findings.config.series:
                 _over_concurrency(axes, findings, series, kind, rtt_ms)
             axes.set_title(f"round trip {rtt_ms:g} ms")
-            axes.set_ylim(bottom=0)
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\ntokens per second, all clients")
+    _from_zero(rows)
     for axes in rows[-1]:
         axes.set_xlabel("requests in flight")
     _legend(figure, [_line_handle(series) for series in findings.config.series])

@@ -3,42 +3,84 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 import pytest_asyncio
+from transformers import AutoModelForCausalLM
 
 from grpc_comm.channel import open_channel
-from inference.cli.launch import ServerProcess
+from grpc_comm.server import Server
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.backends.pytorch import TorchBackend
 from inference.comparison.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.config import DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.draft_session import DraftSession
 from inference.engine.drafting import DraftEngine
+from inference.engine.target import TargetEngine
+from inference.speculation.decoder import SlotDecoder
 from inference.tokenizer import Tokenizer
-from inference.types import SamplingParams, Schedule
+from inference.types import Array, SamplingParams, Schedule, Span
 from inference.workers.assembly import draft_worker, load_proposer, running
 from inference.workers.assist import assist
 from inference.workers.completion import CompletionRequest, Delta, LocalCompleter
+from inference.workers.generation import GenerationServicer, ModelCard
+from inference.workers.pool import DraftPool
+from inference.workers.status import to_status
+from inference.workers.verification import VerificationServicer
+from inference.workers.vocabulary import Vocabulary
 from tests.conftest import ModelDirectories
-from tests.servers import Completion, complete_all, target_server
+from tests.servers import Completion, complete_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 BRANCHES = 3
+PASS_S = 0.008
 FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
 
 
+class SlowBackend(TorchBackend):
+    """A tiny model whose passes take as long as those of one that is worth a draft: otherwise it needs no branches."""
+
+    def forward(self, spans: Sequence[Span]) -> Array:
+        time.sleep(PASS_S)
+        return super().forward(spans)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def far_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    async with target_server(models.endless) as server:
+async def far_target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
+    """A target in this process."""
+    backend = SlowBackend(AutoModelForCausalLM.from_pretrained(models.endless), num_slots=8, max_length=512)
+    tokenizer = Tokenizer.load(models.endless)
+    words = Vocabulary(tokenizer.fingerprint, backend.vocab_size)
+    target = TargetEngine(SlotDecoder(backend), num_slots=8, max_length=512, vocab_size=backend.vocab_size)
+    async with running(target) as engine:
+        pool = DraftPool(engine)
+        card = ModelCard("target", "target", 512, backend.vocab_size, tokenizer.fingerprint)
+
+        def register(server: grpc.aio.Server) -> None:
+            verifier = VerificationServicer(engine, pool, vocabulary=words, idle_timeout_s=60.0)
+            rpc.add_VerificationServiceServicer_to_server(verifier, server)
+            generation = GenerationServicer(LocalCompleter(pool, tokenizer), card)
+            rpc.add_GenerationServiceServicer_to_server(generation, server)
+
+        server = Server("127.0.0.1:0", service_names=[], register=register, status_of=to_status)
+        await server.start()
         yield server
+        await server.stop(engine.stop, grace_s=0.0)
+
+
+async def complete_at(target: Server, requests: list[CompletionRequest]) -> list[Completion]:
+    return await complete_all(f"127.0.0.1:{target.port}", requests)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
+async def link(far_target: Server) -> AsyncGenerator[DelayProxy, None]:
     async with delay_proxy(far_target.port, FAR) as proxy:
         yield proxy
 
@@ -90,10 +132,10 @@ async def complete(completer: LocalCompleter, request: CompletionRequest) -> Com
 
 @pytest.mark.parametrize("conditions", [LinkConditions(), FAR], ids=["near", "far"])
 async def test_tokens_are_the_targets_and_branches_come_true(
-    far_target: ServerProcess, link: DelayProxy, models: ModelDirectories, conditions: LinkConditions
+    far_target: Server, link: DelayProxy, models: ModelDirectories, conditions: LinkConditions
 ) -> None:
     link.conditions = conditions
-    alone = await complete_all(far_target, some_requests())
+    alone = await complete_at(far_target, some_requests())
     async with worker(models.related, link) as (completer, sessions):
         helped = await asyncio.gather(*(complete(completer, request) for request in some_requests()))
     assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
@@ -101,12 +143,10 @@ async def test_tokens_are_the_targets_and_branches_come_true(
         assert sum(session.num_branch_hits for session in sessions) > 0
 
 
-async def test_a_cut_link_changes_no_token(
-    far_target: ServerProcess, link: DelayProxy, models: ModelDirectories
-) -> None:
-    request = some_requests(300)[1]
-    (alone,) = await complete_all(far_target, [request])
-    helped, cuts = Completion(), [30, 100]
+async def test_a_cut_link_changes_no_token(far_target: Server, link: DelayProxy, models: ModelDirectories) -> None:
+    request = some_requests(150)[1]
+    (alone,) = await complete_at(far_target, [request])
+    helped, cuts = Completion(), [30, 80]
     async with worker(models.related, link) as (completer, sessions):
         async for event in completer.complete(request):
             helped.record(event)
@@ -119,9 +159,9 @@ async def test_a_cut_link_changes_no_token(
     assert sum(session.num_branch_hits for session in sessions) > 0
 
 
-async def test_branches_of_a_pool_worker(far_target: ServerProcess, link: DelayProxy, models: ModelDirectories) -> None:
-    requests = some_requests(200)[:3]
-    alone = await complete_all(far_target, [replace(request, gamma=0) for request in requests])
+async def test_branches_of_a_pool_worker(far_target: Server, link: DelayProxy, models: ModelDirectories) -> None:
+    requests = some_requests(100)[:3]
+    alone = await complete_at(far_target, [replace(request, gamma=0) for request in requests])
     proposer, words = await load_proposer(proposer_config(models.related))
     async with running(DraftEngine(proposer)) as engine:
         sessions = watched(engine)
@@ -131,9 +171,9 @@ async def test_branches_of_a_pool_worker(far_target: ServerProcess, link: DelayP
         try:
             async with asyncio.timeout(30):
                 while not sessions:  # until the worker has attached
-                    helped = await complete_all(far_target, requests)
+                    helped = await complete_at(far_target, requests)
                     assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
-                helped = await complete_all(far_target, requests)
+                helped = await complete_at(far_target, requests)
         finally:
             helping.cancel()
             await asyncio.gather(helping, return_exceptions=True)
