@@ -123,14 +123,14 @@ async def test_greedy_equals_transformers_with_1_session(
 async def test_running_ahead_equals_transformers(
     topologies: Topologies, greedy_tokens: list[list[int]], concurrency: int
 ) -> None:
-    """The draft does not wait, and the target goes on without it: what is verified together is left to chance."""
+    """The draft does not wait, and the target goes on without it: what is verified together, if anything, is left to
+    chance: a target as small as its draft is often ahead of it."""
     requests = [
         replace(request, schedule=Schedule.ASYNC, gamma=1 + number % 8)
         for number, request in enumerate(greedy_requests())
     ]
     completions = await complete_all(topologies["related"], requests, concurrency=concurrency)
     assert [completion.token_ids for completion in completions] == greedy_tokens
-    assert sum(completion.num_accepted_tokens for completion in completions) > 0
 
 
 @pytest.mark.parametrize("helper", HELPERS)
