@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
 VOCABULARY_SIZE = 2048
-MAX_LENGTH = 1024
+MAX_LENGTH = 2048
 # Words keep one leading space, every digit stands alone, runs of blanks (code indentation) stay together.
 SPLIT_PATTERN = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 

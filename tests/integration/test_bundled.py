@@ -1,0 +1,81 @@
+"""The pair that ships with the project, run as the README says: no model, no prompt named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from inference.cli.launch import free_port, server_process
+from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
+from inference.types import SamplingParams
+from inference.workers.completion import CompletionRequest
+from tests.servers import complete_all, draft_server, fused_server, run_command
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+MAX_NEW_TOKENS = 48
+REPOSITORY_LIMIT_BYTES = 40_000_000
+
+
+def bundled_prompts() -> list[str]:
+    return BUNDLED_PROMPTS.read_text().splitlines()
+
+
+def transformers_tokens(prompts: list[str]) -> list[list[int]]:
+    """What Transformers' own greedy decoding says, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED_TARGET, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
+    outputs = []
+    for prompt in prompts:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
+        outputs.append(output[0, inputs["input_ids"].shape[1] :].tolist())
+    return outputs
+
+
+async def test_two_terminals() -> None:
+    """`--role target`, then `--role draft`: exactly Transformers' tokens, and most of them drafted."""
+    port = free_port()
+    async with server_process("target", "target", "--port", str(port), "--threads", "1", port=port):
+        result = await run_command(
+            "--role", "draft", "--port", str(port), "--format", "json", "--max_new_tokens", str(MAX_NEW_TOKENS)
+        )
+    assert result.code == 0, result.stderr
+    assert [o["prompt"] for o in result.objects] == bundled_prompts()
+    assert [o["token_ids"] for o in result.objects] == transformers_tokens(bundled_prompts())
+    rates = [o["acceptance_rate"] for o in result.objects]
+    assert sum(rates) / len(rates) > 0.5
+
+
+async def test_every_topology_samples_the_same_tokens() -> None:
+    port = free_port()
+    sampling = SamplingParams(temperature=0.8, top_p=0.95)
+    requests = [
+        CompletionRequest(prompt, sampling, seed=seed, max_new_tokens=MAX_NEW_TOKENS)
+        for seed, prompt in enumerate(bundled_prompts())
+    ]
+    async with (
+        server_process("target", "target", "--port", str(port), "--threads", "1", port=port) as target,
+        draft_server(BUNDLED_DRAFT, target) as draft,
+        fused_server(BUNDLED_TARGET, BUNDLED_DRAFT) as fused,
+    ):
+        alone = await complete_all(target, [replace(request, gamma=0) for request in requests])
+        for server in (draft, fused):
+            helped = await complete_all(server, requests)
+            assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+            assert sum(h.num_accepted_tokens for h in helped) > 0
+
+
+async def test_the_pair_is_as_small_as_promised() -> None:
+    def num_bytes(directory: Path) -> int:
+        return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+    assert num_bytes(BUNDLED_TARGET) + num_bytes(BUNDLED_DRAFT) <= REPOSITORY_LIMIT_BYTES
+    models = [AutoModelForCausalLM.from_pretrained(path) for path in (BUNDLED_TARGET, BUNDLED_DRAFT)]
+    target, draft = (sum(parameter.numel() for parameter in model.parameters()) for model in models)
+    assert target >= 10_000_000
+    assert draft * 12 <= target
