@@ -15,13 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_comm.options import address
 from grpc_comm.server import stop_signal
 from inference.cli.generate import connected
+from inference.cli.reports import profiled
 from inference.config import ServerConfig
 from inference.errors import ConfigError
 from inference.gateway.app import Gateway
 from inference.gateway.server import HttpServer, http_server
 from inference.metrics import Metrics
 from inference.workers.client import RemoteCompleter
-from inference.workers.completion import Completer
+from inference.workers.completion import Completer, ProfilingCompleter
 from inference.workers.generation import GenerationServicer, ModelCard
 from inference.workers.metered import MeteredCompleter
 
@@ -33,17 +34,18 @@ HEALTH_TIMEOUT_S = 2.0
 async def serve_gateway(args: argparse.Namespace) -> int:
     """Serve HTTP in front of a remote GenerationService, until a signal."""
     server = ServerConfig(args.host, args.http_port, grace_s=args.grace_s)
-    async with connected(args) as channel:
-        remote = RemoteCompleter(channel, address(args.target_host, args.port), deadline_s=args.deadline_s)
-        card = _named(args, ModelCard.from_message(await remote.model()))
-        metrics = Metrics(card.name)
-        completer = MeteredCompleter(remote, metrics)
-        metrics.watch(completer)
-        gateway = _gateway(args, completer, card, metrics, lambda: _is_serving(channel))
-        async with http_server(gateway, server.host, server.port, grace_s=server.grace_s) as http:
-            signal = await stop_signal()
-            logger.info("%s: running requests get %g s", signal.name, server.grace_s)
-            http.refuse_new()
+    with profiled(args) as profile:
+        async with connected(args) as channel:
+            remote = RemoteCompleter(channel, address(args.target_host, args.port), deadline_s=args.deadline_s)
+            card = _named(args, ModelCard.from_message(await remote.model()))
+            metrics = Metrics(card.name)
+            completer = MeteredCompleter(ProfilingCompleter(remote, profile) if profile else remote, metrics)
+            metrics.watch(completer)
+            gateway = _gateway(args, completer, card, metrics, lambda: _is_serving(channel))
+            async with http_server(gateway, server.host, server.port, grace_s=server.grace_s) as http:
+                signal = await stop_signal()
+                logger.info("%s: running requests get %g s", signal.name, server.grace_s)
+                http.refuse_new()
     logger.info("stopped")
     return 0
 

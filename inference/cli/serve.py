@@ -121,6 +121,8 @@ def _addresses(text: str) -> list[str]:
 async def assist_targets(args: argparse.Namespace, config: ProposerConfig) -> int:
     """Draft for the targets that --attach names, until a signal."""
     addresses = _addresses(args.attach)
+    if args.profile:
+        raise ConfigError("--profile with --attach: the requests live at the target; profile them there")
     proposer, words = await load_proposer(config)
     async with running(DraftEngine(proposer, max_waiting=0)) as engine:
         helping = asyncio.create_task(
