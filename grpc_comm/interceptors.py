@@ -1,4 +1,4 @@
-"""One place where a server's exceptions become gRPC statuses."""
+"""What stands around a server's handlers; the one place where their exceptions become gRPC statuses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ StatusOf = Callable[[Exception], Status | None]
 Handler = Callable[[Any, Context], Awaitable[Any]]
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Aborts a failed call with the status that `status_of` gives its exception, and with INTERNAL if it gives none.
+class HandlerInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of our services: coroutines that write their responses themselves."""
 
-    Handlers are coroutines that write their responses themselves; async generators are left alone.
-    """
-
-    def __init__(self, status_of: StatusOf) -> None:
-        self._status_of = status_of
+    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        """The handler with something around it."""
+        raise NotImplementedError
 
     async def intercept_service(
         self,
@@ -37,10 +35,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             behavior = getattr(handler, kind)
             if behavior is not None and not handler_call_details.method.startswith("/grpc."):
-                handler = handler._replace(**{kind: self._guard(behavior)})
+                handler = handler._replace(**{kind: self.wrap(behavior, handler_call_details)})
         return handler
 
-    def _guard(self, behavior: Handler) -> Handler:
+
+class ErrorInterceptor(HandlerInterceptor):
+    """Aborts a failed call with the status that `status_of` gives its exception, and with INTERNAL if it gives none."""
+
+    def __init__(self, status_of: StatusOf) -> None:
+        self._status_of = status_of
+
+    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        """See `HandlerInterceptor`."""
+
         async def guarded(request: Any, context: Context) -> Any:
             try:
                 return await behavior(request, context)

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from grpc_comm.interceptors import ErrorInterceptor, StatusOf
+from grpc_comm.interceptors import ErrorInterceptor, HandlerInterceptor, StatusOf
 from grpc_comm.options import SERVER_OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Server:
         service_names: full names, for health and reflection.
         register: adds the servicers.
         status_of: maps exceptions of handlers to statuses.
+        inner: interceptors that see these exceptions first.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class Server:
         service_names: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
         status_of: StatusOf,
+        inner: Sequence[HandlerInterceptor] = (),
     ) -> None:
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(status_of)], options=SERVER_OPTIONS)
+        interceptors = [ErrorInterceptor(status_of), *inner]
+        self._server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
         self._health = HealthServicer()
         self._names = [*service_names, ""]  # "" is the server as a whole
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

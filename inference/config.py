@@ -16,7 +16,8 @@ BUNDLED_TARGET = ROOT / "models" / "target"
 BUNDLED_DRAFT = ROOT / "models" / "draft"
 BUNDLED_PROMPTS = ROOT / "prompts" / "demo.txt"
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+"""int8: linear layers only, in backend onnx."""
 
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""

@@ -194,6 +194,7 @@ class Timings:
         bytes_up, bytes_down: messages of this round from draft worker to target, and back.
         num_branch_hits: 1 if the target left the draft's chain for one of its branches.
         num_wasted_tokens: draft tokens that were dropped.
+        round_trip_us: present estimate of the way to the target and back.
     """
 
     queue_us: int = 0
@@ -204,6 +205,7 @@ class Timings:
     bytes_down: int = 0
     num_branch_hits: int = 0
     num_wasted_tokens: int = 0
+    round_trip_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,8 @@ class Commit:
         timings: of the pass and the round that led to it.
         finish_reason: set on the last commit of a sequence.
         logprobs: one per token, if the request asked for them.
+        num_received_tokens: draft tokens that have come from the draft worker so far; 0: none since the last commit.
+        hold_us: microseconds since the last of them came.
     """
 
     position: int
@@ -227,6 +231,8 @@ class Commit:
     timings: Timings = Timings()
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    num_received_tokens: int = 0
+    hold_us: int = 0
 
 
 class Generator(Protocol):

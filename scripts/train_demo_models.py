@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from transformers import LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -27,12 +28,13 @@ from scripts.demo_models.architecture import (
     target_config,
     use_training_attention,
 )
+from scripts.demo_models.corpus import Split
 from scripts.demo_models.distillation import DistillationSampler, distillation_loss
 from scripts.demo_models.evaluation import evaluate
 from scripts.demo_models.export import export_model, load_model
 from scripts.demo_models.schedule import Schedule, Stage
 from scripts.demo_models.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from scripts.demo_models.training import Rates, Run, load_checkpoint, next_token_loss
+from scripts.demo_models.training import CHECKPOINT, Rates, Run, load_checkpoint, next_token_loss
 from scripts.demo_models.writing import WritingPlan, write_texts
 
 SEED = 20
@@ -49,6 +51,7 @@ TARGET_RATES = Rates(matrix=5e-3, other=4e-3)
 PRETRAIN_STAGES = (Stage(1.0, 16, 256, (6, 3, 7)),)
 DISTILL_STAGES = (Stage(0.7, 8, 256, (3, 2, 3)), Stage(0.9, 4, 512, (1, 1, 2)), Stage(1.0, 2, 1024, (1, 0, 1)))
 DRAFT_RATES = Rates(matrix=5e-3, other=5e-3)
+CONTINUED_RATES = Rates(matrix=2e-3, other=2e-3)
 EXPORT_DTYPE = torch.bfloat16
 
 
@@ -57,6 +60,17 @@ def run_tokenizer(options: argparse.Namespace) -> None:
     documents = tokens.load_documents(options.corpus, SEED)
     texts = itertools.chain(documents["prose"].train, documents["code"].train[::2], documents["structured"].train[::4])
     save_tokenizer(train_tokenizer(texts), options.work / "tokenizer")
+    write_streams(options, documents)
+
+
+def run_tokens(options: argparse.Namespace) -> None:
+    """Write the encoded corpus for a pair that is there already, with its own tokenizer."""
+    save_tokenizer(load_tokenizer(options.models / "target"), options.work / "tokenizer")
+    write_streams(options, tokens.load_documents(options.corpus, SEED))
+
+
+def write_streams(options: argparse.Namespace, documents: dict[str, Split]) -> None:
+    """Encode all documents with the tokenizer of the work directory."""
     tokenizer = load_tokenizer(options.work / "tokenizer")
     for name, size in tokens.write_streams(tokenizer, documents, options.work / "tokens").items():
         print(f"{name}: {size} tokens")
@@ -102,14 +116,22 @@ def run_draft_texts(options: argparse.Namespace) -> None:
 def run_draft_distill(options: argparse.Namespace) -> None:
     """Distil the exported target into the pre-trained draft and export the draft."""
     target = use_training_attention(load_model(options.models / "target"))
-    draft = new_model(draft_config(), SEED)
-    load_checkpoint(draft, options.work / "draft_pretrain")
+    draft, rates = _undistilled_draft(options)
     written = torch.load(options.work / "written.pt", weights_only=True)
     sampler = DistillationSampler(mixture(options.work / "tokens", SEED + 200), written, SEED)
     schedule = Schedule(options.distill_steps, warm_up=20, decay=0.5, stages=DISTILL_STAGES)
-    run = Run(draft, sampler, schedule, DRAFT_RATES, options.work / "draft_distill")
+    run = Run(draft, sampler, schedule, rates, options.work / "draft_distill")
     run.train(distillation_loss(draft, target, written.shape[1]))
     export_model(draft, load_tokenizer(options.work / "tokenizer"), options.models / "draft", EXPORT_DTYPE)
+
+
+def _undistilled_draft(options: argparse.Namespace) -> tuple[LlamaForCausalLM, Rates]:
+    """The pre-trained draft or, where that is gone, the exported one, whose distillation then goes on."""
+    if not (options.work / "draft_pretrain" / CHECKPOINT).exists():
+        return use_training_attention(load_model(options.models / "draft")), CONTINUED_RATES
+    draft = new_model(draft_config(), SEED)
+    load_checkpoint(draft, options.work / "draft_pretrain")
+    return draft, DRAFT_RATES
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
@@ -121,6 +143,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 STAGES: dict[str, tuple[Callable[[argparse.Namespace], None], ...]] = {
     "tokenizer": (run_tokenizer,),
+    "tokens": (run_tokens,),
     "target": (run_target,),
     "draft-pretrain": (run_draft_pretrain,),
     "draft-texts": (run_draft_texts,),

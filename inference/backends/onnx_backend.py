@@ -1,4 +1,4 @@
-"""The onnx backend: Llama-shaped models in float32 on CPU through ONNX Runtime, over slots and positions.
+"""The onnx backend: Llama-shaped models in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
 
 Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of spans, built
 when first needed; all share the weights in memory. Other families, dtypes and devices are the torch backend's.
@@ -32,7 +32,7 @@ MAX_PLACES = 16
 PREPARE_S = 1.0
 """Seconds that loading spends on building graphs, smallest first; the rest are built when first needed."""
 
-PROBE_TOLERANCE = 1e-3
+PROBE_TOLERANCES = {"float32": 1e-3, "int8": 0.3}
 """Largest difference from Transformers' logits at loading, relative to the largest logit (1, if that is smaller)."""
 
 
@@ -105,17 +105,17 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
     Raises:
         ConfigError: the directory, the checkpoint or the settings cannot be used; the message names which.
     """
-    _require_settings(config)
+    dtype = _resolve_dtype(config)
     model_config = load_config(config.path)
     max_length = resolve_length(model_config, config.sequence_length)
     require_supported_config(model_config, max_length)
     require_llama_shaped(model_config)
     num_threads = config.num_threads or len(os.sched_getaffinity(0))
     for _ in range(2):  # a packed form may be damaged, or from a processor that only looks the same
-        decoder = packed_decoder(config.path, model_config)
+        decoder = packed_decoder(config.path, model_config, dtype)
         backend = OnnxBackend(decoder, num_slots=config.num_slots, max_length=max_length, num_threads=num_threads)
         error = backend.probe_error()
-        if error <= PROBE_TOLERANCE:  # not if it is NaN
+        if error <= PROBE_TOLERANCES[dtype]:  # not if it is NaN
             backend.prepare()
             return backend
         logger.warning("model %s: packed weights are off by %.2g, making them again", config.path.name, error)
@@ -126,8 +126,10 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
     )
 
 
-def _require_settings(config: ModelConfig) -> None:
+def _resolve_dtype(config: ModelConfig) -> str:
     if config.device not in ("auto", "cpu"):
         raise ConfigError(f"device {config.device}: backend onnx computes on cpu only")
-    if config.dtype not in ("auto", "float32"):
-        raise ConfigError(f"dtype {config.dtype}: backend onnx computes in float32 only")
+    dtype = "float32" if config.dtype == "auto" else config.dtype
+    if dtype not in PROBE_TOLERANCES:
+        raise ConfigError(f"dtype {dtype}: backend onnx computes in {' or '.join(PROBE_TOLERANCES)} only")
+    return dtype

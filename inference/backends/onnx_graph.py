@@ -4,12 +4,17 @@ Linear layers run over the flattened tokens of all spans. Attention runs span by
 places, each with its own keys and values, which the operator extends in place. (One batched attention operator will
 not do: ONNX Runtime's takes several new tokens per sequence only for one sequence at a time.)
 
+In int8 every span attends with a spare token behind its own, whose result is dropped: ONNX Runtime multiplies a matrix
+of one row by another kernel, which adds in another order, and a difference in the last bit can move the next layer's
+input by one of its 255 steps. With the spare token a token's logits are the same bits at every width. In float32 the
+last bit matters only to logits that tie to 1e-5; there it would cost 8 % of a pass of the bundled models.
+
 Inputs of a graph with N places, for T tokens of which R are to have logits:
     token_ids  int64 [1, T]
     widths     int64 [N]: tokens of each place's span, at least 1; their sum is T. Absent if N = 1.
     ends       int32 [N]: position after the last token of each span
     rows       int64 [R]
-    key_L_P, value_L_P  float32 [1, num_kv_heads, max_length, head_room] of layer L and place P
+    key_L_P, value_L_P  float32 [1, num_kv_heads, room, head_room] of layer L and place P
 Outputs: logits float32 [1, R, vocab_size]; new_key_L_P and new_value_L_P, to be bound to the memory of their inputs.
 """
 
@@ -22,12 +27,20 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from inference.backends import onnx_int8
 from inference.backends.onnx_shape import DecoderShape
 from inference.backends.onnx_weights import Weight
 
 # Released with ONNX 1.14; every operator here is older, and newer runtimes read it.
 IR_VERSION, OPSET = 9, 18
 CONTRIB = "com.microsoft"  # operators that ONNX Runtime itself brings, versioned with it
+
+CONSTANTS = {
+    *("cosines", "sines", "one", "not_spare", "spare_token", "first", "spare_row", "token_axis"),
+    *("qkv_sizes", "heads_shape", "flat_shape"),
+    *onnx_int8.CONSTANTS,
+}
+"""Initializers that are no weights: every graph brings its own."""
 
 
 def cache_names(layer: int, place: int) -> tuple[str, str]:
@@ -36,26 +49,29 @@ def cache_names(layer: int, place: int) -> tuple[str, str]:
 
 
 def decoder_graph(
-    shape: DecoderShape, weights: Iterable[onnx.TensorProto], *, num_places: int, max_length: int
+    shape: DecoderShape, weights: Iterable[onnx.TensorProto], *, dtype: str, num_places: int, room: int
 ) -> onnx.ModelProto:
     """Build the graph.
 
     Args:
         shape: of the decoder.
-        weights: named as in `onnx_weights`; usually references to a file.
+        weights: named as in `onnx_weights`, or in `onnx_int8` if `dtype` is; usually references to a file.
+        dtype: arithmetic of the linear layers, "float32" or "int8".
         num_places: spans of a pass, >= 1.
-        max_length: positions of a slot.
+        room: positions of a slot, one of them for the spare token.
     """
-    return _Graph(shape, num_places, max_length).build(weights)
+    return _Graph(shape, dtype, num_places, room).build(weights)
 
 
 class _Graph:
     """Collects nodes; each method adds some and returns the name of their result."""
 
-    def __init__(self, shape: DecoderShape, num_places: int, max_length: int) -> None:
+    def __init__(self, shape: DecoderShape, dtype: str, num_places: int, room: int) -> None:
         self._shape = shape
+        self._is_int8 = dtype == "int8"
+        self._quantized: set[str] = set()  # activations that are quantized already
         self._places = range(num_places)
-        self._max_length = max_length
+        self._room = room
         self._nodes: list[onnx.NodeProto] = []
 
     def build(self, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
@@ -77,7 +93,7 @@ class _Graph:
         for layer in range(self._shape.num_layers):
             hidden, residual = self._layer(layer, hidden, residual)
         last = self._add("Gather", [hidden, "rows"], ["last"], axis=1)  # [1, R, hidden_size]
-        self._add("MatMul", [last, "head"], ["logits"])
+        self._multiply(last, "head", "logits")
 
     def _layer(self, layer: int, hidden: str, residual: str) -> tuple[str, str]:
         """Return the next layer's normalized input and the residual stream behind it."""
@@ -96,10 +112,19 @@ class _Graph:
         return self._project_and_norm("down", layer, product, residual, next_norm)
 
     def _linear(self, name: str, layer: int, hidden: str) -> str:
-        product = self._add("MatMul", [hidden, f"{name}_{layer}"], [f"{name}_output_{layer}"])
+        product = self._multiply(hidden, f"{name}_{layer}", f"{name}_output_{layer}")
         if name not in self._shape.biases:
             return product
         return self._add("Add", [product, f"{name}_bias_{layer}"], [f"{name}_biased_{layer}"])
+
+    def _multiply(self, hidden: str, weight: str, output: str) -> str:
+        if not self._is_int8:
+            return self._add("MatMul", [hidden, weight], [output])
+        if hidden not in self._quantized:  # gate and up share theirs
+            self._quantized.add(hidden)
+            self._nodes += onnx_int8.row_nodes(hidden)
+        self._nodes += onnx_int8.product_nodes(hidden, weight, output)
+        return output
 
     def _rms_norm(self, hidden: str, weight: str, output: str, eps: float) -> str:
         return self._add("SimplifiedLayerNormalization", [hidden, weight], [output], axis=-1, epsilon=eps)
@@ -137,31 +162,46 @@ class _Graph:
 
     def _attend(self, layer: int, place: int, qkv: str) -> str:
         key, value = cache_names(layer, place)
-        inputs = [qkv, "", "", key, value, f"last_{place}", f"end_{place}", "cosines", "sines"]
-        return self._add(
+        name = f"{layer}_{place}"
+        if self._is_int8:
+            qkv = self._add("Concat", [qkv, "spare_token"], [f"qkv_spare_{name}"], axis=1)
+        attended = self._add(
             "GroupQueryAttention",
-            inputs,
-            [f"attended_{layer}_{place}", f"new_{key}", f"new_{value}"],
+            [qkv, "", "", key, value, f"last_{place}", f"length_{place}", "cosines", "sines"],
+            [f"attended_{name}", f"new_{key}", f"new_{value}"],
             CONTRIB,
             num_heads=self._shape.num_heads,
             kv_num_heads=self._shape.num_kv_heads,
             scale=self._shape.score_scale,
             do_rotary=1,
         )
+        if self._is_int8:
+            attended = self._add("Slice", [attended, "first", "spare_row", "token_axis"], [f"attended_own_{name}"])
+        return attended
 
     def _positions(self) -> None:
-        """Per place, what the attention operator calls the total length, and that minus one."""
+        """Per place, the last position attended to, and what the attention operator calls the total length."""
         if len(self._places) == 1:
             self._add("Identity", ["ends"], ["end_0"])
         else:
             self._add("Split", ["ends"], [f"end_{place}" for place in self._places], num_outputs=len(self._places))
         for place in self._places:
-            self._add("Sub", [f"end_{place}", "one"], [f"last_{place}"])
+            self._add("Sub", [f"end_{place}", "not_spare"], [f"last_{place}"])
+            self._add("Add", [f"last_{place}", "one"], [f"length_{place}"])
 
     def _constants(self) -> list[onnx.TensorProto]:
         shape = self._shape
-        cosines, sines = rotary_tables(shape, self._max_length)
-        constants = {"cosines": cosines, "sines": sines, "one": np.array([1], np.int32)}
+        cosines, sines = rotary_tables(shape, self._room)
+        constants: dict[str, np.ndarray[Any, Any]] = {
+            "cosines": cosines,
+            "sines": sines,
+            "one": np.array([1], np.int32),
+            "not_spare": np.array([0 if self._is_int8 else 1], np.int32),
+        }
+        if self._is_int8:
+            constants |= onnx_int8.CONSTANTS
+            constants["spare_token"] = np.zeros((1, 1, shape.query_size + 2 * shape.kv_size), np.float32)
+            constants |= {"first": np.array([0]), "spare_row": np.array([-1]), "token_axis": np.array([1])}
         if shape.normalizes_heads:
             constants["qkv_sizes"] = np.array([shape.query_size, shape.kv_size, shape.kv_size])
             constants["heads_shape"] = np.array([0, 0, -1, shape.head_room])  # 0 keeps a dimension, -1 is the rest
@@ -184,7 +224,7 @@ class _Graph:
         return [logits, *self._rooms("new_")]
 
     def _rooms(self, prefix: str) -> list[onnx.ValueInfoProto]:
-        dimensions = [1, self._shape.num_kv_heads, self._max_length, self._shape.head_room]
+        dimensions = [1, self._shape.num_kv_heads, self._room, self._shape.head_room]
         return [
             helper.make_tensor_value_info(prefix + name, TensorProto.FLOAT, dimensions)
             for layer in range(self._shape.num_layers)

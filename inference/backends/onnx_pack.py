@@ -16,9 +16,10 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -27,17 +28,19 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from inference.backends.checkpoint import load_weights
-from inference.backends.onnx_graph import decoder_graph
+from inference.backends.onnx_graph import CONSTANTS, decoder_graph
+from inference.backends.onnx_int8 import quantized_weights, weight_levels
 from inference.backends.onnx_shape import DecoderShape, shape_of
 from inference.backends.onnx_weights import Weight, decoder_weights
 from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-LAYOUT_VERSION = 1  # of what this module writes
+LAYOUT_VERSION = 3  # of what this module writes
 GRAPH_FILE, WEIGHTS_FILE, SHAPE_FILE, PROBE_FILE = "decoder.onnx", "weights.bin", "shape.json", "probe.npz"
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json")
 NUM_PROBE_TOKENS = 8
+NamedArray: TypeAlias = "tuple[str, np.ndarray[Any, Any]]"
 MAKING = "making-"  # how the names of unfinished folders begin
 
 
@@ -47,33 +50,35 @@ class PackedDecoder:
 
     Attributes:
         folder: holds the weights' file.
+        dtype: arithmetic of the linear layers, "float32" or "int8".
         weights: references into it, to be the initializers of a graph.
         probe_token_ids: some tokens.
         probe_logits: what Transformers makes of them, [num_tokens, vocab_size].
     """
 
     folder: Path
+    dtype: str
     shape: DecoderShape
     weights: tuple[onnx.TensorProto, ...]
     probe_token_ids: list[int]
     probe_logits: Weight
 
 
-def packed_decoder(path: Path, config: PretrainedConfig) -> PackedDecoder:
-    """Return the checkpoint's packed form; make it if this is the first time.
+def packed_decoder(path: Path, config: PretrainedConfig, dtype: str) -> PackedDecoder:
+    """Return the checkpoint's packed form in "float32" or "int8"; make it if this is the first time.
 
     Raises:
         ConfigError: the checkpoint is broken, or the cache cannot be written.
     """
-    folder = _cache_folder(path)
+    folder = _cache_folder(path, dtype)
     if folder.exists():
         try:
-            return _read(folder)
+            return _read(folder, dtype)
         except Exception as error:  # whatever the readers of the files' formats raise about a damaged one
             logger.warning("model %s: its packed form at %s cannot be read: %r", path.name, folder, error)
             shutil.rmtree(folder, ignore_errors=True)
-    _make(path, config, folder)
-    return _read(folder)
+    _make(path, config, folder, dtype)
+    return _read(folder, dtype)
 
 
 def discard(decoder: PackedDecoder) -> None:
@@ -95,11 +100,11 @@ def session_options(num_threads: int) -> onnxruntime.SessionOptions:
     return options
 
 
-def _cache_folder(path: Path) -> Path:
-    """One folder per checkpoint, in it one per state of its files."""
+def _cache_folder(path: Path, dtype: str) -> Path:
+    """One folder per checkpoint and arithmetic, in it one per state of the checkpoint's files."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = path.resolve()
-    return root / "specdec" / "onnx" / f"{place.name}-{_digest(str(place))}" / _digest(_facts(path))
+    return root / "specdec" / "onnx" / f"{place.name}-{dtype}-{_digest(str(place))}" / _digest(_facts(path))
 
 
 def _digest(value: object) -> str:
@@ -124,7 +129,7 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _make(path: Path, config: PretrainedConfig, folder: Path) -> None:
+def _make(path: Path, config: PretrainedConfig, folder: Path, dtype: str) -> None:
     started = time.monotonic()
     model = load_weights(path, config, dtype=torch.float32, device=torch.device("cpu"))
     try:
@@ -132,7 +137,7 @@ def _make(path: Path, config: PretrainedConfig, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=MAKING) as temporary:
             made = Path(temporary) / "made"
             made.mkdir()
-            _write(model, made)
+            _write(model, made, dtype)
             _publish(made, folder)
     except OSError as error:
         raise ConfigError(f"model {path}: cannot keep its packed weights in {folder.parent}: {error}") from error
@@ -151,11 +156,11 @@ def _publish(made: Path, folder: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)  # who has it mapped keeps what is mapped
 
 
-def _write(model: PreTrainedModel, folder: Path) -> None:
+def _write(model: PreTrainedModel, folder: Path, dtype: str) -> None:
     shape = shape_of(model.eval())
     plain = folder / "plain.bin"
-    weights = _write_plain(decoder_weights(model, shape), plain)
-    graph = decoder_graph(shape, weights, num_places=1, max_length=NUM_PROBE_TOKENS)
+    weights = _write_plain(_weights(model, shape, dtype), plain)
+    graph = decoder_graph(shape, weights, dtype=dtype, num_places=1, room=NUM_PROBE_TOKENS)
     _write_packed(graph, folder)
     plain.unlink()
     shape.save(folder / SHAPE_FILE)
@@ -165,14 +170,20 @@ def _write(model: PreTrainedModel, folder: Path) -> None:
     np.savez(folder / PROBE_FILE, token_ids=token_ids, logits=logits.numpy())
 
 
-def _write_plain(weights: Iterable[tuple[str, Weight]], file: Path) -> list[onnx.TensorProto]:
+def _weights(model: PreTrainedModel, shape: DecoderShape, dtype: str) -> Iterator[NamedArray]:
+    weights = decoder_weights(model, shape)
+    return quantized_weights(weights, weight_levels()) if dtype == "int8" else weights
+
+
+def _write_plain(weights: Iterable[NamedArray], file: Path) -> list[onnx.TensorProto]:
     """Write arrays behind one another; return references to them."""
     references = []
     with file.open("wb") as out:
         for name, array in weights:
             offset = out.tell()
             array.tofile(out)
-            reference = onnx.TensorProto(name=name, data_type=onnx.TensorProto.FLOAT, dims=array.shape)
+            data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            reference = onnx.TensorProto(name=name, data_type=data_type, dims=array.shape)
             reference.data_location = onnx.TensorProto.EXTERNAL
             location = {"location": file.name, "offset": str(offset), "length": str(array.nbytes)}
             for key, value in location.items():
@@ -195,14 +206,13 @@ def _write_packed(graph: onnx.ModelProto, folder: Path) -> None:
     onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _read(folder: Path) -> PackedDecoder:
+def _read(folder: Path, dtype: str) -> PackedDecoder:
     shape = DecoderShape.load(folder / SHAPE_FILE)
     graph = onnx.load(str(folder / GRAPH_FILE), load_external_data=False).graph
-    own = {"cosines", "sines", "one", "qkv_sizes", "heads_shape", "flat_shape"}
-    weights = tuple(tensor for tensor in graph.initializer if tensor.name not in own)
+    weights = tuple(tensor for tensor in graph.initializer if tensor.name not in CONSTANTS)
     _require_all(weights, folder / WEIGHTS_FILE)
     probe = np.load(folder / PROBE_FILE)
-    return PackedDecoder(folder, shape, weights, probe["token_ids"].tolist(), probe["logits"])
+    return PackedDecoder(folder, dtype, shape, weights, probe["token_ids"].tolist(), probe["logits"])
 
 
 def _require_all(weights: Iterable[onnx.TensorProto], file: Path) -> None:

@@ -19,7 +19,9 @@ class OnnxPass:
     """Runs passes of exactly `num_places` spans."""
 
     def __init__(self, decoder: PackedDecoder, slots: OnnxSlots, *, num_places: int, num_threads: int) -> None:
-        graph = decoder_graph(decoder.shape, decoder.weights, num_places=num_places, max_length=slots.max_length)
+        graph = decoder_graph(
+            decoder.shape, decoder.weights, dtype=decoder.dtype, num_places=num_places, room=slots.room
+        )
         options = session_options(num_threads)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(decoder.folder))
         self._session = onnxruntime.InferenceSession(
@@ -28,6 +30,7 @@ class OnnxPass:
         self._binding = self._session.io_binding()
         self._slots = slots
         self._vocab_size = decoder.shape.vocab_size
+        self._spare_rows = [0] if decoder.dtype == "int8" else []  # MatMulInteger refuses to multiply no row at all
         self._bound: list[int | None] = [None] * num_places  # slot of each place
         layers = range(decoder.shape.num_layers)
         self._names = [[name for layer in layers for name in cache_names(layer, place)] for place in range(num_places)]
@@ -38,12 +41,13 @@ class OnnxPass:
             if self._bound[place] != span.slot:
                 self._bind_slot(place, span.slot)
         self._bind_inputs(spans)
-        rows = np.array(wanted_rows(spans), np.int64)
+        wanted = wanted_rows(spans)
+        rows = np.array(wanted or self._spare_rows, np.int64)
         self._binding.bind_cpu_input("rows", rows)
         logits = np.empty((1, len(rows), self._vocab_size), np.float32)
         self._binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
         self._session.run_with_iobinding(self._binding)
-        rows_of_logits: Weight = logits[0]
+        rows_of_logits: Weight = logits[0, : len(wanted)]
         return rows_of_logits
 
     def _bind_inputs(self, spans: Sequence[Span]) -> None:

@@ -10,7 +10,7 @@ from inference.errors import ConfigError
 
 
 class OnnxSlots:
-    """Room for `num_slots` sequences of `max_length` positions each.
+    """Room for `num_slots` sequences of `max_length` positions each, and for the graph's spare token behind them.
 
     Raises:
         ConfigError: there is not enough memory.
@@ -19,8 +19,9 @@ class OnnxSlots:
     def __init__(self, shape: DecoderShape, *, num_slots: int, max_length: int) -> None:
         self.num_slots = num_slots
         self.max_length = max_length
-        # [num_slots, layers and key or value, 1, num_kv_heads, max_length, head_room]
-        rooms = (num_slots, 2 * shape.num_layers, 1, shape.num_kv_heads, max_length, shape.head_room)
+        self.room = max_length + 1
+        # [num_slots, layers and key or value, 1, num_kv_heads, room, head_room]
+        rooms = (num_slots, 2 * shape.num_layers, 1, shape.num_kv_heads, self.room, shape.head_room)
         try:
             self.memory = np.zeros(rooms, np.float32)
         except (MemoryError, ValueError) as error:

@@ -166,4 +166,6 @@ def _resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype: torch.dtype = getattr(torch, name)
+    if not dtype.is_floating_point:
+        raise ConfigError(f"dtype {name}: backend torch computes in floating point only; int8 is backend onnx's")
     return dtype

@@ -27,7 +27,7 @@ DECODER_LOADERS = {"neuron": ("inference.backends.neuron.fused", "load_fused_dec
 # name -> module and the function that compiles ahead of time, (target or None, draft or None) -> None
 COMPILERS = {"neuron": ("inference.backends.neuron.compiling", "compile_models")}
 AUTO = "auto"
-"""onnx where it runs the model, on a CPU; torch elsewhere."""
+"""onnx where it runs the model, on a CPU, and for int8; torch elsewhere."""
 
 
 def load_backend(config: ModelConfig) -> Backend:
@@ -71,6 +71,8 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def _load_fastest(config: ModelConfig) -> Backend:
+    if config.dtype == "int8":
+        return _load("onnx", config)
     if config.device == "auto" and _has_cuda():
         return _load("torch", config)
     try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from inference.config import ServerConfig
 from inference.metrics import Metrics, metrics_server
 from inference.workers.generation import GenerationServicer
+
+if TYPE_CHECKING:
+    from inference.telemetry import Telemetry
 
 
 class HttpServer(Protocol):
@@ -21,7 +24,11 @@ class HttpServer(Protocol):
 
 @asynccontextmanager
 async def beside_grpc(
-    args: argparse.Namespace, service: GenerationServicer, metrics: Metrics, server: ServerConfig
+    args: argparse.Namespace,
+    service: GenerationServicer,
+    metrics: Metrics,
+    server: ServerConfig,
+    telemetry: Telemetry | None,
 ) -> AsyncGenerator[HttpServer | None, None]:
     """Serve metrics (--metrics_port) and HTTP (--http_port) while the block runs, each only if it is asked for."""
     with metrics_server(metrics, server.host, args.metrics_port):
@@ -30,5 +37,5 @@ async def beside_grpc(
             return
         from inference.cli.gateway import local_http_server  # FastAPI takes a third of a second to import
 
-        async with local_http_server(args, service, metrics, server) as http:
+        async with local_http_server(args, service, metrics, server, telemetry) as http:
             yield http

@@ -46,6 +46,7 @@ def add_model_pair(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
     add_backend(group)
     add_neuron(parser)
+    _add_draft_cores(parser)
 
 
 def add_compiled_models(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +58,7 @@ def add_compiled_models(parser: argparse.ArgumentParser) -> None:
     add_backend(group)
     parser.set_defaults(backend="neuron")
     add_neuron(parser)
+    _add_draft_cores(parser)
 
 
 def add_neuron(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +68,8 @@ def add_neuron(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--speculation_method",
         choices=SPECULATION_METHODS,
-        help="vanilla: slot models, any sampling; others: NxDI's fused graph (default: fused for fused_target)",
+        help="vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for fused_target); "
+        "medusa: the target's own heads, no draft model",
     )
     group.add_argument(
         "--neuron_config",
@@ -78,6 +81,12 @@ def add_neuron(parser: argparse.ArgumentParser) -> None:
     )
     text = "folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache)"
     group.add_argument("--compiled_model_path", type=Path, metavar="DIR", help=text)
+
+
+def _add_draft_cores(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("AWS Neuron devices: the draft beside its target")
+    text = "logical NeuronCores that the draft is sharded over; must divide --tp_degree (default: --tp_degree)"
+    group.add_argument("--draft_tp_degree", type=int, metavar="N", help=text)
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -118,7 +127,7 @@ def add_backend(group: argparse._ArgumentGroup) -> None:
         "--dtype",
         default="auto",
         choices=["auto", *DTYPES],
-        help="arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere)",
+        help="arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx)",
     )
     group.add_argument(
         "--sequence_length",
@@ -153,6 +162,12 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("metrics")
     text = "serve Prometheus metrics at /metrics of this port, on the server's host (default: nowhere)"
     group.add_argument("--metrics_port", type=int, metavar="PORT", help=text)
+
+
+def add_telemetry(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("traces")
+    text = "send OpenTelemetry traces of requests to this collector, such as http://localhost:4317 (default: nowhere)"
+    group.add_argument("--otlp_endpoint", metavar="URL", help=text)
 
 
 def add_http(parser: argparse.ArgumentParser, *, default_port: int | None) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,16 +15,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_comm.options import address
 from grpc_comm.server import stop_signal
 from inference.cli.generate import connected
-from inference.cli.reports import profiled
+from inference.cli.observe import observed
+from inference.cli.telemetry import continuing
 from inference.config import ServerConfig
 from inference.errors import ConfigError
 from inference.gateway.app import Gateway
 from inference.gateway.server import HttpServer, http_server
 from inference.metrics import Metrics
 from inference.workers.client import RemoteCompleter
-from inference.workers.completion import Completer, ProfilingCompleter
+from inference.workers.completion import Completer
 from inference.workers.generation import GenerationServicer, ModelCard
 from inference.workers.metered import MeteredCompleter
+
+if TYPE_CHECKING:
+    from inference.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +38,15 @@ HEALTH_TIMEOUT_S = 2.0
 async def serve_gateway(args: argparse.Namespace) -> int:
     """Serve HTTP in front of a remote GenerationService, until a signal."""
     server = ServerConfig(args.host, args.http_port, grace_s=args.grace_s)
-    with profiled(args) as profile:
+    with observed(args) as observers:
         async with connected(args) as channel:
-            remote = RemoteCompleter(channel, address(args.target_host, args.port), deadline_s=args.deadline_s)
+            where = address(args.target_host, args.port)
+            remote = RemoteCompleter(continuing(channel, observers.telemetry), where, deadline_s=args.deadline_s)
             card = _named(args, ModelCard.from_message(await remote.model()))
             metrics = Metrics(card.name)
-            completer = MeteredCompleter(ProfilingCompleter(remote, profile) if profile else remote, metrics)
+            completer = MeteredCompleter(observers.around(remote, model=card.name), metrics)
             metrics.watch(completer)
-            gateway = _gateway(args, completer, card, metrics, lambda: _is_serving(channel))
+            gateway = _gateway(args, completer, card, metrics, lambda: _is_serving(channel), observers.telemetry)
             async with http_server(gateway, server.host, server.port, grace_s=server.grace_s) as http:
                 signal = await stop_signal()
                 logger.info("%s: running requests get %g s", signal.name, server.grace_s)
@@ -51,10 +56,14 @@ async def serve_gateway(args: argparse.Namespace) -> int:
 
 
 def local_http_server(
-    args: argparse.Namespace, service: GenerationServicer, metrics: Metrics, server: ServerConfig
+    args: argparse.Namespace,
+    service: GenerationServicer,
+    metrics: Metrics,
+    server: ServerConfig,
+    telemetry: Telemetry | None,
 ) -> AbstractAsyncContextManager[HttpServer]:
     """HTTP in front of a completer of this process."""
-    gateway = _gateway(args, service.completer, _named(args, service.card), metrics, _always)
+    gateway = _gateway(args, service.completer, _named(args, service.card), metrics, _always, telemetry)
     return http_server(gateway, server.host, args.http_port, grace_s=server.grace_s)
 
 
@@ -81,6 +90,7 @@ def _gateway(
     card: ModelCard,
     metrics: Metrics,
     is_healthy: Callable[[], Awaitable[bool]],
+    telemetry: Telemetry | None,
 ) -> Gateway:
     if args.max_body_mib <= 0:
         raise ConfigError(f"max_body_mib {args.max_body_mib} is not above 0")
@@ -93,4 +103,5 @@ def _gateway(
         deadline_s=getattr(args, "deadline_s", 600.0),
         max_body_bytes=round(args.max_body_mib * 2**20),
         page=not args.no_page,
+        telemetry=telemetry,
     )

@@ -99,6 +99,7 @@ def _target_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_listen(parser)
     flags.add_sessions(parser)
     flags.add_metrics(parser)
+    flags.add_telemetry(parser)
     flags.add_trace(parser)
 
 
@@ -118,6 +119,7 @@ def _fused_target_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_listen(parser)
     flags.add_http(parser, default_port=None)
     flags.add_metrics(parser)
+    flags.add_telemetry(parser)
     flags.add_trace(parser)
 
 
@@ -127,8 +129,15 @@ async def _fused_target(args: argparse.Namespace) -> int:
     _default_to_fused(args, has_draft=args.draft_model != flags.NGRAM)
     # One process, one model at a time: both may use all cores.
     target = _model_config(args, args.target_model, num_threads=usable_cores(), gamma=args.gamma)
-    draft = _proposer_config(args, args.draft_model, tokenizer=args.target_model, num_threads=usable_cores())
+    # Medusa's draft is in the target's own checkpoint.
+    path = str(args.target_model) if args.speculation_method == "medusa" else args.draft_model
+    draft = _proposer_config(_of_draft(args), path, tokenizer=args.target_model, num_threads=usable_cores())
     return await serve_fused(args, target, draft, _server_config(args, args.port))
+
+
+def _of_draft(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags of a draft beside its target, which may take fewer NeuronCores."""
+    return argparse.Namespace(**{**vars(args), "tp_degree": args.draft_tp_degree or args.tp_degree})
 
 
 def _default_to_fused(args: argparse.Namespace, *, has_draft: bool) -> None:
@@ -150,7 +159,7 @@ async def _compile(args: argparse.Namespace) -> int:
     return await run_compile(
         args,
         None if target is None else _model_config(args, target, num_threads=usable_cores(), gamma=args.gamma),
-        None if draft is None else _model_config(args, draft, num_threads=usable_cores()),
+        None if draft is None else _model_config(_of_draft(args), draft, num_threads=usable_cores()),
     )
 
 
@@ -163,6 +172,7 @@ def _draft_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_sampling(parser)
     flags.add_serve(parser)
     flags.add_metrics(parser)
+    flags.add_telemetry(parser)
     flags.add_attach(parser)
     flags.add_trace(parser)
 
@@ -202,6 +212,7 @@ def _gateway_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_connection(parser, what="host of the server behind it")
     flags.add_http(parser, default_port=8000)
     flags.add_http_listen(parser)
+    flags.add_telemetry(parser)
 
 
 async def _gateway(args: argparse.Namespace) -> int:

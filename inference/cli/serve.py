@@ -13,22 +13,24 @@ import grpc
 from grpc_comm.options import address
 from grpc_comm.server import PortTakenError, Server, stop_signal
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from grpc_comm.telemetry import SpanInterceptor
 from inference.cli.beside import HttpServer, beside_grpc
 from inference.cli.generate import connected, draft_config
-from inference.cli.reports import profiled, traced
+from inference.cli.observe import Observers, observed
+from inference.cli.reports import traced
+from inference.cli.telemetry import continuing
 from inference.config import ModelConfig, ProposerConfig, ServerConfig, check_gamma
 from inference.engine.drafting import DraftEngine
 from inference.engine.engine import Engine
 from inference.errors import ConfigError, SpecDecError
 from inference.metrics import Metrics
-from inference.profile import Profile
 from inference.tokenizer import Tokenizer
 from inference.types import Generator
 from inference.workers import generation, verification
 from inference.workers.assembly import draft_worker, fused_engine, load_proposer, running, target_engine
 from inference.workers.assist import assist
 from inference.workers.client import RemoteCompleter
-from inference.workers.completion import Completer, LocalCompleter, ProfilingCompleter
+from inference.workers.completion import LocalCompleter
 from inference.workers.generation import GenerationServicer, ModelCard
 from inference.workers.metered import MeteredCompleter
 from inference.workers.pool import DraftPool
@@ -44,7 +46,7 @@ NAME_TIMEOUT_S = 5.0
 async def serve_target(args: argparse.Namespace, config: ModelConfig, server: ServerConfig) -> int:
     """Serve a target: verification for draft workers, and generation without any."""
     tokenizer, metrics = Tokenizer.load(config.path), Metrics(config.path.name)
-    with profiled(args) as profile:
+    with observed(args) as observers:
         async with target_engine(config, max_waiting=server.max_waiting) as engine:
             pool = DraftPool(engine)
             verifier = VerificationServicer(
@@ -52,17 +54,18 @@ async def serve_target(args: argparse.Namespace, config: ModelConfig, server: Se
                 pool,
                 vocabulary=Vocabulary(tokenizer.fingerprint, engine.vocab_size),
                 idle_timeout_s=server.idle_timeout_s,
-                profile=profile,
+                profile=observers.profile,
                 metrics=metrics,
+                annotate=observers.annotate,
             )
-            generator = _generation(pool, tokenizer, config.path.name, "target", profile=profile, metrics=metrics)
+            generator = _generation(pool, tokenizer, config.path.name, "target", observers, metrics)
 
             def register(grpc_server: grpc.aio.Server) -> None:
                 rpc.add_VerificationServiceServicer_to_server(verifier, grpc_server)
                 rpc.add_GenerationServiceServicer_to_server(generator, grpc_server)
 
             names = [verification.SERVICE_NAME, generation.SERVICE_NAME]
-            return await _until_signal(args, server, names, register, engine, generator, metrics)
+            return await _until_signal(args, server, names, register, engine, generator, metrics, observers)
 
 
 async def serve_fused(
@@ -71,14 +74,15 @@ async def serve_fused(
     """Serve generation with both models in this process."""
     tokenizer, metrics = Tokenizer.load(target.path), Metrics(target.path.name)
     gamma = check_gamma(args.gamma)
-    with profiled(args) as profile:
+    with observed(args) as observers:
         async with fused_engine(target, draft, max_waiting=server.max_waiting, gamma=gamma) as engine:
             return await _serve_generation(
-                _generation(engine, tokenizer, target.path.name, "fused", profile=profile, metrics=metrics),
+                _generation(engine, tokenizer, target.path.name, "fused", observers, metrics),
                 args,
                 server,
                 engine,
                 metrics,
+                observers,
             )
 
 
@@ -87,16 +91,20 @@ async def serve_draft(args: argparse.Namespace, config: ProposerConfig, server: 
     tokenizer = Tokenizer.load(config.tokenizer_path)
     draft = draft_config(args, max_waiting=server.max_waiting)
     proposer, words = await load_proposer(config)
-    with profiled(args) as profile:
-        async with connected(args) as channel, draft_worker(proposer, draft, words, channel) as (worker, engine):
+    with observed(args) as observers:
+        async with (
+            connected(args) as channel,
+            draft_worker(proposer, draft, words, continuing(channel, observers.telemetry)) as (worker, engine),
+        ):
             name = await _target_name(channel, draft.target_address)
             metrics = Metrics(name)
             return await _serve_generation(
-                _generation(worker, tokenizer, name, "distributed", profile=profile, metrics=metrics),
+                _generation(worker, tokenizer, name, "distributed", observers, metrics),
                 args,
                 server,
                 engine,
                 metrics,
+                observers,
             )
 
 
@@ -151,13 +159,10 @@ def _generation(
     tokenizer: Tokenizer,
     name: str,
     topology: str,
-    *,
-    profile: Profile | None,
+    observers: Observers,
     metrics: Metrics,
 ) -> GenerationServicer:
-    completer: Completer = MeteredCompleter(LocalCompleter(generator, tokenizer), metrics)
-    if profile is not None:
-        completer = ProfilingCompleter(completer, profile)
+    completer = observers.around(MeteredCompleter(LocalCompleter(generator, tokenizer), metrics), model=name)
     card = ModelCard(name, topology, generator.max_length, generator.vocab_size, tokenizer.fingerprint)
     return GenerationServicer(completer, card)
 
@@ -168,11 +173,12 @@ async def _serve_generation(
     config: ServerConfig,
     engine: Engine[Any, Any, Any],
     metrics: Metrics,
+    observers: Observers,
 ) -> int:
     def register(grpc_server: grpc.aio.Server) -> None:
         rpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
 
-    return await _until_signal(args, config, [generation.SERVICE_NAME], register, engine, servicer, metrics)
+    return await _until_signal(args, config, [generation.SERVICE_NAME], register, engine, servicer, metrics, observers)
 
 
 async def _until_signal(
@@ -183,14 +189,16 @@ async def _until_signal(
     engine: Engine[Any, Any, Any],
     service: GenerationServicer,
     metrics: Metrics,
+    observers: Observers,
 ) -> int:
-    where = address(config.host, config.port)
+    where, telemetry = address(config.host, config.port), observers.telemetry
+    spans = [] if telemetry is None else [SpanInterceptor(telemetry.serving)]
     try:
-        server = Server(where, service_names=names, register=register, status_of=to_status)
+        server = Server(where, service_names=names, register=register, status_of=to_status, inner=spans)
     except PortTakenError as exc:
         raise ConfigError(str(exc)) from exc
     metrics.watch(engine)
-    async with beside_grpc(args, service, metrics, config) as http:
+    async with beside_grpc(args, service, metrics, config, telemetry) as http:
         with traced(args, engine):
             await _serve_until_signal(server, config, engine, http)
     logger.info("stopped")

@@ -9,10 +9,14 @@ loop; does not know the wire, only what was sent, under which node numbers.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from inference.speculation.controller import NO_BRANCHES
+from inference.speculation.confidence import Confidence
+from inference.speculation.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
 from inference.types import Draft, DraftToken, SamplingParams
 
 
@@ -22,6 +26,7 @@ class DraftPath:
 
     Attributes:
         start: absolute position of the first token.
+        rates: how likely the target agrees with each token, if it agrees with all before it.
         nodes: numbers of those that the target was told of: the first ones.
         exhausted: the proposer has nothing more for this path.
     """
@@ -29,6 +34,7 @@ class DraftPath:
     slot: int
     start: int
     tokens: list[DraftToken] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     exhausted: bool = False
 
@@ -43,7 +49,21 @@ class DraftPath:
     def advance(self, start: int) -> None:
         """Leave behind what lies before `start`."""
         count = start - self.start
-        self.start, self.tokens, self.nodes = start, self.tokens[count:], self.nodes[count:]
+        self.start = start
+        self.tokens, self.rates, self.nodes = self.tokens[count:], self.rates[count:], self.nodes[count:]
+
+    @property
+    def num_unsent(self) -> int:
+        return len(self.tokens) - len(self.nodes)
+
+    @property
+    def survivals(self) -> list[float]:
+        """Per token, how likely the target agrees with all up to it."""
+        return list(itertools.accumulate(self.rates, operator.mul))
+
+    @property
+    def survival(self) -> float:
+        return math.prod(self.rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +80,7 @@ class DraftSession:
 
     Args:
         num_slots, num_branches: slots of sequences, and of branches per sequence; see `BranchingProposer`.
+        confidence: says how likely a draft token is right, and learns from commits; of all sessions together.
     """
 
     def __init__(
@@ -70,17 +91,18 @@ class DraftSession:
         output_start: int | None = None,
         num_slots: int = 1,
         num_branches: int = 0,
+        confidence: Confidence | None = None,
     ) -> None:
         self.slot: int | None = None
         self.committed = list(token_ids)
         self.output_start = len(token_ids) if output_start is None else output_start
         self.sampling = sampling
-        self.window = 0
-        self.branching = NO_BRANCHES
+        self.pacing = Pacing()
         self.num_branch_hits = 0
         self.num_wasted_tokens = 0
         self._num_slots = num_slots
         self._num_branches = num_branches
+        self._confidence = confidence or Confidence()
         self._slots: list[int] = []
         self._path = DraftPath(0, len(self.committed))
         self._branches: list[DraftPath] = []
@@ -126,10 +148,13 @@ class DraftSession:
         return [path for path in (self._path, *self._branches) if self._num_wanted(path) > 0]
 
     def _num_wanted(self, path: DraftPath) -> int:
-        if path.exhausted or not self.window:
+        if path.exhausted or not self.pacing.window:
             return 0
-        wanted = self.window if path is self._path else 1 + self.branching.depth
-        return wanted - len(path.tokens)
+        if path is not self._path:
+            return 1 + self.pacing.branching.depth - len(path.tokens)
+        if path.survival < self.pacing.min_survival:
+            return 0
+        return self.pacing.window - len(path.tokens)
 
     def draft(self, path: DraftPath) -> Draft:
         """What the proposer is asked for."""
@@ -143,21 +168,25 @@ class DraftSession:
         )
 
     def _begin_branches(self) -> None:
-        num_more = self.branching.count - len(self._branches)
-        if num_more <= 0 or len(self._path.tokens) < min(self.window, self.branching.min_chain) or not self.window:
+        pacing = self.pacing
+        num_more = pacing.branching.count - len(self._branches)
+        if num_more <= 0 or len(self._path.tokens) < min(pacing.window, pacing.branching.min_chain):
             return
         used = {path.slot for path in (self._path, *self._branches)}
         free = [slot for slot in self._slots if slot not in used]
         for slot, (_, start, runner_up) in zip(free[:num_more], self._doubts(), strict=False):
-            self._branches.append(DraftPath(slot, start, [DraftToken(runner_up)]))
+            self._branches.append(DraftPath(slot, start, [DraftToken(runner_up)], [1.0]))
 
     def _doubts(self) -> list[tuple[float, int, int]]:
-        """(margin, position, runner-up) where the chain may be wrong and no branch says what then, doubtful first."""
+        """(-probability, position, runner-up) of where the chain may fail and no branch says what then; likely ones
+        first."""
         covered = {branch.start for branch in self._branches}
+        path = self._path
+        failing = [before - after for before, after in itertools.pairwise([1.0, *path.survivals])]
         return sorted(
-            (token.margin, position, token.runner_up)
-            for position, token in enumerate(self._path.tokens, start=self._path.start)
-            if token.runner_up is not None and token.margin < self.branching.max_margin and position not in covered
+            (-probability, position, token.runner_up)
+            for position, token, probability in zip(itertools.count(path.start), path.tokens, failing, strict=False)
+            if token.runner_up is not None and probability >= MIN_BRANCH_MASS and position not in covered
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
@@ -165,12 +194,15 @@ class DraftSession:
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
             return
-        path.tokens.extend(tokens[: max(0, self._num_wanted(path))])
+        kept = tokens[: max(0, self._num_wanted(path))]
+        path.tokens.extend(kept)
+        path.rates.extend(map(self._confidence.rate, kept))
         path.exhausted = not tokens
         self._changed.set()
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Move committed tokens over. The path that agrees with all of them goes on behind them; others are dropped."""
+        self._learn(token_ids)
         paths = [self._path, *self._branches]
         num_agreeing = [_common_length(self._whole(path), token_ids) for path in paths]
         best = max(range(len(paths)), key=num_agreeing.__getitem__)
@@ -182,6 +214,13 @@ class DraftSession:
         else:
             self._go_on(paths[best])
         self.num_wasted_tokens += num_tokens - self._num_tokens
+
+    def _learn(self, token_ids: Sequence[int]) -> None:
+        """Every token of the chain up to the first that is wrong was put to the test."""
+        for token, committed in zip(self._path.tokens, token_ids, strict=False):
+            self._confidence.record(token, accepted=token.token_id == committed)
+            if token.token_id != committed:
+                return
 
     @property
     def _num_tokens(self) -> int:
@@ -204,20 +243,32 @@ class DraftSession:
             path.nodes = []
 
     def take_unsent(self, first_node: int) -> list[Growth]:
-        """What the target was not told of, taken as told: its tokens get the node numbers from `first_node` on.
+        """What the target should be told of now, taken as told: its tokens get the node numbers from `first_node` on.
 
         The chain comes first: of two children the target verifies the one that it heard of earlier.
         """
         growths = []
         for path in (self._path, *self._branches):
-            if self._has_unsent(path):
+            if path.num_unsent if path is self._path else self._is_ripe(path):
                 growths.append(self._take(path, first_node))
                 first_node += len(growths[-1].token_ids)
         return growths
 
-    def _has_unsent(self, path: DraftPath) -> bool:
-        """A branch of one token would be of no use: the target has chosen that token itself by then."""
-        return len(path.tokens) > max(len(path.nodes), int(path is not self._path))
+    def _is_ripe(self, path: DraftPath) -> bool:
+        """Whether it is time to send what is new of a path."""
+        if not path.num_unsent:
+            return False
+        if path is not self._path:  # one token would be of no use: the target has chosen that itself by then
+            return self._num_wanted(path) <= 0 and len(path.tokens) > 1
+        if self._num_wanted(path) > 0 and not self._is_chunk(path):
+            return False
+        return expected_gain(path.survivals, len(path.nodes), self.pacing) >= self.pacing.min_gain
+
+    def _is_chunk(self, path: DraftPath) -> bool:
+        """Whether a message should not wait for more tokens of a chain that grows."""
+        if path.num_unsent >= self.pacing.chunk:
+            return True
+        return not path.nodes and is_first_message_complete(path.survivals, self.pacing)
 
     def _take(self, path: DraftPath, first_node: int) -> Growth:
         token_ids = path.token_ids[len(path.nodes) :]
@@ -236,12 +287,12 @@ class DraftSession:
         return self.chain
 
     async def has_unsent(self) -> None:
-        """Wait for something that the target was not told of.
+        """Wait for something that the target should be told of now.
 
         Raises:
             Exception: the engine failed this session.
         """
-        await self._until(lambda: any(self._has_unsent(path) for path in (self._path, *self._branches)))
+        await self._until(lambda: any(self._is_ripe(path) for path in (self._path, *self._branches)))
 
     async def admitted(self) -> None:
         """Wait for a slot.

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from inference.capabilities import BranchingProposer, num_branches
 from inference.engine.draft_session import DraftPath, DraftSession
 from inference.engine.engine import Engine
-from inference.speculation.controller import NO_BRANCHES, Branching
+from inference.speculation.confidence import Confidence
+from inference.speculation.pacing import Pacing
 from inference.types import Draft, DraftToken, Proposer, SamplingParams
 
 _Extension = list[DraftToken] | None
@@ -26,7 +27,7 @@ class _Extending:
 
     path: DraftPath
     draft: Draft
-    ranked: bool  # whether branches may leave the tokens to come
+    ranked: bool  # whether it matters how sure the draft is
 
 
 class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
@@ -35,6 +36,8 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
     def __init__(self, proposer: Proposer, *, max_waiting: int = 64) -> None:
         super().__init__(num_slots=proposer.num_slots, max_waiting=max_waiting)
         self._proposer = proposer
+        self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
+        self._confidence = Confidence()
         self.num_branches = num_branches(proposer)
         self.step_s = 0.0  # recent mean of one step; 0 while unknown
 
@@ -53,21 +56,21 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             output_start=output_start,
             num_slots=self._proposer.num_slots,
             num_branches=self.num_branches,
+            confidence=self._confidence,
         )
         self._enter(session)
         return session
 
     async def propose(self, session: DraftSession, num_tokens: int) -> tuple[int, ...]:
         """One synchronous round: draft up to `num_tokens` past the committed ones, then stop."""
-        session.window = num_tokens
-        self.wake()
+        self.pace(session, Pacing(window=num_tokens))
         chain = await session.drafted()
-        session.window = 0
+        session.pacing = Pacing()
         return tuple(chain)
 
-    def run_ahead(self, session: DraftSession, window: int, branching: Branching = NO_BRANCHES) -> None:
-        """Keep the chain `window` tokens long, whatever is committed, with branches beside it."""
-        session.window, session.branching = window, branching
+    def pace(self, session: DraftSession, pacing: Pacing) -> None:
+        """Keep to these limits, whatever is committed."""
+        session.pacing = pacing
         self.wake()
 
     def commit(self, session: DraftSession, token_ids: Sequence[int]) -> None:
@@ -77,7 +80,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
 
     def _schedule(self, sessions: Sequence[DraftSession]) -> list[tuple[DraftSession, _Extending]]:
         return [
-            (session, _Extending(path, session.draft(path), ranked=session.branching.count > 0))
+            (session, _Extending(path, session.draft(path), ranked=session.pacing.min_survival > 0))
             for session in sessions
             for path in session.growing(self._proposer.max_length)
         ]
@@ -91,8 +94,8 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return extensions
 
     def _extend(self, drafts: list[Draft], *, ranked: bool) -> list[_Extension]:
-        if ranked and isinstance(self._proposer, BranchingProposer):
-            return self._proposer.extend_ranked(drafts)
+        if ranked and self._ranking is not None:
+            return self._ranking.extend_ranked(drafts)
         return [_unranked(token_ids) for token_ids in self._proposer.extend(drafts)]
 
     def _deliver(self, session: DraftSession, work: _Extending, result: _Extension) -> None:

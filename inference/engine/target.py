@@ -15,14 +15,14 @@ from inference.capabilities import check_request, is_seed_invariant
 from inference.engine.engine import Engine
 from inference.engine.target_session import TargetSession
 from inference.errors import InvalidRequestError
-from inference.speculation.controller import PassCosts, choose_widths
+from inference.speculation.controller import PassCosts, choose_widths, waiting_pays
 from inference.types import Commit, Decoder, GenerationRequest, Schedule, Turn, Verdict
 
 MAX_PASS_DRAFT_TOKENS = 16
 """Draft tokens of one session in one pass at most, where nobody asked for fewer."""
 
-MAX_WAIT_OF_PASS = 0.2
-"""How much of a pass the target waits at most for a draft token that is due."""
+MAX_WAIT_OF_PASS = 1.5
+"""So many passes the target waits at most for draft tokens that are due; a draft that has gone costs this once."""
 
 _Timed = tuple[Verdict, float, float]
 
@@ -148,11 +148,26 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         if any(not _could_wait(session, turn) for session, turn in turns):
             return False  # the pass goes anyway: the others go along
         now = time.monotonic()
-        due = [due_in for session, _ in turns if (due_in := session.arrivals.due_in(now)) is not None and due_in > 0]
-        if not due or min(due) > MAX_WAIT_OF_PASS * self.pass_us / 1e6:
+        waits = [self._wait_s(session, now) for session, _ in turns]
+        if not waits or min(waits) <= 0:
             return False
-        asyncio.get_running_loop().call_later(min(due), self.wake)
+        asyncio.get_running_loop().call_later(min(waits), self.wake)
         return True
+
+    def _wait_s(self, session: TargetSession, now: float) -> float:
+        """How long waiting for a session's draft tokens still pays; none is 0."""
+        arrivals, longest_s = session.arrivals, MAX_WAIT_OF_PASS * self._costs.pass_s
+        delay_s, late_in_s = arrivals.delay_s, arrivals.late_in(now, at_most_s=longest_s)
+        if delay_s is None or late_in_s is None or delay_s > longest_s:
+            return 0.0
+        pays = waiting_pays(
+            delay_s,
+            arrivals.num_tokens,
+            session.acceptance.rate,
+            pass_s=self._costs.pass_s,
+            slope_s=self._costs.slope_s,
+        )
+        return late_in_s if pays else 0.0
 
     def _narrowed(self, turns: Sequence[tuple[TargetSession, Turn]]) -> list[tuple[TargetSession, Turn]]:
         """The turns, with run-ahead proposals cut to the width that pays."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from inference.engine.arrivals import Arrivals
 from inference.engine.commits import CommitQueue
@@ -55,6 +56,8 @@ class TargetSession:
         self._prompt_chunk = prompt_chunk or MAX_CHUNK_TOKENS
         self._compute_s = 0.0
         self._asked = False
+        self._heard_at = 0.0
+        self._num_acknowledged = 0
         self._become_ready(time.monotonic())
 
     def follow(self, schedule: Schedule | None) -> None:
@@ -62,6 +65,7 @@ class TargetSession:
         self.schedule = schedule
         self.tree = DraftTree(self.token_ids)
         self.arrivals = Arrivals()
+        self._num_acknowledged = 0
 
     def enter(self, slot: int) -> None:
         self.slot = slot
@@ -93,7 +97,8 @@ class TargetSession:
                 raise InvalidRequestError(f"a branch of {len(token_ids)} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             grow = self.tree.grow_from_node if kind == "node" else self.tree.grow_from_prefix
             grow(where, token_ids)
-        self.arrivals.proposed(time.monotonic())
+        self._heard_at = time.monotonic()
+        self.arrivals.proposed(self._heard_at, sum(len(token_ids) for _, _, token_ids in branches))
 
     def next_turn(self) -> Turn | None:
         """What the session wants from the next pass; None if it waits for its draft."""
@@ -144,9 +149,18 @@ class TargetSession:
         num_drafted = len(token_ids) if len(token_ids) < len(verdict.token_ids) else verdict.num_draft_tokens
         timings = self._timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
-        self.commits.put(Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs))
+        commit = Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs)
+        self.commits.put(self._acknowledging(commit, ended))
         self._become_ready(ended)
         return reason
+
+    def _acknowledging(self, commit: Commit, ended: float) -> Commit:
+        """The commit, telling the draft how far the target has heard it, if that is further than at the last one."""
+        num_received = self.tree.num_numbers
+        if num_received == self._num_acknowledged:
+            return commit
+        self._num_acknowledged = num_received
+        return replace(commit, num_received_tokens=num_received, hold_us=_us(ended - self._heard_at))
 
     def _timings(self, ended: float, draft_us: int) -> Timings:
         """Of the commit just made: of the time since the session became ready, what it did not compute it waited."""

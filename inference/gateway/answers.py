@@ -10,13 +10,15 @@ from typing import Any
 
 from inference.errors import SpecDecError
 from inference.gateway.choices import ChoiceEvent
-from inference.gateway.errors import ApiError, from_error
+from inference.gateway.errors import ApiError, from_error, unexpected
 from inference.gateway.formats import Format, usage
 from inference.gateway.parts import Choice, Part
 
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+# Escaped to ASCII: a reader that takes U+2028 or U+0085 for the end of a line must not cut an event in two.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 async def whole_answer(
@@ -39,6 +41,7 @@ class ChunkStream:
         num_choices, n: sequences in all, and per prompt.
         per_token: one event per token; else one per target pass.
         include_usage: a last chunk with the usage, as OpenAI has it; the others then carry a null.
+        continuous_usage: these others carry the usage so far.
         include_speculation: say which tokens are accepted draft tokens.
     """
 
@@ -50,15 +53,18 @@ class ChunkStream:
         n: int,
         per_token: bool,
         include_usage: bool,
+        continuous_usage: bool,
         include_speculation: bool,
     ) -> None:
         self._answer = answer
         self._n = n
         self._per_token = per_token
         self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
         self._include_speculation = include_speculation
         self._choices = [Choice() for _ in range(num_choices)]
-        self._head = answer.head(chunk=True)
+        head = _ENCODER.encode(answer.head(chunk=True)).removesuffix("}")
+        self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
 
     async def encoded(
         self, first: ChoiceEvent, events: AsyncGenerator[ChoiceEvent, None]
@@ -72,29 +78,34 @@ class ChunkStream:
                     if data := self._encode(index, event):
                         yield data  # the chunks of one pass in one write
             except SpecDecError as exc:
-                yield _event(from_error(exc).body())
+                yield _failure(from_error(exc))
             except Exception:
                 logger.exception("a stream failed unexpectedly")
-                yield _event(ApiError(500, "unexpected failure; the server's log has the cause", "server_error").body())
+                yield _failure(unexpected())
             else:
                 if self._include_usage:
-                    yield _event({**self._head, "choices": [], "usage": usage(self._choices, n=self._n)})
+                    yield self._event("", {"usage": self._usage()})
             yield DONE
 
     def _encode(self, index: int, event: Any) -> bytes:
         choice = self._choices[index]
-        return b"".join(
-            _event(self._chunk(index, part, choice)) for part in choice.take(event, per_token=self._per_token)
-        )
+        return b"".join(self._chunk(index, part, choice) for part in choice.take(event, per_token=self._per_token))
 
-    def _chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        chunk = {**self._head, "choices": [self._answer.chunk(index, part, choice)]}
+    def _chunk(self, index: int, part: Part, choice: Choice) -> bytes:
+        beside: dict[str, Any] = {}
         if self._include_usage:
-            chunk["usage"] = None
+            beside["usage"] = self._usage() if self._continuous_usage else None
         if self._include_speculation:
-            chunk["speculation"] = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens}
-        return chunk
+            beside["speculation"] = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens}
+        return self._event(_ENCODER.encode(self._answer.chunk(index, part, choice)), beside)
+
+    def _event(self, choice: str, beside: dict[str, Any]) -> bytes:
+        tail = "," + _ENCODER.encode(beside).removeprefix("{") if beside else "}"
+        return f"{self._head}{choice}]{tail}\n\n".encode()
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._choices, n=self._n)
 
 
-def _event(document: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def _failure(error: ApiError) -> bytes:
+    return f"data: {_ENCODER.encode(error.body())}\n\n".encode()

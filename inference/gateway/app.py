@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,13 +21,17 @@ from inference.errors import SpecDecError
 from inference.gateway.answers import ChunkStream, whole_answer
 from inference.gateway.choices import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
 from inference.gateway.documents import ANSWERS, ModelList, Version
-from inference.gateway.errors import ApiError, from_error, from_validation
+from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.limits import AnswerCount, BodyLimit
 from inference.gateway.schema import ChatBody, CompletionBody, GenerationBody
+from inference.gateway.telemetry import HttpSpans
 from inference.metrics import Metrics
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.generation import ModelCard
+
+if TYPE_CHECKING:
+    from inference.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +57,7 @@ class Gateway:
         deadline_s: seconds a request may take.
         max_body_bytes: of a request.
         page: whether there is a page at /.
+        telemetry: makes a span of every request; None makes none.
     """
 
     completer: Completer
@@ -63,6 +68,7 @@ class Gateway:
     deadline_s: float = 600.0
     max_body_bytes: int = 8 * 1024 * 1024
     page: bool = True
+    telemetry: Telemetry | None = None
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -76,6 +82,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=gateway.max_body_bytes)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
+    if gateway.telemetry is not None:
+        app.add_middleware(HttpSpans, telemetry=gateway.telemetry)
     return app
 
 
@@ -139,6 +147,7 @@ async def _answer(
         n=body.n,
         per_token=gateway.per_token,
         include_usage=options.include_usage,
+        continuous_usage=options.continuous_usage_stats,
         include_speculation=options.include_speculation,
     )
     first = await unless_disconnected(request, _first(events))  # what is refused has a status, not a stream
@@ -221,7 +230,7 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def on_any(_: Request, error: Exception) -> JSONResponse:
-        return _failure(ApiError(500, "unexpected failure; the server's log has the cause", "server_error"))
+        return _failure(unexpected())
 
 
 def _failure(error: ApiError) -> JSONResponse:

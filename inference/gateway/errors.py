@@ -25,6 +25,7 @@ _SHAPES = {
     "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
     "stop": "a text or a list of texts is expected, none of them empty or too long",
 }
+_FAULT = ("server_error", "internal_error")  # a code even here: LLMPerf counts an error by its code
 _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
     errors.InvalidRequestError: (400, INVALID_REQUEST, None),
     errors.NotFoundError: (404, INVALID_REQUEST, None),
@@ -65,10 +66,15 @@ class ApiError(Exception):
 
 def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
     """What one of our exceptions means to an HTTP client."""
-    status, kind, code = _STATUSES.get(type(error), (500, "server_error", None))
+    status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
     message = _ADDRESS.sub("", str(error))  # which server is behind the gateway is not the client's affair
     param = _field(message, chat=chat) if status == 400 else None
     return ApiError(status, message, kind, param, code, getattr(error, "retry_after_s", None))
+
+
+def unexpected() -> ApiError:
+    """What nobody foresaw; it is told to the log, not to the client."""
+    return ApiError(500, "unexpected failure; the server's log has the cause", _FAULT[0], code=_FAULT[1])
 
 
 def _field(message: str, *, chat: bool) -> str | None:

@@ -66,17 +66,18 @@ class Choice:
             if event.prompt_text:  # echo
                 yield Part(event.prompt_text)
         elif isinstance(event, Delta):
-            self._count(event)
-            yield from parts_of(event, per_token=per_token)
+            for part in parts_of(event, per_token=per_token):
+                self._count(part)
+                yield part
         elif isinstance(event, Finished) and self.finish_reason is None:
             self.finish_reason = event.reason
             yield Part("", finish_reason=event.reason)
 
-    def _count(self, delta: Delta) -> None:
-        self.num_output_tokens += len(delta.token_ids)
-        self.num_draft_tokens += delta.num_draft_tokens
-        self.num_accepted_tokens += delta.num_accepted_tokens
-        self.finish_reason = delta.finish_reason
+    def _count(self, part: Part) -> None:
+        self.num_output_tokens += len(part.accepted)
+        self.num_draft_tokens += part.num_draft_tokens
+        self.num_accepted_tokens += sum(part.accepted)
+        self.finish_reason = part.finish_reason
 
     def keep(self, part: Part) -> None:
         """Remember a part for an answer in one piece."""

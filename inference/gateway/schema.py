@@ -86,6 +86,9 @@ class StreamOptions(_Body):
     """What a stream carries besides text."""
 
     include_usage: bool = Field(default=False, description="A last chunk with the usage.")
+    continuous_usage_stats: bool = Field(
+        default=False, description="vLLM's: with include_usage, every chunk has the usage so far."
+    )
     include_speculation: bool = Field(
         default=False, description="Ours: each chunk says which of its tokens are accepted draft tokens."
     )

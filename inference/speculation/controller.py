@@ -54,6 +54,11 @@ class PassCosts:
             return 0.0
         return max(0.0, (self._time - self.slope_s * self._width) / self._weight)
 
+    @property
+    def pass_s(self) -> float:
+        """Seconds of a pass over one token."""
+        return self.base_s + self.slope_s
+
 
 @dataclass(slots=True)
 class Acceptance:
@@ -105,43 +110,23 @@ def choose_widths(available: Sequence[int], rates: Sequence[float], *, base_s: f
     return widths
 
 
-@dataclass(frozen=True, slots=True)
-class Branching:
-    """How much of the unlikely a draft prepares for.
+def waiting_pays(delay_s: float, num_tokens: int, rate: float, *, pass_s: float, slope_s: float) -> bool:
+    """Whether a target without draft tokens should wait for those on their way, judged by how it would go on for ever.
 
-    Attributes:
-        count: branches alive per sequence at most.
-        depth: draft tokens behind the runner-up that a branch begins with.
-        max_margin: a branch begins where the chain's token leads the runner-up by less.
-        min_chain: a shorter chain is all the draft works on: it is behind, and branches would slow it down.
-    """
-
-    count: int = 0
-    depth: int = 0
-    max_margin: float = 2.0
-    min_chain: int = 0
-
-
-NO_BRANCHES = Branching()
-
-MIN_ROUND_TRIP_OF_PASS = 0.5
-"""A round trip that is a smaller part of a pass than this leaves nothing for branches to win."""
-MAX_BRANCH_DEPTH = 6
-MIN_BRANCHED_CHAIN = 3
-
-
-def choose_branching(limit: int, *, step_s: float, pass_s: float, round_trip_s: float) -> Branching:
-    """Branches where, after a rejection, the target would wait for a round trip or decode alone through it.
+    Waiting after every rejection gives rounds. Not waiting gives a pass alone for every `pass_s` of the delay, and the
+    tokens that come then are of use only if they agree with those passes; if not, it goes alone again.
 
     Args:
-        limit: branches per sequence that there is room for.
-        step_s, pass_s: of the draft and the target; 0 while unknown, which is no reason to begin.
-
-    Returns:
-        A depth that lasts for a round trip, at two tokens a pass, and that the draft can make in as long.
+        delay_s: from a rejection to the next draft tokens.
+        num_tokens: how many come at once.
+        rate: acceptance per token.
+        pass_s, slope_s: a pass of width 1, and what every further token adds.
     """
-    if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
-        return NO_BRANCHES
-    longest = min(MAX_BRANCH_DEPTH, 2 * round_trip_s / pass_s + 1, round_trip_s / step_s)
-    depth = max(1, math.ceil(longest))
-    return Branching(limit, depth, min_chain=min(depth, MIN_BRANCHED_CHAIN))
+    if not pass_s:
+        return False
+    tokens = sum(rate**k for k in range(num_tokens + 1))  # of a pass with a proposal
+    seconds = pass_s + slope_s * num_tokens
+    rejected = 1.0 - rate**num_tokens
+    num_meanwhile = math.ceil(delay_s / pass_s)
+    num_alone = rejected * num_meanwhile / max(rate**num_meanwhile, 1e-9)
+    return tokens / (seconds + rejected * delay_s) > (tokens + num_alone) / (seconds + num_alone * pass_s)

@@ -44,6 +44,11 @@ class DraftTree:
         """Live tokens: proposed, and not in disagreement with what is committed."""
         return self._num_live
 
+    @property
+    def num_numbers(self) -> int:
+        """Tokens proposed so far, whatever became of them."""
+        return self._num_numbers
+
     def grow_from_prefix(self, prefix_length: int, token_ids: Sequence[int]) -> None:
         """Hang a branch behind the first `prefix_length` tokens of the sequence.
 

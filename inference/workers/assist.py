@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import grpc
 
@@ -20,7 +18,8 @@ from inference.errors import CapacityError, SpecDecError, UnavailableError
 from inference.types import Commit
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.proposals import ProposalSender
-from inference.workers.run_ahead import Pace, send_drafts
+from inference.workers.round_trip import RoundTrip
+from inference.workers.run_ahead import Runner, send_drafts
 from inference.workers.status import from_rpc_error
 from inference.workers.vocabulary import Vocabulary
 
@@ -31,6 +30,13 @@ REDIAL_S = 1.0
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
 
 
+class DraftLimits(NamedTuple):
+    """Of one session's drafts: see `Runner`."""
+
+    gamma: int
+    max_branches: int
+
+
 class PoolMember:
     """Drafts for the sessions of one target.
 
@@ -38,17 +44,17 @@ class PoolMember:
         engine: drafts, also for other targets.
         address: HOST:PORT of the target.
         vocabulary: of the draft.
-        pace: how far to run ahead.
+        limits: of every session's drafts.
         num_slots: sessions to offer room for.
     """
 
     def __init__(
-        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, pace: Pace, num_slots: int
+        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, limits: DraftLimits, num_slots: int
     ) -> None:
         self._engine = engine
         self._address = address
         self._vocabulary = vocabulary
-        self._pace = pace
+        self._limits = limits
         self._num_slots = num_slots
 
     async def run(self) -> None:
@@ -75,7 +81,7 @@ class PoolMember:
         """One stream, until it ends."""
         call = stub.Assist()
         try:
-            await _Help(self._engine, call, self._pace).run(self._attach())
+            await _Help(self._engine, call, self._limits).run(self._attach())
         except grpc.aio.AioRpcError as exc:
             raise from_rpc_error(exc, self._address) from exc
         finally:
@@ -93,11 +99,11 @@ class PoolMember:
 class _Help:
     """The sessions on one stream."""
 
-    def __init__(self, engine: DraftEngine, call: AssistCall, pace: Pace) -> None:
+    def __init__(self, engine: DraftEngine, call: AssistCall, limits: DraftLimits) -> None:
         self._engine = engine
         self._call = call
-        self._pace = pace
-        self._round_trip_s = 0.0
+        self._limits = limits
+        self._round_trip = RoundTrip()
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue()
         self._sessions: dict[str, _Helped] = {}
 
@@ -109,7 +115,7 @@ class _Help:
         try:
             while isinstance(message := await self._call.read(), pb.AssistResponse):
                 if message.WhichOneof("message") == "attached":
-                    self._round_trip_s = time.monotonic() - dialled
+                    self._round_trip.record(time.monotonic() - dialled)
                     logger.info("attached as %s", message.attached.worker_id)
                 else:
                     self._handle(message)
@@ -128,7 +134,7 @@ class _Help:
             self._open(message.open)
         elif kind == "commit" and message.commit.session_id in self._sessions:
             commit = commit_from_message(message.commit.commit)
-            self._sessions[message.commit.session_id].commit(commit, self._round_trip_s)
+            self._sessions[message.commit.session_id].commit(commit)
         elif kind == "close" and message.close.session_id in self._sessions:
             self._sessions.pop(message.close.session_id).close()
 
@@ -139,34 +145,33 @@ class _Help:
         except CapacityError as exc:
             logger.warning("session %s gets no draft: %s", message.session_id, exc)
             return
-        pace = self._pace if request.gamma is None else replace(self._pace, gamma=request.gamma)
+        limits = self._limits
+        gamma = limits.gamma if request.gamma is None else request.gamma
+        runner = Runner(self._engine, draft, self._round_trip, gamma=gamma, max_branches=limits.max_branches)
 
         async def send(propose: pb.Propose) -> None:
             self._outbox.put_nowait(
                 pb.AssistRequest(propose=pb.AssistPropose(session_id=message.session_id, propose=propose))
             )
 
-        self._sessions[message.session_id] = _Helped(self._engine, draft, send, pace)
+        proposals = ProposalSender(send, self._round_trip)
+        self._sessions[message.session_id] = _Helped(self._engine, draft, proposals, runner)
 
 
 class _Helped:
     """One session that lives at the target."""
 
-    def __init__(
-        self, engine: DraftEngine, draft: DraftSession, send: Callable[[pb.Propose], Awaitable[None]], pace: Pace
-    ) -> None:
+    def __init__(self, engine: DraftEngine, draft: DraftSession, proposals: ProposalSender, runner: Runner) -> None:
         self._engine = engine
         self._draft = draft
-        self._pace = pace
-        self._sender = asyncio.create_task(send_drafts(draft, ProposalSender(send)))
-        engine.run_ahead(draft, pace.gamma)
+        self._proposals = proposals
+        self._runner = runner
+        self._sender = asyncio.create_task(send_drafts(draft, proposals))
 
-    def commit(self, commit: Commit, round_trip_s: float) -> None:
+    def commit(self, commit: Commit) -> None:
         """Take over what is final; a commit that crossed the opening on the way may hold tokens it had already."""
-        known = len(self._draft.committed) - commit.position
-        self._engine.commit(self._draft, commit.token_ids[known:])
-        pass_s = commit.timings.compute_us / 1e6
-        self._pace.keep(self._engine, self._draft, pass_s=pass_s, round_trip_s=round_trip_s)
+        self._proposals.answered(commit)
+        self._runner.commit(commit, num_known=len(self._draft.committed) - commit.position)
 
     def close(self) -> None:
         """Free the slot."""
@@ -188,8 +193,10 @@ async def assist(
     Raises:
         SpecDecError: a target refuses this worker.
     """
-    share, pace = max(1, num_slots // len(addresses)), Pace(gamma, min(max_branches, engine.num_branches))
-    members = [PoolMember(engine, address, vocabulary=vocabulary, pace=pace, num_slots=share) for address in addresses]
+    share, limits = max(1, num_slots // len(addresses)), DraftLimits(gamma, max_branches)
+    members = [
+        PoolMember(engine, address, vocabulary=vocabulary, limits=limits, num_slots=share) for address in addresses
+    ]
     try:
         async with asyncio.TaskGroup() as group:
             for member in members:

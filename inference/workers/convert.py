@@ -97,6 +97,9 @@ def timings_to_message(timings: types.Timings) -> pb.Timings:
         network_us=timings.network_us,
         bytes_up=timings.bytes_up,
         bytes_down=timings.bytes_down,
+        num_wasted_tokens=timings.num_wasted_tokens,
+        num_branch_hits=timings.num_branch_hits,
+        round_trip_us=timings.round_trip_us,
     )
 
 
@@ -108,6 +111,9 @@ def timings_from_message(message: pb.Timings) -> types.Timings:
         network_us=message.network_us,
         bytes_up=message.bytes_up,
         bytes_down=message.bytes_down,
+        num_wasted_tokens=message.num_wasted_tokens,
+        num_branch_hits=message.num_branch_hits,
+        round_trip_us=message.round_trip_us,
     )
 
 
@@ -269,6 +275,8 @@ def commit_to_message(commit: types.Commit) -> pb.Commit:
         timings=timings_to_message(commit.timings),
         finish_reason=_REASON_TO_MESSAGE[commit.finish_reason] if commit.finish_reason else None,
         logprobs=map(logprobs_to_message, commit.logprobs),
+        num_received_tokens=commit.num_received_tokens,
+        hold_us=commit.hold_us,
     )
 
 
@@ -281,4 +289,6 @@ def commit_from_message(message: pb.Commit) -> types.Commit:
         timings=timings_from_message(message.timings),
         finish_reason=reason_from_message(message.finish_reason) if message.finish_reason else None,
         logprobs=tuple(map(logprobs_from_message, message.logprobs)),
+        num_received_tokens=message.num_received_tokens,
+        hold_us=message.hold_us,
     )

@@ -9,83 +9,90 @@ branches go along: if the target leaves the chain for one of them, it need not w
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from inference.engine.draft_session import DraftSession
 from inference.engine.drafting import DraftEngine
-from inference.speculation.controller import choose_branching
-from inference.types import MAX_GAMMA, Commit
+from inference.speculation.pacing import Measured, Pacing, choose_pacing
+from inference.types import Commit
 from inference.workers.proposals import ProposalSender
+from inference.workers.round_trip import RoundTrip
 from inference.workers.verifier import VerifyStream
+
+_WEIGHT = 0.1  # of the newest pass
 
 
 async def run_ahead(
     engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int, max_branches: int = 0
 ) -> AsyncGenerator[Commit, None]:
     """Commits of an opened session to the last one; gamma 0 leaves the target to itself."""
-    pace = Pace(gamma, min(max_branches, engine.num_branches))
+    runner = Runner(engine, draft, target.round_trip, gamma=gamma, max_branches=max_branches)
     sender = asyncio.create_task(send_drafts(draft, target.proposals))
     try:
-        engine.run_ahead(draft, gamma)
         before, commit = time.monotonic(), await target.commit()
         while True:
             now = time.monotonic()
-            yield _with_draft(_with_network(commit, now - before), *_advance(engine, draft, commit))
+            yield _with_network(runner.commit(commit), now - before)
             if commit.finish_reason is not None:
                 return
-            pace.keep(engine, draft, pass_s=commit.timings.compute_us / 1e6, round_trip_s=target.round_trip_s)
             before, commit = now, await target.commit()
     finally:
-        engine.run_ahead(draft, 0)
+        runner.stop()
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
 
 
 async def send_drafts(draft: DraftSession, target: ProposalSender) -> None:
-    """Tell the target of every draft token. A lost link ends this quietly: whoever reads commits is told."""
+    """Tell the target of draft tokens. A lost link ends this quietly: whoever reads commits is told."""
     while True:
         await draft.has_unsent()
         await target.grow(draft)
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How far and how broadly a draft runs ahead, as far as measurements do not say otherwise.
+class Runner:
+    """Lets one session run ahead, as far and as broadly as what is measured says.
 
-    Attributes:
-        gamma: tokens of the chain at least; 0 means no drafts.
+    Args:
+        engine, draft: what runs.
+        round_trip: to the session's target.
+        gamma: draft tokens of one pass at most; 0 means no drafts.
         max_branches: beside the chain at most.
     """
 
-    gamma: int
-    max_branches: int
+    def __init__(
+        self, engine: DraftEngine, draft: DraftSession, round_trip: RoundTrip, *, gamma: int, max_branches: int
+    ) -> None:
+        self._engine = engine
+        self._draft = draft
+        self._round_trip = round_trip
+        self._gamma = gamma
+        self._max_branches = min(max_branches, engine.num_branches)
+        self._pass_s = 0.0
+        self._pace()
 
-    def keep(self, engine: DraftEngine, draft: DraftSession, *, pass_s: float, round_trip_s: float) -> None:
-        """Adjust a session to what is known after a commit."""
-        measured = {"step_s": engine.step_s, "pass_s": pass_s, "round_trip_s": round_trip_s}
-        branching = choose_branching(self.max_branches if self.gamma else 0, **measured)
-        engine.run_ahead(draft, window(self.gamma, **measured), branching)
+    def commit(self, commit: Commit, *, num_known: int = 0) -> Commit:
+        """Take over what is final, except `num_known` tokens that were known before; adds what became of the drafts."""
+        draft = self._draft
+        num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
+        self._engine.commit(draft, commit.token_ids[num_known:])
+        compute_s = commit.timings.compute_us / 1e6
+        self._pass_s += _WEIGHT * (compute_s - self._pass_s) if self._pass_s else compute_s
+        self._pace()
+        drafted = {
+            "num_branch_hits": draft.num_branch_hits - num_hits,
+            "num_wasted_tokens": draft.num_wasted_tokens - num_wasted,
+        }
+        return replace(commit, timings=replace(commit.timings, **drafted))
 
+    def stop(self) -> None:
+        """Draft no more."""
+        self._engine.pace(self._draft, Pacing())
 
-def window(gamma: int, *, step_s: float, pass_s: float, round_trip_s: float) -> int:
-    """How far to run ahead: tokens drafted while a pass, and the way there and back, go on; gamma 0 means none."""
-    if not gamma or not step_s:
-        return gamma
-    return max(gamma, min(MAX_GAMMA, math.ceil((round_trip_s + 2 * pass_s) / step_s)))
-
-
-def _advance(engine: DraftEngine, draft: DraftSession, commit: Commit) -> tuple[int, int]:
-    """Tell a draft what is final; how many of its branches have come true, and how many of its tokens were in vain."""
-    num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
-    engine.commit(draft, commit.token_ids)
-    return draft.num_branch_hits - num_hits, draft.num_wasted_tokens - num_wasted
-
-
-def _with_draft(commit: Commit, num_hits: int, num_wasted: int) -> Commit:
-    return replace(commit, timings=replace(commit.timings, num_branch_hits=num_hits, num_wasted_tokens=num_wasted))
+    def _pace(self) -> None:
+        measured = Measured(self._engine.step_s, self._pass_s, self._round_trip.seconds)
+        self._engine.pace(self._draft, choose_pacing(self._gamma, self._max_branches, measured))
 
 
 def _with_network(commit: Commit, gap_s: float) -> Commit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -48,6 +48,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         idle_timeout_s: seconds a session may hold its slot without a proposal.
         profile: records every session; None records none.
         metrics: counts every session.
+        annotate: is told what a session cost, in the session's task, when it ends.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         idle_timeout_s: float,
         profile: Profile | None = None,
         metrics: Metrics | None = None,
+        annotate: Callable[[RequestStats], None] | None = None,
     ) -> None:
         self._engine = engine
         self._pool = pool
         self._profile = profile
         self._metrics = metrics
+        self._annotate = annotate
         self._idle_timeout_s = idle_timeout_s
         self._vocabulary = vocabulary
 
@@ -89,6 +92,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             for task in tasks:
                 task.cancel()
             self._engine.close(session)
+            if self._annotate is not None:
+                self._annotate(stats)
 
     async def Assist(self, _: object, context: Context) -> None:
         """Serve one draft worker of the pool until it leaves."""

@@ -16,6 +16,7 @@ from inference.errors import UnavailableError
 from inference.types import Commit, GenerationRequest
 from inference.workers.convert import commit_from_message, open_to_message
 from inference.workers.proposals import ProposalSender
+from inference.workers.round_trip import RoundTrip
 from inference.workers.status import from_rpc_error
 from inference.workers.vocabulary import Vocabulary
 
@@ -28,8 +29,8 @@ class VerifyStream:
     def __init__(self, call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse], address: str) -> None:
         self._call = call
         self._address = address
-        self.proposals = ProposalSender(self._propose)
-        self.round_trip_s = 0.0
+        self.round_trip = RoundTrip()
+        self.proposals = ProposalSender(self._propose, self.round_trip)
         self._bytes_up = 0
         self._bytes_down = 0
 
@@ -43,10 +44,16 @@ class VerifyStream:
         """The next commit."""
         message = await self._read()
         if message.WhichOneof("message") == "opened":  # the target answers Open at once: a round trip
-            self.round_trip_s = time.monotonic() - self._opened_at
+            self.round_trip.record(time.monotonic() - self._opened_at)
             message = await self._read()
         commit = commit_from_message(message.commit)
-        timings = replace(commit.timings, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
+        self.proposals.answered(commit)
+        timings = replace(
+            commit.timings,
+            bytes_up=self._bytes_up,
+            bytes_down=self._bytes_down,
+            round_trip_us=round(self.round_trip.seconds * 1e6),
+        )
         self._bytes_up = self._bytes_down = 0
         return replace(commit, timings=timings)
 

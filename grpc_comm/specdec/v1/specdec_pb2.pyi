@@ -167,20 +167,26 @@ class GenerationFinished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_us", "compute_us", "draft_us", "network_us", "bytes_up", "bytes_down")
+    __slots__ = ("queue_us", "compute_us", "draft_us", "network_us", "bytes_up", "bytes_down", "num_wasted_tokens", "num_branch_hits", "round_trip_us")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     NETWORK_US_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    NUM_WASTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BRANCH_HITS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     compute_us: int
     draft_us: int
     network_us: int
     bytes_up: int
     bytes_down: int
-    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., network_us: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
+    num_wasted_tokens: int
+    num_branch_hits: int
+    round_trip_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., network_us: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_branch_hits: _Optional[int] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()
@@ -343,7 +349,7 @@ class Opened(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., max_length: _Optional[int] = ..., max_tree_tokens: _Optional[int] = ..., pass_us: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "logprobs")
+    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "logprobs", "num_received_tokens", "hold_us")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +357,8 @@ class Commit(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECEIVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_US_FIELD_NUMBER: _ClassVar[int]
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_tokens: int
@@ -358,4 +366,6 @@ class Commit(_message.Message):
     timings: Timings
     finish_reason: FinishReason
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    num_received_tokens: int
+    hold_us: int
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ...) -> None: ...

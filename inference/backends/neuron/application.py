@@ -16,7 +16,13 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from inference.backends.neuron.artifacts import artifact_key, artifacts_root, find_or_compile
-from inference.backends.neuron.environment import check_cores, load_module, require_nxdi, set_fp8_environment
+from inference.backends.neuron.environment import (
+    check_cores,
+    compiler_environment,
+    load_module,
+    require_nxdi,
+    set_fp8_environment,
+)
 from inference.backends.neuron.parameters import check_names, parameter_names
 from inference.backends.support import architecture_name
 from inference.config import ModelConfig
@@ -71,12 +77,18 @@ class Compilation:
             logger.exception("compiling %s failed", self.path.name)
             raise ConfigError(f"model {self.path}: NxDI could not compile it: {_first_line(error)}") from error
 
+    def _on_cpu(self) -> Any:
+        application = self.application_class(str(self.path), self.config)
+        try:
+            application.to_cpu()
+        except (AssertionError, NotImplementedError, RuntimeError) as error:  # speculation, float16, several ranks
+            raise ConfigError(f"model {self.path}: NxDI's CPU mode: {_first_line(error)}") from error
+        return application
+
     def load(self) -> Any:
         """An application whose `forward` runs on the device."""
         if self.on_cpu:
-            application = self.application_class(str(self.path), self.config)
-            application.to_cpu()
-            return application
+            return self._on_cpu()
         check_cores(self.config.neuron_config.tp_degree)
         folder = f"{self.compiled()}/"
         application = self.application_class(folder)  # its configuration lies there too
@@ -93,29 +105,48 @@ def slot_compilation(config: ModelConfig, model_config: PretrainedConfig, argume
 
 
 def fused_compilation(
-    target: ModelConfig, draft: Path, model_config: PretrainedConfig, arguments: dict[str, Any]
+    target: ModelConfig, draft: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]
 ) -> Compilation:
     """A fused pair: one graph for both models' prompts, one that drafts and verifies."""
     base, neuron_config = _prepare(target, model_config, arguments)
-    draft_config = _inference_config(base, _draft_of(neuron_config, arguments), draft)
+    draft_config = _inference_config(base, _draft_of(neuron_config, draft, arguments), draft.path)
     nxdi_config = _inference_config(base, neuron_config, target.path)
     pair = load_module(f"{MODELS}.config").FusedSpecNeuronConfig
-    nxdi_config.fused_spec_config = pair(base._model_cls, draft_config=draft_config, draft_model_path=str(draft))
+    nxdi_config.fused_spec_config = pair(base._model_cls, draft_config=draft_config, draft_model_path=str(draft.path))
     _quantize(base, target.path, nxdi_config, arguments)
-    fused = type(base.__name__, (base,), {})  # NxDI replaces an attribute of the class that it is built from
+    fused = type(base.__name__, (base,), {})  # NxDI writes attributes of the class while it loads a pair
     return _compilation(fused, target, nxdi_config, arguments, draft=draft)
 
 
+def medusa_compilation(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> Compilation:
+    """A target with Medusa heads: a graph for prompts, and one for trees."""
+    base, neuron_config = _prepare(config, model_config, arguments)
+    nxdi_config = _inference_config(base, neuron_config, config.path)
+    _quantize(base, config.path, nxdi_config, arguments)
+    return _compilation(base, config, nxdi_config, arguments, draft=None)
+
+
 def _compilation(
-    application_class: Any, config: ModelConfig, nxdi_config: Any, arguments: dict[str, Any], *, draft: Path | None
+    application_class: Any,
+    config: ModelConfig,
+    nxdi_config: Any,
+    arguments: dict[str, Any],
+    *,
+    draft: ModelConfig | None,
 ) -> Compilation:
     quantized = arguments.get("quantized_checkpoints_path") if arguments.get("quantized") else None
-    paths = (config.path, draft, None if quantized is None else Path(quantized))
+    paths = (config.path, None if draft is None else draft.path, None if quantized is None else Path(quantized))
     return Compilation(
         application_class,
         config.path,
         nxdi_config,
-        {"method": config.neuron.method, "neuron_config": arguments, "versions": _versions()},
+        {
+            "method": config.neuron.method,
+            "neuron_config": arguments,
+            "draft_tp_degree": None if draft is None else draft.neuron.tp_degree,
+            "versions": _versions(),
+            "compiler": compiler_environment(),
+        },
         tuple(path for path in paths if path is not None),
         artifacts_root(config.neuron.artifacts),
         bool(arguments.get("on_cpu")),
@@ -162,9 +193,10 @@ def _inference_config(base: Any, neuron_config: Any, path: Path) -> Any:
     return base.get_config_cls()(neuron_config, load_config=load_pretrained_config(str(path)))
 
 
-def _draft_of(neuron_config: Any, arguments: dict[str, Any]) -> Any:
+def _draft_of(neuron_config: Any, config: ModelConfig, arguments: dict[str, Any]) -> Any:
     """The draft's NeuronConfig: the target's but for what makes it a draft."""
     draft = copy.deepcopy(neuron_config)
+    draft.tp_degree = config.neuron.tp_degree
     draft.enable_fused_speculation = False
     if arguments.get("enable_eagle_speculation"):
         draft.is_eagle_draft = True
@@ -190,8 +222,16 @@ def _check_quantization(arguments: dict[str, Any]) -> None:
 
 def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]) -> None:
     """Write the quantized checkpoint, unless it is there."""
-    if arguments.get("quantized") and not Path(arguments["quantized_checkpoints_path"]).exists():
+    if not arguments.get("quantized") or Path(arguments["quantized_checkpoints_path"]).exists():
+        return
+    where = Path(arguments["quantized_checkpoints_path"])
+    logger.info("model %s: writing its quantized checkpoint to %s", path.name, where)
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
         base.save_quantized_state_dict(str(path), nxdi_config)
+    except Exception as error:  # of NxDI or the system
+        logger.exception("quantizing %s failed", path.name)
+        raise ConfigError(f"quantized_checkpoints_path {where} cannot be written: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

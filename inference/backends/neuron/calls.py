@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from inference.backends.neuron.medusa_tree import TreePass
+
 PAD_TOKEN_ID = 0
 GREEDY = (1.0, 1.0, 1.0)
 """top_k, top_p, temperature of a row whose token nobody samples on the device."""
@@ -67,3 +69,25 @@ def fused_call(rows: Sequence[Row]) -> dict[str, Any]:
     """A step of the fused graph: one token per row, and NxDI's own mask."""
     call = continued_call(rows, width=1)
     return {**call, "attention_mask": None}
+
+
+def medusa_call(
+    tree: TreePass, *, start: int, width: int, num_heads: int, sampling: tuple[float, float, float]
+) -> dict[str, Any]:
+    """A pass over a tree of tokens behind the `start` tokens that slot 0 holds, padded to the graph's width.
+
+    Node i is written to position start + i, whatever its depth.
+    """
+    num_padding = width - len(tree.token_ids)
+    seen = torch.eye(width, dtype=torch.long)  # [width, width]: which nodes a node sees
+    for node in range(len(tree.token_ids)):
+        seen[node, tree.ancestors(node)] = 1
+    nothing_moves = torch.arange(num_heads + 1)[None]  # NxDI would move keys and values from the first to the second
+    return {
+        "input_ids": torch.tensor([[*tree.token_ids, *[PAD_TOKEN_ID] * num_padding]]),  # [1, width]
+        "position_ids": start + torch.tensor([[*tree.depths, *[0] * num_padding]]),
+        "attention_mask": torch.ones(1, start, dtype=torch.long),
+        "seq_ids": torch.tensor([0]),
+        "sampling_params": torch.tensor([sampling]),
+        "medusa_args": (nothing_moves, nothing_moves, seen[None], start + torch.arange(width)[None]),
+    }

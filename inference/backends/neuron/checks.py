@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from transformers import PretrainedConfig
 
+from inference.backends.neuron.settings import MAX_DEVICE_TOP_K
 from inference.config import ModelConfig
 from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 Shapes = dict[str, tuple[int, ...]]
+
+MEDUSA_PARAMETERS = ("medusa_speculation_length", "num_medusa_heads", "medusa_tree")
 
 
 def check_sharding(path: Path, model_config: PretrainedConfig, tp_degree: int) -> None:
@@ -95,16 +100,66 @@ def _eagle_norm_faults(shapes: Shapes, *, input_norm: bool) -> Iterator[str]:
         )
 
 
-def check_medusa(config: ModelConfig) -> None:
-    """Raise ConfigError if Medusa's heads or parameters are missing."""
-    heads = config.path / "medusa_heads.pt"
-    if not heads.is_file():
-        raise ConfigError(f"model {config.path}: speculation_method medusa needs medusa_heads.pt beside the checkpoint")
-    for name in ("medusa_speculation_length", "num_medusa_heads", "medusa_tree"):
-        if not config.neuron.overrides.get(name):
-            raise ConfigError(f"speculation_method medusa needs neuron_config {name}")
+def check_medusa(config: ModelConfig, model_config: PretrainedConfig) -> None:
+    """Raise ConfigError if Medusa's heads or parameters are missing, or do not fit each other."""
+    if model_config.model_type != "llama":
+        raise ConfigError(f"model {config.path}: NxDI has Medusa heads for llama alone, not {model_config.model_type}")
     if config.num_slots != 1:
         raise ConfigError(f"speculation_method medusa serves one sequence: use --batch 1, not {config.num_slots}")
+    for name in MEDUSA_PARAMETERS:
+        if not config.neuron.overrides.get(name):
+            raise ConfigError(f"speculation_method medusa needs neuron_config {name}")
+    for fault in _tree_faults(**{name: config.neuron.overrides[name] for name in MEDUSA_PARAMETERS}):
+        raise ConfigError(f"neuron_config: {fault}")
+    for fault in _head_faults(config, model_config):
+        raise ConfigError(f"model {config.path}: {fault}")
+
+
+def _tree_faults(*, medusa_speculation_length: int, num_medusa_heads: int, medusa_tree: object) -> Iterator[str]:
+    if not _is_tree(medusa_tree):
+        yield "medusa_tree must be a list of paths such as [[0], [1], [0, 0]]"
+        return
+    choices = {tuple(path) for path in medusa_tree}  # type: ignore[attr-defined]
+    for choice in sorted(choices):
+        if len(choice) > num_medusa_heads:
+            yield f"medusa_tree has path {list(choice)}, deeper than num_medusa_heads {num_medusa_heads}"
+        if len(choice) > 1 and choice[:-1] not in choices:
+            yield f"medusa_tree has path {list(choice)}, but not {list(choice[:-1])} above it"
+        if max(choice) >= MAX_DEVICE_TOP_K:
+            yield f"medusa_tree has path {list(choice)}: ranks are 0..{MAX_DEVICE_TOP_K - 1}"
+    if medusa_speculation_length < len(choices) + 1:
+        yield (
+            f"medusa_speculation_length {medusa_speculation_length} is below {len(choices) + 1}: "
+            f"the {len(choices)} paths of medusa_tree and the last committed token"
+        )
+
+
+def _is_tree(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(path, list) and path and all(isinstance(rank, int) and rank >= 0 for rank in path) for path in value
+    )
+
+
+def _head_faults(config: ModelConfig, model_config: PretrainedConfig) -> Iterator[str]:
+    """What NxDI looks for: per head a residual layer, and an output layer of its own."""
+    file = config.path / "medusa_heads.pt"
+    if not file.is_file():
+        yield "speculation_method medusa needs medusa_heads.pt beside the checkpoint"
+        return
+    try:
+        heads = torch.load(file, map_location="meta", weights_only=True)
+        shapes = {name: tuple(tensor.shape) for name, tensor in heads.items()}
+    except (OSError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
+        yield f"medusa_heads.pt cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        return
+    hidden, vocab = model_config.hidden_size, model_config.vocab_size
+    for head in range(config.neuron.overrides["num_medusa_heads"]):
+        layers = {"0.linear.weight": (hidden, hidden), "0.linear.bias": (hidden,), "1.weight": (vocab, hidden)}
+        for layer, shape in layers.items():
+            name = f"medusa_head_{head}.{layer}"
+            if shapes.get(name) != shape:
+                found = f"has shape {list(shapes[name])}" if name in shapes else "is missing"
+                yield f"medusa_heads.pt: {name} {found}, num_medusa_heads and the model need {list(shape)}"
 
 
 def checkpoint_shapes(path: Path) -> Shapes | None:

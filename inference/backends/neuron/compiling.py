@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inference.backends.neuron.fused import compile_fused_decoder
+from inference.backends.neuron.medusa import compile_medusa_decoder
 from inference.backends.neuron.slots import compile_neuron_backend
 from inference.config import ModelConfig
 
@@ -13,6 +14,9 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
     Raises:
         ConfigError: NxDI is not here, or a model or the settings cannot be used.
     """
+    if target is not None and target.neuron.method == "medusa":
+        compile_medusa_decoder(target)
+        return
     if target is not None and draft is not None and target.neuron.method != "vanilla":
         compile_fused_decoder(target, draft)
         return

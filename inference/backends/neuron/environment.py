@@ -1,15 +1,19 @@
 """Whether this Python can drive a Neuron device at all, and with which cores.
 
-The names of all Neuron packages are taken on PyPI by placeholders that import and do nothing; so what is looked for is
-what only the real packages have.
+The names of all Neuron packages are taken on PyPI by placeholders: some raise at import, some cannot be imported under
+the package's name at all. So what is looked for is a module that only the real packages have, and a package that is
+installed without it is a placeholder.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Mapping
+from importlib import metadata
 from types import ModuleType
 
 from inference.errors import ConfigError
@@ -19,6 +23,14 @@ logger = logging.getLogger(__name__)
 REMEDY = (
     "run inside a Neuron virtual environment of a Deep Learning AMI or container, or install from AWS's own Neuron "
     "package index (docs/neuron.md)"
+)
+COMPILER_ENVIRONMENT = (
+    "NEURON_CC_FLAGS",
+    "NEURON_LOGICAL_NC_CONFIG",
+    "NEURON_PLATFORM_TARGET_OVERRIDE",
+    "NEURON_RT_VIRTUAL_CORE_SIZE",
+    "XLA_HANDLE_SPECIAL_SCALAR",
+    "UNSAFE_FP8FNCAST",
 )
 FP8_ENVIRONMENT = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
 
@@ -48,22 +60,29 @@ def load_module(name: str) -> ModuleType:
 
 
 def _require_package(package: str, telling_module: str) -> None:
-    top = telling_module.partition(".")[0]
     try:
         importlib.import_module(telling_module)
-    except Exception as error:
-        if _imports(top):
-            reason = f"what is installed as {package} is a placeholder from PyPI, or incomplete: it has no"
-            raise ConfigError(f"backend neuron: {reason} {telling_module}: {REMEDY}") from error
+    except Exception as error:  # a placeholder raises whatever it likes
+        if _is_installed(package, telling_module.partition(".")[0]):
+            reason = f"what is installed as {package} is a placeholder from PyPI, or incomplete"
+            raise ConfigError(f"backend neuron: {reason}: no {telling_module} ({error}): {REMEDY}") from error
         raise ConfigError(f"backend neuron needs {package} ({error}): {REMEDY}") from error
 
 
-def _imports(name: str) -> bool:
+def _is_installed(package: str, module: str) -> bool:
+    """By either name: a placeholder may raise at import, or hold nothing that Python can import."""
     try:
-        importlib.import_module(name)
-    except Exception:
-        return False
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return _is_found(module)
     return True
+
+
+def _is_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # ValueError: a module without a spec, as one made by hand
+        return module in sys.modules
 
 
 def set_fp8_environment() -> None:
@@ -114,3 +133,13 @@ def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[st
     for name in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"):
         if wanted is not None and environment.get(name, str(wanted)) != str(wanted):
             raise ConfigError(f"neuron_config: logical_nc_config {wanted} contradicts {name}={environment[name]}")
+
+
+def compiler_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a compiled model depends on beside its settings: variables of the compiler, and the kind of device."""
+    found = {name: environment[name] for name in COMPILER_ENVIRONMENT if name in environment}
+    try:
+        found["platform"] = str(load_module("torch_neuronx.utils").get_platform_target())
+    except Exception:  # no device here, or a version that has no such function
+        found["platform"] = "unknown"
+    return found

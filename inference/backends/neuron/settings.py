@@ -5,6 +5,7 @@ Owns the widths: K is NxDI's `speculation_length`, the tokens of one verificatio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from inference.config import ModelConfig
@@ -12,6 +13,8 @@ from inference.errors import ConfigError
 
 EAGLE_METHODS = ("eagle", "eagle3")
 DEFAULT_DTYPE = "bfloat16"
+MAX_DEVICE_TOP_K = 256
+"""NxDI's default of global_topk."""
 
 
 def verification_width(gamma: int) -> int:
@@ -51,8 +54,42 @@ def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     return merged
 
 
+def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
+    """NeuronConfig of a target with Medusa heads; tree and widths come from neuron_config.
+
+    Raises:
+        ConfigError: as for `slot_arguments`.
+    """
+    overrides = config.neuron.overrides
+    _check_memory(overrides)
+    if overrides.get("on_device_sampling_config"):
+        raise ConfigError(
+            "neuron_config: speculation_method medusa is greedy only: leave out on_device_sampling_config"
+        )
+    ranks = 1 + max(rank for path in overrides["medusa_tree"] for rank in path)
+    # Above 1, or NxDI's sampler would give one token of each head, not its best ones.
+    arguments = {
+        **_common(config, length=length),
+        "is_medusa": True,
+        "on_device_sampling_config": {"top_k": max(2, ranks)},
+    }
+    merged = _merged({**arguments, "speculation_length": 0}, config)
+    _check_buckets(merged, int(overrides["medusa_speculation_length"]))
+    return merged
+
+
+def device_top_k(overrides: Mapping[str, Any]) -> int:
+    """What sampling on the device looks at, at most; 0 if neuron_config asks for none."""
+    sampling = overrides.get("on_device_sampling_config") or {}
+    return int(sampling.get("global_topk", MAX_DEVICE_TOP_K)) if sampling.get("do_sample") else 0
+
+
 def _common(config: ModelConfig, *, length: int) -> dict[str, Any]:
     num_slots = config.num_slots
+    if config.dtype == "int8":
+        raise ConfigError(
+            'dtype int8 is backend onnx\'s: here use neuron_config {"quantized": true, ...} (docs/neuron.md)'
+        )
     return {
         "tp_degree": config.neuron.tp_degree,
         "batch_size": num_slots,
@@ -70,6 +107,8 @@ def _common(config: ModelConfig, *, length: int) -> dict[str, Any]:
     }
 
 
+_MODES = ("enable_fused_speculation", "enable_eagle_speculation", "is_eagle3", "is_eagle_draft", "is_medusa")
+
 # Set by a flag, which is named; a second value in neuron_config could only contradict it.
 _BY_FLAG = {
     "tp_degree": "--tp_degree",
@@ -79,11 +118,14 @@ _BY_FLAG = {
     "max_batch_size": "--batch",
     "is_continuous_batching": "--batch",
     "seq_len": "--sequence_length",
+    "n_positions": "--sequence_length",
+    "max_length": "--sequence_length",
     "torch_dtype": "--dtype",
     "speculation_length": "--gamma",
     "enable_fused_speculation": "--speculation_method",
     "enable_eagle_speculation": "--speculation_method",
     "is_eagle3": "--speculation_method",
+    "is_eagle_draft": "--speculation_method",
     "is_medusa": "--speculation_method",
     "apply_seq_ids_mask": "nothing: it is true, or live slots would be overwritten",
     "padding_side": "nothing: it is right",
@@ -92,10 +134,12 @@ _BY_FLAG = {
 
 
 def _merged(arguments: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    lengths = {"n_positions": arguments["seq_len"], "max_length": arguments["seq_len"]}
+    fixed = {**dict.fromkeys(_MODES, False), **lengths, **arguments}
     for name, value in config.neuron.overrides.items():
-        if name in _BY_FLAG and arguments.get(name, value) != value:
+        if name in _BY_FLAG and fixed.get(name, value) != value:
             flag = _BY_FLAG[name]
-            raise ConfigError(f"neuron_config: {name} {value} contradicts {arguments[name]}, which is set by {flag}")
+            raise ConfigError(f"neuron_config: {name} {value} contradicts {fixed[name]}, which is set by {flag}")
     return {**arguments, **config.neuron.overrides}
 
 
@@ -130,6 +174,12 @@ def _check_fused_rules(config: ModelConfig) -> None:
     sampling = options.overrides.get("on_device_sampling_config") or {}
     if sampling.get("do_sample") and options.method not in EAGLE_METHODS:
         raise ConfigError(f"neuron_config: do_sample: speculation_method {options.method} is greedy only")
+    if sampling.get("dynamic") and not sampling.get("do_sample"):
+        raise ConfigError("neuron_config: dynamic without do_sample has no effect: set both, or neither")
+    if sampling.get("deterministic"):
+        raise ConfigError(
+            "neuron_config: deterministic takes 0.5 for every random number: the law would not be the target's"
+        )
     if sampling.get("do_sample") and not sampling.get("dynamic"):
         raise ConfigError("neuron_config: do_sample needs dynamic, or NxDI ignores what a request asks for")
     if sampling.get("do_sample") and options.overrides.get("token_tree_config"):

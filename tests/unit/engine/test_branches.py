@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.draft_session import DraftSession, Growth
 from inference.engine.drafting import DraftEngine
-from inference.speculation.controller import Branching
+from inference.speculation.pacing import Branching, Pacing
 from inference.speculation.tree import DraftTree
 from inference.types import Draft, DraftToken, SamplingParams
 from tests.unit.engine.scripted import until
@@ -43,7 +42,7 @@ class Link:
     def __init__(self) -> None:
         self.session = DraftSession([7], SamplingParams(), num_slots=2, num_branches=2)
         self.session.enter(1)
-        self.session.window, self.session.branching = 8, Branching(count=2, depth=2, max_margin=1.0)
+        self.session.pacing = Pacing(window=8, branching=Branching(count=2, depth=2))
         self.committed = [7]
         self.tree = DraftTree(self.committed)
         self.num_nodes = 0
@@ -140,7 +139,7 @@ def drafted(session: DraftSession, *token_ids: int, margin: float = 0.5) -> None
 def branching_session(max_branches: int = 2) -> DraftSession:
     session = DraftSession([7], SamplingParams(), num_slots=1, num_branches=max_branches)
     session.enter(0)
-    session.window, session.branching = 4, Branching(count=max_branches, depth=2, max_margin=1.0)
+    session.pacing = Pacing(window=4, branching=Branching(count=max_branches, depth=2))
     return session
 
 
@@ -154,7 +153,7 @@ def test_branches_leave_the_chain_where_it_is_least_certain() -> None:
 
 def test_a_chain_that_is_behind_comes_first() -> None:
     session = branching_session()
-    session.branching = replace(session.branching, min_chain=3)
+    session.pacing = Pacing(window=4, branching=Branching(count=2, depth=2, min_chain=3))
     drafted(session, 10, 20)
     session.growing(1000)
     assert session.branches == []
@@ -225,7 +224,7 @@ async def test_branches_of_all_sessions_share_steps_and_keep_to_their_slots() ->
     engine.start()
     sessions = [engine.open([1, 2], SamplingParams()) for _ in range(2)]
     for session in sessions:
-        engine.run_ahead(session, 4, Branching(count=2, depth=2, max_margin=1.0))
+        engine.pace(session, Pacing(window=4, min_survival=1e-9, branching=Branching(count=2, depth=2)))
     await until(lambda: all(len(session.chain) == 4 for session in sessions))
     await until(lambda: all([len(path) for path in session.branches] == [3, 4] for session in sessions))
     assert sessions[0].branches == [[50, 3, 4], [2, 50, 4, 5]]
@@ -241,7 +240,7 @@ async def test_without_room_for_branches_nothing_is_ranked() -> None:
     engine = DraftEngine(proposer)
     engine.start()
     session = engine.open([1, 2], SamplingParams())
-    engine.run_ahead(session, 3)
+    engine.pace(session, Pacing(window=3))
     await until(lambda: len(session.chain) == 3)
     assert session.branches == []
     assert all(len(step) == 1 for step in proposer.steps)

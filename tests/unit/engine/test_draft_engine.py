@@ -11,6 +11,7 @@ from inference.backends.pytorch import TorchBackend
 from inference.engine.drafting import DraftEngine
 from inference.errors import CapacityError, InternalError, UnavailableError
 from inference.speculation import proposer as proposer_module
+from inference.speculation.pacing import Pacing
 from inference.speculation.proposer import ModelProposer
 from inference.types import SamplingParams
 from tests.tiny_models import tiny_model
@@ -78,8 +79,7 @@ async def test_step_under_way_is_dropped_when_its_chain_has_lost(
     await session.admitted()
     await engine.propose(session, 2)
     proposer.gate.close()
-    session.window = 4
-    engine.wake()
+    engine.pace(session, Pacing(window=4))
     await at_gate(proposer)
     session.commit([7])
     proposer.gate.open()
@@ -92,8 +92,7 @@ async def test_step_under_way_counts_when_its_chain_lives_on(engine: DraftEngine
     await session.admitted()
     await engine.propose(session, 2)
     proposer.gate.close()
-    session.window = 4
-    engine.wake()
+    engine.pace(session, Pacing(window=4))
     await at_gate(proposer)
     session.commit(tokens_at(3, 1))
     proposer.gate.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -10,13 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.speculation.controller import (
-    MAX_BRANCH_DEPTH,
-    MIN_ROUND_TRIP_OF_PASS,
-    NO_BRANCHES,
     Acceptance,
     PassCosts,
-    choose_branching,
     choose_widths,
+    waiting_pays,
 )
 
 SESSIONS = st.lists(st.tuples(st.integers(0, 4), st.floats(0.0, 1.0)), min_size=1, max_size=3)
@@ -101,29 +99,48 @@ def test_a_draft_that_was_given_up_gets_another_chance() -> None:
     assert acceptance.rate > 0.6
 
 
-SECONDS = st.floats(0.0, 1.0)
+DELAYS = st.floats(0.0, 0.1)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 5), SECONDS, SECONDS, SECONDS)
-def test_branches_need_a_round_trip_to_save(limit: int, step_s: float, pass_s: float, round_trip_s: float) -> None:
-    chosen = choose_branching(limit, step_s=step_s, pass_s=pass_s, round_trip_s=round_trip_s)
-    if not (limit and step_s and pass_s) or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
-        assert chosen == NO_BRANCHES
-    else:
-        assert chosen.count == limit
-        assert 1 <= chosen.depth <= MAX_BRANCH_DEPTH
-        assert chosen.depth - 1 < max(1.0, round_trip_s / step_s)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.floats(1e-4, 0.1), st.floats(1e-3, 0.1), SECONDS, SECONDS)
-def test_a_longer_round_trip_never_wants_shallower_branches(
-    step_s: float, pass_s: float, one_s: float, other_s: float
+@given(st.integers(1, 8), st.floats(0.0, 1.0), st.floats(1e-3, 0.05), DELAYS, DELAYS)
+def test_who_would_not_wait_does_not_wait_longer(
+    num_tokens: int, rate: float, pass_s: float, one_s: float, other_s: float
 ) -> None:
-    near, far = (
-        choose_branching(3, step_s=step_s, pass_s=pass_s, round_trip_s=round_trip_s)
-        for round_trip_s in sorted((one_s, other_s))
-    )
-    assert near.depth <= far.depth
-    assert near.count <= far.count
+    """Within one pass: beyond it, what comes has to agree with more tokens of the target's own."""
+    shorter_s, longer_s = sorted((one_s % pass_s, other_s % pass_s))
+    if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, slope_s=0.0) and shorter_s > 0:
+        assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, slope_s=0.0)
+
+
+def test_waiting_is_worth_a_good_draft_and_a_short_way() -> None:
+    def pays(delay_s: float, rate: float) -> bool:
+        return waiting_pays(delay_s, 4, rate, pass_s=0.010, slope_s=0.0005)
+
+    assert pays(0.003, 0.7)
+    assert not pays(0.003, 0.1)  # a poor draft
+    assert not pays(0.040, 0.7)  # a long way
+    assert not waiting_pays(0.003, 4, 0.7, pass_s=0.0, slope_s=0.0)  # nothing is known yet
+
+
+@pytest.mark.parametrize(("delay_s", "rate"), [(0.003, 0.7), (0.003, 0.1), (0.009, 0.6), (0.025, 0.9), (0.04, 0.7)])
+def test_waiting_is_decided_as_a_simulation_of_both_would(delay_s: float, rate: float) -> None:
+    waiting, alone = (simulated_tokens_per_s(delay_s, rate, waits) for waits in (True, False))
+    assert waiting_pays(delay_s, 4, rate, pass_s=0.01, slope_s=0.0) == (waiting > alone)
+
+
+def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
+    """A target that gets 4 draft tokens `delay_s` after each rejection, and either waits or decodes meanwhile."""
+    rng, now, tokens = random.Random(0), 0.0, 0
+    for _ in range(4000):
+        accepted = next((k for k in range(4) if rng.random() >= rate), 4)
+        now, tokens = now + 0.01, tokens + accepted + 1
+        agrees = accepted == 4
+        while not agrees:
+            if waits:
+                now, agrees = now + delay_s, True
+                continue
+            num_alone = math.ceil(delay_s / 0.01)
+            now, tokens = now + 0.01 * num_alone, tokens + num_alone
+            agrees = all(rng.random() < rate for _ in range(num_alone))
+    return tokens / now

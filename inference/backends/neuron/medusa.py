@@ -1,0 +1,106 @@
+"""Medusa in NxDI: heads of the target guess the next tokens, one compiled pass verifies a tree of them. Greedy, exact.
+
+The graph takes tree, mask and positions as inputs and gives the best token ids of target and heads; acceptance is ours.
+NxDI's own loop moves the keys and values of accepted guesses within the next pass, but that move is gone after it
+(`KVCacheManager.update_cache` starts from the memory as it was). So nothing is moved here: accepted guesses that do not
+lie at their own positions are read again, as ancestors of the next tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.backends.checkpoint import load_config
+from inference.backends.neuron.application import Compilation, medusa_compilation
+from inference.backends.neuron.calls import Row, medusa_call, prompt_call
+from inference.backends.neuron.checks import check_medusa, check_sharding
+from inference.backends.neuron.environment import check_logical_cores
+from inference.backends.neuron.graph_decoder import GraphDecoder
+from inference.backends.neuron.medusa_tree import Choice, tree_pass
+from inference.backends.neuron.settings import medusa_arguments
+from inference.backends.neuron.shape import SlotShape, slot_shape
+from inference.backends.neuron.slots import Application
+from inference.backends.support import require_supported_config, resolve_length
+from inference.config import ModelConfig
+from inference.types import Turn, Verdict
+
+
+class MedusaDecoder(GraphDecoder):
+    """A target with Medusa heads, and its only slot.
+
+    Args:
+        application: loaded.
+        shape: its width is the number of nodes that a pass verifies.
+        choices: the tree.
+        num_heads: of the model.
+    """
+
+    def __init__(
+        self, application: Application, shape: SlotShape, *, choices: Sequence[Choice], num_heads: int
+    ) -> None:
+        super().__init__(application, shape, method="medusa")
+        self._choices = sorted(choices)
+        self._num_heads = num_heads
+        self._sampling = (float(num_ranks(choices)), 1.0, 1.0)  # top_k: how many ids are wanted of every head
+        self._num_placed = 0  # tokens whose keys and values lie at their own positions
+        self._guesses: list[list[int]] = []  # of every head, behind the last committed token
+
+    def _read_prompt(self, turn: Turn) -> Verdict:
+        call = prompt_call(Row(turn.slot, 0, turn.token_ids, self._sampling))
+        ids = self._application.forward(**call).hidden_states  # [1 + num_heads, 1, top_k] token ids, likeliest first
+        self._num_placed = len(turn.token_ids)
+        self._guesses = ids[1:, 0].tolist()
+        return Verdict((int(ids[0, 0, 0]),), num_draft_tokens=0, num_accepted_tokens=0)
+
+    def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:
+        (turn,) = turns
+        chain = turn.token_ids[self._num_placed :]
+        tree = tree_pass(chain, self._choices, self._guesses, width=self._shape.width)
+        call = medusa_call(
+            tree, start=self._num_placed, width=self._shape.width, num_heads=self._num_heads, sampling=self._sampling
+        )
+        ids = self._application.forward(**call).hidden_states[:, 0]  # [1 + num_heads, width, top_k]
+        chosen = ids[0, :, 0].tolist()
+        path = tree.accepted(chosen)
+        last = path[-1] if path else tree.root
+        self._guesses = ids[1:, last].tolist()
+        self._num_placed += len(chain) + tree.num_in_place(path)
+        self._held[turn.slot] = len(turn.token_ids) + len(path)
+        token_ids = (*(tree.token_ids[node] for node in path), chosen[last])
+        return {turn.slot: Verdict(token_ids, num_draft_tokens=tree.num_guesses, num_accepted_tokens=len(path))}
+
+
+def num_ranks(choices: Sequence[Choice]) -> int:
+    """How many of every head's best tokens a tree uses; 2 at least, since 1 means greedy to NxDI's sampler."""
+    return max(2, 1 + max(max(choice) for choice in choices))
+
+
+def load_medusa_decoder(target: ModelConfig) -> MedusaDecoder:
+    """Load a target with its heads; compiles it first unless that was done before.
+
+    Raises:
+        ConfigError: NxDI is not here, or the checkpoint, its heads or the tree cannot be used; the message names which.
+    """
+    compilation, shape = prepare_medusa(target)
+    overrides = target.neuron.overrides
+    choices = [tuple(choice) for choice in overrides["medusa_tree"]]
+    return MedusaDecoder(compilation.load(), shape, choices=choices, num_heads=overrides["num_medusa_heads"])
+
+
+def compile_medusa_decoder(target: ModelConfig) -> None:
+    """Compile ahead of time what `load_medusa_decoder` would load."""
+    compilation, _ = prepare_medusa(target)
+    compilation.compiled()
+
+
+def prepare_medusa(target: ModelConfig) -> tuple[Compilation, SlotShape]:
+    """Check everything, build NxDI's configuration, and say what the compiled model will be."""
+    check_logical_cores(target.neuron.overrides)
+    model_config = load_config(target.path)
+    length = resolve_length(model_config, target.sequence_length)
+    require_supported_config(model_config, length)
+    check_sharding(target.path, model_config, target.neuron.tp_degree)
+    check_medusa(target, model_config)
+    arguments = medusa_arguments(target, length=length)
+    shape = slot_shape(model_config, {**arguments, "speculation_length": arguments["medusa_speculation_length"]})
+    return medusa_compilation(target, model_config, arguments), shape

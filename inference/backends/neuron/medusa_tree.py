@@ -1,0 +1,86 @@
+"""The tokens of one Medusa pass: a chain whose end is the last committed token, and a tree of guesses behind it. Pure.
+
+A choice is a path: (0, 2) is the third best token of the second head behind the best of the first. Nodes are in the
+order of choices sorted as tuples, so that the first child of a node comes right behind it: the likeliest path ends up
+at consecutive nodes, and so at its own positions in the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Choice = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TreePass:
+    """Nodes of one pass.
+
+    Attributes:
+        token_ids: of every node.
+        parents: index of every node's parent, which comes before it; -1 for the first.
+        root: index of the last committed token; the nodes before it are its ancestors, those behind it are guesses.
+    """
+
+    token_ids: Sequence[int]
+    parents: Sequence[int]
+    root: int
+
+    @property
+    def num_guesses(self) -> int:
+        return len(self.token_ids) - self.root - 1
+
+    @property
+    def depths(self) -> list[int]:
+        """Of every node; 0 for the first."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def ancestors(self, node: int) -> list[int]:
+        """The node itself and everything above it: what it sees of this pass."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path
+
+    def accepted(self, chosen: Sequence[int]) -> list[int]:
+        """Guesses that are the target's own tokens, from the root down.
+
+        Args:
+            chosen: the target's token behind every node.
+        """
+        children = {
+            (self.parents[node], self.token_ids[node]): node for node in range(self.root + 1, len(self.parents))
+        }
+        path, node = [], self.root
+        while (child := children.get((node, chosen[node]))) is not None:
+            path.append(child)
+            node = child
+        return path
+
+    def num_in_place(self, path: Sequence[int]) -> int:
+        """How many of the accepted guesses are at consecutive nodes behind the root, and so at their own positions."""
+        return sum(1 for step, node in enumerate(path, start=self.root + 1) if node == step)
+
+
+def tree_pass(
+    chain: Sequence[int], choices: Sequence[Choice], guesses: Sequence[Sequence[int]], *, width: int
+) -> TreePass:
+    """Lay out a pass of at most `width` nodes.
+
+    Args:
+        chain: committed tokens that the memory does not hold at their positions yet; at least the last one.
+        choices: sorted.
+        guesses: tokens of every head, likeliest first.
+    """
+    token_ids, parents = list(chain), list(range(-1, len(chain) - 1))
+    nodes: dict[Choice, int] = {(): len(chain) - 1}
+    for choice in choices[: width - len(chain)]:
+        nodes[choice] = len(token_ids)
+        parents.append(nodes[choice[:-1]])
+        token_ids.append(guesses[len(choice) - 1][choice[-1]])
+    return TreePass(token_ids, parents, len(chain) - 1)

@@ -1,0 +1,52 @@
+"""A span for every sequence that passes through."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from inference.stats import RequestStats
+from inference.telemetry import Telemetry, current, usage
+from inference.workers.completion import Completer, CompletionRequest, Delta, Event, Finished, Started
+
+
+class TracedCompleter:
+    """A completer with a span per request, the parent of whatever the completer behind it calls."""
+
+    def __init__(self, completer: Completer, telemetry: Telemetry, *, model: str) -> None:
+        self._completer = completer
+        self._telemetry = telemetry
+        self._model = model
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        """See `Completer`."""
+        stats = RequestStats()
+        with self._telemetry.generation(self._attributes(request)) as span:
+            try:
+                async with aclosing(self._completer.complete(request)) as events:
+                    while True:
+                        with current(span):
+                            event = await anext(events, None)
+                        if event is None:
+                            return
+                        _record(stats, event)
+                        if isinstance(event, Finished):
+                            span.set_attribute("gen_ai.response.finish_reasons", (event.reason.value,))
+                        yield event
+            finally:
+                span.set_attributes(usage(stats))
+
+    def _attributes(self, request: CompletionRequest) -> dict[str, str | int | float]:
+        return {
+            "gen_ai.request.model": self._model,
+            "gen_ai.request.max_tokens": request.max_new_tokens,
+            "gen_ai.request.temperature": request.sampling.temperature,
+            "gen_ai.request.top_p": request.sampling.top_p,
+        }
+
+
+def _record(stats: RequestStats, event: Event) -> None:
+    if isinstance(event, Started):
+        stats.num_prompt_tokens = event.num_prompt_tokens
+    elif isinstance(event, Delta):
+        stats.record(len(event.token_ids), event.num_draft_tokens, event.num_accepted_tokens, event.timings)
