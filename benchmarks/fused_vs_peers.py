@@ -20,17 +20,14 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.decoding import GREEDY, decode, encode_all, load_model, read_prompts
 from benchmarks.report import print_json, print_table
 from benchmarks.timing import interleaved
-from inference.backends.registry import load_backend
-from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, ModelConfig
+from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 from inference.speculation.decoder import SlotDecoder, SpeculativeDecoder
 from inference.speculation.proposer import ModelProposer
-from inference.tokenizer import Tokenizer
-from inference.types import Backend, Decoder, Draft, SamplingParams, Span, Turn
+from inference.types import Backend, Draft, Span
 
-GREEDY = SamplingParams()
-MAX_LENGTH = 512
 BASELINE = "transformers plain"
 
 
@@ -60,9 +57,8 @@ Generate = Callable[[Sequence[int]], tuple[list[int], int]]
 def main() -> None:
     args = _parser().parse_args()
     torch.set_num_threads(args.threads)
-    tokenizer = Tokenizer.load(args.target)
-    lines = [line for line in args.prompts.read_text().splitlines() if line.strip()]
-    prompts = [tokenizer.encode(line) for line in lines[: 2 if args.quick else args.num_prompts]]
+    lines = read_prompts(args.prompts, 2 if args.quick else args.num_prompts)
+    prompts = encode_all(lines, args.target)
     num_tokens, rounds = (32, 1) if args.quick else (args.tokens, 3)
     pairs = {name: _load_pair(name, args) for name in args.backends.split(",")}
     variants = _peers(args, num_tokens)
@@ -88,19 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _load_pair(name: str, args: argparse.Namespace) -> tuple[Backend, Backend]:
-    target, draft = (
-        load_backend(
-            ModelConfig(
-                path,
-                backend=name,
-                device="cpu",
-                num_slots=1,
-                sequence_length=MAX_LENGTH,
-                num_threads=args.threads,
-            )
-        )
-        for path in (args.target, args.draft)
-    )
+    target, draft = (load_model(path, backend=name, threads=args.threads) for path in (args.target, args.draft))
     return target, draft
 
 
@@ -132,27 +116,16 @@ def _peers(args: argparse.Namespace, num_tokens: int) -> dict[str, Generate]:
 def _ours(name: str, target: Backend, draft: Backend, gammas: Sequence[int], num_tokens: int) -> dict[str, Generate]:
     """Target-only and fused, on one backend."""
     variants: dict[str, Generate] = {
-        f"{name} target-only": partial(_decode, SlotDecoder(target), gamma=0, num_tokens=num_tokens)
+        f"{name} target-only": partial(decode, SlotDecoder(target), gamma=0, num_tokens=num_tokens)
     }
     for gamma in gammas:
         decoder = SpeculativeDecoder(SlotDecoder(target), ModelProposer(draft))
-        variants[_fused(name, gamma)] = partial(_decode, decoder, gamma=gamma, num_tokens=num_tokens)
+        variants[_fused(name, gamma)] = partial(decode, decoder, gamma=gamma, num_tokens=num_tokens)
     return variants
 
 
 def _fused(name: str, gamma: int) -> str:
     return f"{name} fused, gamma {gamma}"
-
-
-def _decode(decoder: Decoder, prompt: Sequence[int], gamma: int, num_tokens: int) -> tuple[list[int], int]:
-    token_ids = list(prompt)
-    held = num_passes = 0
-    while (left := len(prompt) + num_tokens - len(token_ids)) > 0:
-        [verdict] = decoder.step([Turn(0, held, token_ids, GREEDY, gamma=min(gamma, left - 1))])
-        held = len(token_ids) + verdict.num_accepted_tokens
-        token_ids = [*token_ids, *verdict.token_ids]
-        num_passes += 1
-    return token_ids[len(prompt) :], num_passes
 
 
 def _race(variants: dict[str, Generate], prompts: Sequence[Sequence[int]], rounds: int) -> dict[str, Outcome]:

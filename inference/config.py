@@ -60,6 +60,7 @@ class NeuronOptions:
         method: one of SPECULATION_METHODS.
         overrides: further parameters of NxDI's NeuronConfig, by name.
         artifacts: folder of compiled models; None is a folder in the user's cache.
+        cores: NeuronCores of this process, such as 0-3,8; None is what NEURON_RT_VISIBLE_CORES says.
     """
 
     tp_degree: int = 1
@@ -67,6 +68,7 @@ class NeuronOptions:
     method: str = "vanilla"
     overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     artifacts: Path | None = None
+    cores: str | None = None
 
     def __post_init__(self) -> None:
         _require(self.tp_degree >= 1, f"tp_degree {self.tp_degree} is below 1")

@@ -28,6 +28,8 @@ from inference.types import MAX_GAMMA, FinishReason, Timings
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _MODEL = ("model_name",)
+PHASES = ("draft", "verify", "queue", "network")
+DIRECTIONS = ("up", "down")
 # Seconds. vLLM's, and finer below 10 ms.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
@@ -71,18 +73,22 @@ class Metrics:
         self._failures = Counter(
             "specdec_request_failures", "Requests that failed, by status.", (*_MODEL, "code"), registry=self.registry
         )
-        self._phase_seconds = Counter(
+        phase_seconds = Counter(
             "specdec_phase_seconds",
             "Time of all requests, by phase: draft, verify, queue, network.",
             (*_MODEL, "phase"),
             registry=self.registry,
         )
-        self._wire_bytes = Counter(
+        wire_bytes = Counter(
             "specdec_wire_bytes",
             "Bytes between draft worker and target, by direction: up (to the target), down.",
             (*_MODEL, "direction"),
             registry=self.registry,
         )
+        # Found once: looking a series up by its labels, for every commit, costs more than counting.
+        self._phases = {phase: phase_seconds.labels(model_name, phase) for phase in PHASES}
+        self._directions = {way: wire_bytes.labels(model_name, way) for way in DIRECTIONS}
+        self._positions: list[Counter] = []
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
         self._itl = self._histogram("vllm:inter_token_latency_seconds", "Gap between commits.", ITL_BUCKETS)
         self._tpot = self._histogram(
@@ -118,22 +124,20 @@ class Metrics:
         self._num_drafts.inc()
         self._num_draft_tokens.inc(num_draft_tokens)
         self._num_accepted_tokens.inc(num_accepted_tokens)
-        for position in range(min(num_accepted_tokens, MAX_GAMMA)):
-            self._accepted_per_pos.labels(self._name, str(position)).inc()
+        num_positions = min(num_accepted_tokens, MAX_GAMMA)
+        while len(self._positions) < num_positions:
+            self._positions.append(self._accepted_per_pos.labels(self._name, str(len(self._positions))))
+        for series in self._positions[:num_positions]:
+            series.inc()
 
     def _count_timings(self, timings: Timings) -> None:
-        phases = {
-            "draft": timings.draft_us,
-            "verify": timings.compute_us,
-            "queue": timings.queue_us,
-            "network": timings.network_us,
-        }
-        for phase, us in phases.items():
+        times_us = (timings.draft_us, timings.compute_us, timings.queue_us, timings.network_us)
+        for phase, us in zip(PHASES, times_us, strict=True):
             if us:
-                self._phase_seconds.labels(self._name, phase).inc(us / 1e6)
-        for direction, num_bytes in (("up", timings.bytes_up), ("down", timings.bytes_down)):
+                self._phases[phase].inc(us / 1e6)
+        for direction, num_bytes in zip(DIRECTIONS, (timings.bytes_up, timings.bytes_down), strict=True):
             if num_bytes:
-                self._wire_bytes.labels(self._name, direction).inc(num_bytes)
+                self._directions[direction].inc(num_bytes)
 
 
 class RequestMetrics:

@@ -33,6 +33,7 @@ class Telemetry:
     """Makes the spans of one process."""
 
     def __init__(self, provider: TracerProvider) -> None:
+        self.provider = provider
         self._tracer = provider.get_tracer("specdec", VERSION)
 
     @contextmanager

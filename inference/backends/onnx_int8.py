@@ -50,9 +50,7 @@ def weight_levels() -> int:
     return 127 if "vnni" in flags else 63
 
 
-def quantized_weights(
-    weights: Iterable[tuple[str, Weight]], levels: int
-) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Replace each matrix [in, out] of a linear layer by an int8 one, and float32 [1, 1, out] named `NAME_scale`.
 
     That is the scale of the products with rows as `row_nodes` makes them.

@@ -79,6 +79,8 @@ def add_neuron(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="further parameters of NxDI's NeuronConfig, as a JSON object; several are merged",
     )
+    text = "NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all)"
+    group.add_argument("--neuron_cores", metavar="LIST", help=text)
     text = "folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache)"
     group.add_argument("--compiled_model_path", type=Path, metavar="DIR", help=text)
 

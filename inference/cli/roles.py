@@ -78,7 +78,7 @@ def _neuron_options(args: argparse.Namespace, *, gamma: int) -> NeuronOptions:
             )
         if method != "vanilla" or args.neuron_config:
             raise ConfigError(f"backend {args.backend} takes neither --speculation_method nor --neuron_config")
-    return NeuronOptions(args.tp_degree, gamma, method, args.neuron_config, args.compiled_model_path)
+    return NeuronOptions(args.tp_degree, gamma, method, args.neuron_config, args.compiled_model_path, args.neuron_cores)
 
 
 def _proposer_config(args: argparse.Namespace, draft: str, *, tokenizer: Path, num_threads: int) -> ProposerConfig:

@@ -6,15 +6,13 @@ import enum
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from inference.comparison.backend import NGRAM, BackendConfig, Server
 from inference.comparison.machine import Machine, split_into_machines
 from inference.errors import ConfigError
 from inference.types import MAX_GAMMA, MAX_SEED, Schedule
-
-NGRAM = "ngram"
-"""As a draft model: prompt lookup, no model at all."""
 
 MAX_RTT_MS = 10_000.0
 MAX_CONCURRENCY = 4096
@@ -186,6 +184,7 @@ class ComparisonConfig:
         usable_cores: CPU cores of this host that may be used.
         cores_per_machine: a machine is a set of so many of them.
         output: directory of the report.
+        backend: what computes.
     """
 
     target_model: Path
@@ -198,6 +197,7 @@ class ComparisonConfig:
     usable_cores: tuple[int, ...]
     cores_per_machine: int
     output: Path
+    backend: BackendConfig = field(default_factory=BackendConfig)
 
     def __post_init__(self) -> None:
         _require_distinct("topology", [topology.value for topology in self.topologies])
@@ -209,7 +209,38 @@ class ComparisonConfig:
             _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
         for gamma in self.gammas:
             _require(1 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 1..{MAX_GAMMA}; 0 is the target alone")
+        self._require_what_a_graph_can()
         self.machines  # noqa: B018 - refuses more machines than the host has cores for
+
+    def _require_what_a_graph_can(self) -> None:
+        """A fused pair that is one compiled graph has one gamma, and no sampling that others could repeat."""
+        method = self.backend.method or "fused"
+        if Topology.FUSED in self.topologies and any(map(self.backend.one_graph, self.draft_models)):
+            _require(
+                len(self.gammas) == 1,
+                f"gamma {', '.join(map(str, self.gammas))}: speculation_method {method} is compiled for one: "
+                "name one, or use --speculation_method vanilla",
+            )
+            _require(
+                self.workload.temperature == 0,
+                f"temperature {self.workload.temperature:g}: speculation_method {method} cannot sample with a seed: "
+                "use --temperature 0, or --speculation_method vanilla",
+            )
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """Every process that is started."""
+        one = {Topology.TARGET, Topology.DISTRIBUTED} & set(self.topologies)
+        roles = {Topology.FUSED: "fused_target", Topology.DISTRIBUTED: "draft"}
+        return (
+            *([Server("target")] if one else []),
+            *(
+                Server(role, draft)
+                for topology, role in roles.items()
+                if topology in self.topologies
+                for draft in self.draft_models
+            ),
+        )
 
     @property
     def machines(self) -> tuple[Machine, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from inference.cli.prompts import read_prompts
+from inference.comparison.backend import AUTO, NEURON, BackendConfig
 from inference.comparison.config import (
     ClientSite,
     ComparisonConfig,
@@ -17,7 +18,8 @@ from inference.comparison.config import (
     Topology,
     WorkloadConfig,
 )
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT, SPECULATION_METHODS
+from inference.errors import ConfigError
 from inference.types import Schedule
 
 BUNDLED_PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / "open_ended.txt")
@@ -54,6 +56,26 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         usable_cores=tuple(sorted(os.sched_getaffinity(0))),
         cores_per_machine=args.cores_per_machine,
         output=args.output,
+        backend=_backend(args),
+    )
+
+
+def _backend(args: argparse.Namespace) -> BackendConfig:
+    draft_name = args.draft_backend or args.backend
+    neuron_only = {"neuron_config", "compiled_model_path", "first_core", "draft_tp_degree"}
+    given = {name for name in neuron_only if getattr(args, name) is not None}
+    if given and NEURON not in (args.backend, draft_name):
+        raise ConfigError(f"{min(given)} needs backend {NEURON}, not {args.backend}")
+    passed_on = ("dtype", "sequence_length", "neuron_config", "compiled_model_path")
+    values = {name: getattr(args, name) for name in passed_on}
+    return BackendConfig(
+        args.backend,
+        draft_name,
+        args.tp_degree,
+        args.draft_tp_degree or args.tp_degree,
+        args.speculation_method,
+        args.first_core or 0,
+        tuple(f"--{name}={value}" for name, value in values.items() if value is not None),
     )
 
 
@@ -111,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "LIST is comma-separated; names may be spelled with - or _.",
         allow_abbrev=False,
     )
-    for add in (_add_contenders, _add_workload, _add_network, _add_machines, _add_output):
+    for add in (_add_contenders, _add_workload, _add_network, _add_machines, _add_backend, _add_output):
         add(parser)
     return parser
 
@@ -173,6 +195,24 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machines (a machine is a set of CPU cores of this host)")
     text = "cores, and threads of a model, on each machine (%(default)s)"
     group.add_argument("--cores_per_machine", type=int, default=1, metavar="N", help=text)
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what computes (see main.py and docs/neuron.md)")
+    group.add_argument("--backend", default=AUTO, metavar="NAME", help="of the models (%(default)s)")
+    text = "of the draft of the distributed topology (--backend); such as torch, with a target on neuron"
+    group.add_argument("--draft_backend", metavar="NAME", help=text)
+    text = "NeuronCores of each target and fused pair; all servers run at once, each on cores of its own (%(default)s)"
+    group.add_argument("--tp_degree", type=int, default=1, metavar="N", help=text)
+    group.add_argument("--draft_tp_degree", type=int, metavar="N", help="NeuronCores of a draft (--tp_degree)")
+    text = "number of the first NeuronCore that may be used (0)"
+    group.add_argument("--first_core", type=int, metavar="N", help=text)
+    text = "of a fused pair on neuron; vanilla can sample, and takes several --gamma (main.py's)"
+    group.add_argument("--speculation_method", choices=SPECULATION_METHODS, help=text)
+    group.add_argument("--neuron_config", metavar="JSON", help="parameters of NxDI's NeuronConfig, of every model")
+    group.add_argument("--compiled_model_path", metavar="DIR", help="folder of compiled models")
+    group.add_argument("--dtype", metavar="NAME", help="arithmetic on neuron (main.py's)")
+    group.add_argument("--sequence_length", type=int, metavar="N", help="tokens per slot on neuron (main.py's)")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

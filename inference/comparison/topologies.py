@@ -12,15 +12,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from inference.cli.launch import ServerProcess, free_port, server_process
-from inference.comparison.config import NGRAM, ClientSite, ComparisonConfig, Contender, NetworkConfig, Topology
+from inference.comparison.backend import NGRAM, Server, server_flags
+from inference.comparison.config import ClientSite, ComparisonConfig, Contender, NetworkConfig, Topology
 from inference.comparison.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.comparison.watch import ServerWatch
 
 SERVER_GRACE_S = 1.0
 """Given to running requests when a server is stopped: by then nobody waits for them."""
-
-START_TIMEOUT_S = 120.0
-"""All servers load their models at the same time, on few cores."""
 
 T = TypeVar("T")
 
@@ -82,14 +80,14 @@ class Deployment:
                 server.process.terminate()
 
     async def _start_target(self, stack: AsyncExitStack, port: int) -> None:
-        flags = ["--model", str(self._config.target_model), "--port", str(port)]
+        flags = ["--model", str(self._config.target_model), "--port", str(port), *self._backend_flags("target")]
         await self._serve(stack, "target", "target", flags, port=port, machine=0)
         await self._link(stack, Topology.TARGET, None, port)
 
     async def _start_fused(self, stack: AsyncExitStack, draft: str) -> None:
         port = free_port()
         flags = ["--target_model", str(self._config.target_model), "--draft_model", draft, "--port", str(port)]
-        flags += self._gamma_flags()
+        flags += [*self._gamma_flags(), *self._backend_flags("fused_target", draft)]
         await self._serve(stack, self._name("fused", draft), "fused_target", flags, port=port, machine=0)
         await self._link(stack, Topology.FUSED, draft, port)
 
@@ -99,7 +97,8 @@ class Deployment:
         port = free_port()
         flags = ["--model", draft, "--serve", str(port), "--target_host", "127.0.0.1", "--port", str(target.port)]
         # The target starts at the same time.
-        flags += ["--connect_timeout_s", str(START_TIMEOUT_S), *self._gamma_flags()]
+        flags += ["--connect_timeout_s", str(self._config.backend.start_timeout_s), *self._gamma_flags()]
+        flags += self._backend_flags("draft", draft)
         if draft == NGRAM:
             flags += ["--tokenizer", str(self._config.target_model)]
         await self._serve(stack, self._name("draft", draft), "draft", flags, port=port, machine=1)
@@ -111,6 +110,10 @@ class Deployment:
             return what
         return f"{what}-{Contender(Topology.FUSED, draft, 1).draft_name}"
 
+    def _backend_flags(self, role: str, draft: str | None = None) -> list[str]:
+        config = self._config
+        return server_flags(config.backend, Server(role, draft), config.servers, config.gammas)
+
     def _gamma_flags(self) -> list[str]:
         return ["--gamma", str(self._config.gammas[0])]
 
@@ -120,8 +123,9 @@ class Deployment:
         cores = self._config.machines[machine].cores
         common = ["--threads", str(len(cores)), "--batch", str(self._config.workload.max_concurrency)]
         common += ["--grace_s", str(SERVER_GRACE_S)]
+        timeout_s = self._config.backend.start_timeout_s
         server = await stack.enter_async_context(
-            server_process(name, role, *flags, *common, port=port, cores=cores, ready_timeout_s=START_TIMEOUT_S)
+            server_process(name, role, *flags, *common, port=port, cores=cores, ready_timeout_s=timeout_s)
         )
         self._watch.add(server)
         self.servers.append(server)

@@ -22,7 +22,7 @@ MAX_PASS_DRAFT_TOKENS = 16
 """Draft tokens of one session in one pass at most, where nobody asked for fewer."""
 
 MAX_WAIT_OF_PASS = 1.5
-"""So many passes the target waits at most for draft tokens that are due; a draft that has gone costs this once."""
+"""So many passes the target waits at most for draft tokens that are due, whatever they did before."""
 
 _Timed = tuple[Verdict, float, float]
 
@@ -167,7 +167,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             pass_s=self._costs.pass_s,
             slope_s=self._costs.slope_s,
         )
-        return late_in_s if pays else 0.0
+        return min(late_in_s, longest_s - session.ready_s) if pays else 0.0
 
     def _narrowed(self, turns: Sequence[tuple[TargetSession, Turn]]) -> list[tuple[TargetSession, Turn]]:
         """The turns, with run-ahead proposals cut to the width that pays."""

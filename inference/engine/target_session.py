@@ -80,6 +80,11 @@ class TargetSession:
         return 0.0 if self.slot is None or self._ready else time.monotonic() - self._waiting_since
 
     @property
+    def ready_s(self) -> float:
+        """Seconds for which the session could have been in a pass."""
+        return time.monotonic() - self._ready_since
+
+    @property
     def _ready(self) -> bool:
         return self.schedule is not Schedule.SYNC or self._asked or len(self.tree) > 0
 
@@ -92,13 +97,14 @@ class TargetSession:
         if not self._ready:
             self._become_ready(time.monotonic())
         self._asked = self._asked or not branches
+        self._heard_at, num_live = time.monotonic(), len(self.tree)
         for kind, where, token_ids in branches:
             if len(token_ids) > MAX_TREE_TOKENS:
                 raise InvalidRequestError(f"a branch of {len(token_ids)} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             grow = self.tree.grow_from_node if kind == "node" else self.tree.grow_from_prefix
             grow(where, token_ids)
-        self._heard_at = time.monotonic()
-        self.arrivals.proposed(self._heard_at, sum(len(token_ids) for _, _, token_ids in branches))
+        if len(self.tree) > num_live:  # what was made behind a rejected token says nothing of when the new chain comes
+            self.arrivals.proposed(self._heard_at, len(self.tree) - num_live)
 
     def next_turn(self) -> Turn | None:
         """What the session wants from the next pass; None if it waits for its draft."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,6 +9,7 @@ from typing import Any
 
 from inference.errors import SpecDecError
 from inference.gateway.choices import ChoiceEvent
+from inference.gateway.encoding import encoded
 from inference.gateway.errors import ApiError, from_error, unexpected
 from inference.gateway.formats import Format, usage
 from inference.gateway.parts import Choice, Part
@@ -17,8 +17,6 @@ from inference.gateway.parts import Choice, Part
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-# Escaped to ASCII: a reader that takes U+2028 or U+0085 for the end of a line must not cut an event in two.
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 async def whole_answer(
@@ -63,10 +61,10 @@ class ChunkStream:
         self._continuous_usage = continuous_usage
         self._include_speculation = include_speculation
         self._choices = [Choice() for _ in range(num_choices)]
-        head = _ENCODER.encode(answer.head(chunk=True)).removesuffix("}")
+        head = encoded(answer.head(chunk=True)).removesuffix("}")
         self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
 
-    async def encoded(
+    async def chunks(
         self, first: ChoiceEvent, events: AsyncGenerator[ChoiceEvent, None]
     ) -> AsyncGenerator[bytes, None]:
         """All events, beginning with `first`; what fails now can only be told in the stream."""
@@ -97,10 +95,10 @@ class ChunkStream:
             beside["usage"] = self._usage() if self._continuous_usage else None
         if self._include_speculation:
             beside["speculation"] = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens}
-        return self._event(_ENCODER.encode(self._answer.chunk(index, part, choice)), beside)
+        return self._event(encoded(self._answer.chunk(index, part, choice)), beside)
 
     def _event(self, choice: str, beside: dict[str, Any]) -> bytes:
-        tail = "," + _ENCODER.encode(beside).removeprefix("{") if beside else "}"
+        tail = "," + encoded(beside).removeprefix("{") if beside else "}"
         return f"{self._head}{choice}]{tail}\n\n".encode()
 
     def _usage(self) -> dict[str, Any]:
@@ -108,4 +106,4 @@ class ChunkStream:
 
 
 def _failure(error: ApiError) -> bytes:
-    return f"data: {_ENCODER.encode(error.body())}\n\n".encode()
+    return f"data: {encoded(error.body())}\n\n".encode()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -20,12 +20,13 @@ from inference import VERSION
 from inference.errors import SpecDecError
 from inference.gateway.answers import ChunkStream, whole_answer
 from inference.gateway.choices import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
-from inference.gateway.documents import ANSWERS, ModelList, Version
+from inference.gateway.documents import ANSWERS, Model, ModelList, Version
+from inference.gateway.encoding import JsonAnswer
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.limits import AnswerCount, BodyLimit
 from inference.gateway.schema import ChatBody, CompletionBody, GenerationBody
-from inference.gateway.telemetry import HttpSpans
+from inference.gateway.telemetry import http_spans
 from inference.metrics import Metrics
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.generation import ModelCard
@@ -73,7 +74,8 @@ class Gateway:
 
 def create_app(gateway: Gateway) -> FastAPI:
     """The application in front of a gateway's completer."""
-    app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None)
+    spans = http_spans(gateway.telemetry)
+    app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
     _add_generation(app, gateway)
     _add_operation(app, gateway)
     if gateway.page:
@@ -82,8 +84,6 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=gateway.max_body_bytes)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
-    if gateway.telemetry is not None:
-        app.add_middleware(HttpSpans, telemetry=gateway.telemetry)
     return app
 
 
@@ -107,15 +107,25 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         """The one model served."""
         return ModelList.of(gateway.card, created=started)
 
+    @app.get("/v1/models/{name:path}", responses={404: ANSWERS[404]})
+    async def model(name: str) -> Model:
+        """The model, by its name."""
+        _check_name(name, gateway.card)
+        return Model.of(gateway.card, created=started)
+
     started = int(time.time())
 
 
 def _check_model(body: GenerationBody, card: ModelCard) -> None:
+    if body.model is not None:
+        _check_name(body.model, card)
+
+
+def _check_name(name: str, card: ModelCard) -> None:
     """The name of the served model, or a path that ends with it."""
-    if body.model is None or body.model.rstrip("/").rpartition("/")[2] == card.name.rpartition("/")[2]:
-        return
-    message = f"model {body.model} does not exist; {card.name} is served"
-    raise ApiError(404, message, param="model", code="model_not_found")
+    if name.rstrip("/").rpartition("/")[2] != card.name.rpartition("/")[2]:
+        message = f"model {name} does not exist; {card.name} is served"
+        raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def _deadline_s(request: Request, gateway: Gateway) -> float:
@@ -139,7 +149,7 @@ async def _answer(
     events = events_of(gateway.completer, requests, deadline_s=_deadline_s(request, gateway))
     if not body.stream:
         document = whole_answer(events, answer, num_choices=len(requests), n=body.n)
-        return JSONResponse(await unless_disconnected(request, document))
+        return JsonAnswer(await unless_disconnected(request, document))
     options = body.stream_options
     stream = ChunkStream(
         answer,
@@ -151,7 +161,7 @@ async def _answer(
         include_speculation=options.include_speculation,
     )
     first = await unless_disconnected(request, _first(events))  # what is refused has a status, not a stream
-    return StreamingResponse(stream.encoded(first, events), media_type="text/event-stream", headers=_NO_BUFFERING)
+    return StreamingResponse(stream.chunks(first, events), media_type="text/event-stream", headers=_NO_BUFFERING)
 
 
 _NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -165,15 +175,15 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
     """Run `work`, but cancel it, down to the slot, when the client leaves."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(request))
+    watcher.add_done_callback(lambda _: task.cancel())
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(499, "the client closed the connection", "client_closed_request")
-        return task.result()
+        return await task
+    except asyncio.CancelledError:
+        if not watcher.done() or watcher.cancelled():
+            raise
+        raise ApiError(499, "the client closed the connection", "client_closed_request") from None
     finally:
-        for each in (task, watcher):
-            each.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        watcher.cancel()
 
 
 async def _disconnected(request: Request) -> None:
@@ -210,28 +220,28 @@ def _add_page(app: FastAPI) -> None:
 
 def _add_failures(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def on_api_error(_: Request, error: ApiError) -> JSONResponse:
+    async def on_api_error(_: Request, error: ApiError) -> JsonAnswer:
         return _failure(error)
 
     @app.exception_handler(SpecDecError)
-    async def on_our_error(request: Request, error: SpecDecError) -> JSONResponse:
+    async def on_our_error(request: Request, error: SpecDecError) -> JsonAnswer:
         return _failure(from_error(error, chat="chat" in request.url.path))
 
     @app.exception_handler(RequestValidationError)
-    async def on_validation(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def on_validation(_: Request, error: RequestValidationError) -> JsonAnswer:
         return _failure(from_validation(error))
 
     @app.exception_handler(HTTPException)
-    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http(request: Request, error: HTTPException) -> JsonAnswer:
         message = f"{request.method} {request.url.path}: {error.detail}"
         response = _failure(ApiError(error.status_code, message))
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(Exception)
-    async def on_any(_: Request, error: Exception) -> JSONResponse:
+    async def on_any(_: Request, error: Exception) -> JsonAnswer:
         return _failure(unexpected())
 
 
-def _failure(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+def _failure(error: ApiError) -> JsonAnswer:
+    return JsonAnswer(error.body(), status_code=error.status, headers=error.headers())

@@ -54,6 +54,10 @@ class Model(BaseModel):
     parent: None = None
     max_model_len: int
 
+    @classmethod
+    def of(cls, card: ModelCard, *, created: int) -> Model:
+        return cls(id=card.name, created=created, root=card.name, max_model_len=card.max_length)
+
 
 class ModelList(BaseModel):
     """Answer of /v1/models."""
@@ -63,7 +67,7 @@ class ModelList(BaseModel):
 
     @classmethod
     def of(cls, card: ModelCard, *, created: int) -> ModelList:
-        return cls(data=[Model(id=card.name, created=created, root=card.name, max_model_len=card.max_length)])
+        return cls(data=[Model.of(card, created=created)])
 
 
 class Version(BaseModel):

@@ -25,6 +25,8 @@ _SHAPES = {
     "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
     "stop": "a text or a list of texts is expected, none of them empty or too long",
 }
+# What is no object: another kind of JSON, another content type, or nothing.
+_NO_OBJECT = ("model_attributes_type", "missing")
 _FAULT = ("server_error", "internal_error")  # a code even here: LLMPerf counts an error by its code
 _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
     errors.InvalidRequestError: (400, INVALID_REQUEST, None),
@@ -35,7 +37,7 @@ _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: whoever handles an exception may set its traceback
 class ApiError(Exception):
     """What a client is told.
 
@@ -91,6 +93,8 @@ def from_validation(error: RequestValidationError) -> ApiError:
     place = [part for part in fault["loc"] if part != "body"]
     if fault["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {fault['ctx']['error']}", code="invalid_json")
+    if not place and fault["type"] in _NO_OBJECT:
+        return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json", code="no_json")
     param = str(place[0]) if place else _named_first(fault)
     if fault["type"] == "extra_forbidden":
         name = ".".join(map(str, place))
@@ -98,7 +102,14 @@ def from_validation(error: RequestValidationError) -> ApiError:
     message = _SHAPES.get(str(param)) if len(place) > 1 else None
     message = message or fault["msg"].removeprefix("Value error, ")
     code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
-    return ApiError(400, f"{param or 'body'}: {message}" if place else message, param=param, code=code)
+    return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
+
+
+def _path(place: list[Any]) -> str:
+    """Where in the body, as in messages.0.content; without the names of a union's alternatives, which are ours."""
+    if place[0] in _SHAPES:
+        return str(place[0])
+    return ".".join(str(part) for part in place if isinstance(part, int) or (part.isidentifier() and part != "str"))
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from inference.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 from inference.types import MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, SamplingParams
@@ -28,16 +28,26 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _unicode(text: str) -> str:
+    """JSON can write down half of a surrogate pair, which is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} is half of a surrogate pair") from None
+    return text
+
+
 _WHOLE = BeforeValidator(_whole)
+Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), _WHOLE]
 NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKEN_ID), _WHOLE]
 NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _WHOLE]
 TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
-StopString: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopString: TypeAlias = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Prompt: TypeAlias = (
-    str
+    Text
     | TokenIds
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
 )
 
@@ -181,14 +191,14 @@ class TextPart(_Body):
     """One part of a message."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(_Body):
     """One message of a conversation."""
 
-    role: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    content: str | list[TextPart]
+    role: Annotated[Text, StringConstraints(min_length=1, max_length=64)]
+    content: Text | list[TextPart]
     name: str | None = Field(None, description="Taken, without effect.")
 
     def text(self) -> str:

@@ -1,40 +1,31 @@
-"""A span around every generation over HTTP, which continues the trace that the client's headers name.
-
-Plain ASGI, so that streams stay streams.
-"""
+"""Which HTTP requests get a span, and how FastAPI, which makes it, is told so."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi.telemetry import TelemetryConfig
 
 if TYPE_CHECKING:
     from inference.telemetry import Telemetry
 
 PREFIX = "/v1/"
-"""What is traced; health checks and scrapes would only be noise."""
 
 
-class HttpSpans:
-    """Opens a span per POST."""
+def http_spans(telemetry: Telemetry | None) -> TelemetryConfig:
+    """Spans alone, which continue the trace that a client's headers name; none at all without `telemetry`."""
+    if telemetry is None:
+        return {"tracing": False, "metrics": False, "logs": False}
+    return {
+        "tracer_provider": telemetry.provider,
+        "metrics": False,
+        "logs": False,
+        "operation_spans": False,
+        "exclude": _is_noise,
+    }
 
-    def __init__(self, app: ASGIApp, *, telemetry: Telemetry) -> None:
-        self._app = app
-        self._telemetry = telemetry
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith(PREFIX):
-            await self._app(scope, receive, send)
-            return
-        path = scope["path"]
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        attributes = {"http.request.method": scope["method"], "url.path": path}
-        with self._telemetry.serving(f"{scope['method']} {path}", headers, attributes) as span:
-
-            async def noting(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    span.set_attribute("http.response.status_code", message["status"])
-                await send(message)
-
-            await self._app(scope, receive, noting)
+def _is_noise(scope: MutableMapping[str, Any]) -> bool:
+    """Health checks, scrapes, the page."""
+    return scope["method"] != "POST" or not scope["path"].startswith(PREFIX)

@@ -53,13 +53,15 @@ def client_of(port: int) -> openai.AsyncOpenAI:
 
 
 @asynccontextmanager
-async def gateway_process(behind: ServerProcess, *flags: str) -> AsyncGenerator[int, None]:
-    """A `--role gateway`, once it answers; yields its port."""
+async def gateway_process(
+    behind: ServerProcess, *flags: str, directory: Path | None = None
+) -> AsyncGenerator[int, None]:
+    """A `--role gateway`, once it answers; yields its port. It must end well when it is told to."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "main.py"), "--role", "gateway",
         "--port", str(behind.port), "--http_port", str(port), *flags,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL, cwd=directory,
     )  # fmt: skip
     try:
         await until_healthy(port)
@@ -124,6 +126,24 @@ async def test_the_text_is_that_of_direct_grpc(clients: Clients, target: ServerP
     )
     direct = await complete(target, request)
     assert await texts(clients["fused"], seed=5, max_tokens=20, presence_penalty=1.0) == [direct.text]
+
+
+async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
+    """One row per choice, as the gateway sees them: whole, streamed, and one that is refused, which has none."""
+    async with gateway_process(target, "--profile", directory=tmp_path) as port:
+        client = client_of(port)
+        await texts(client, max_tokens=6, n=2, temperature=0)
+        stream = await client.completions.create(model="target", prompt=PROMPT, max_tokens=9, stream=True)
+        num_chunks = len([chunk async for chunk in stream])
+        with pytest.raises(openai.BadRequestError):
+            await texts(client, max_tokens=6, logit_bias={"999": 1})
+        await client.close()
+    (file,) = tmp_path.glob("performance_gateway_*.json")
+    document = json.loads(file.read_text())
+    assert document["role"] == "gateway"
+    assert [row["num_output_tokens"] for row in document["requests"]] == [6, 6, num_chunks]
+    assert all(0 < row["ttft_s"] <= row["wall_s"] for row in document["requests"])
+    assert len(file.with_suffix(".csv").read_text().splitlines()) == 1 + 3 + 1, "a head, the rows, the total"
 
 
 async def test_models(clients: Clients) -> None:

@@ -5,6 +5,6 @@ the double computes the same wrong thing on real keys and values, so that a test
 Nothing in it imports the project.
 """
 
-from tests.nxdi_double.install import install
+from tests.nxdi_double.install import install, write_packages
 
-__all__ = ["install"]
+__all__ = ["install", "write_packages"]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from tests.nxdi_double.config import InferenceConfig
+from tests.nxdi_double.medusa import Heads, best_ids, run_tree
 from tests.nxdi_double.memory import Memory
 
 PADDING = -1
@@ -38,6 +39,8 @@ class NeuronApplication:
             self.graphs.add("fused")
         elif self.neuron_config.speculation_length > 0:
             self.graphs.add("speculation")
+        elif self.neuron_config.medusa_speculation_length > 0:
+            self.graphs.add("medusa")
         else:
             self.enable_token_generation()
 
@@ -48,6 +51,8 @@ class NeuronApplication:
             raise ValueError("fused speculation needs on-device sampling")
         if config.enable_fused_speculation and (pair is None or pair.worker_cls == "NeuronFusedSpecModel"):
             raise ValueError("no fused_spec_config, or its worker class is the fused model itself")
+        if config.is_medusa and config.on_device_sampling_config is None:
+            raise AssertionError("Medusa speculation must use on-device sampling")
         if config.is_eagle3 and not config.sequence_parallel_enabled:
             raise RuntimeError("EAGLE3 fails without sequence parallel")
         if pair is not None:
@@ -86,8 +91,13 @@ class NeuronApplication:
         self._bring_up()
 
     def to_cpu(self) -> None:
-        if not self.neuron_config.on_cpu:
+        config = self.neuron_config
+        if not config.on_cpu:
             raise RuntimeError("to_cpu without on_cpu")
+        if config.torch_dtype == "float16" or config.speculation_length > 0:
+            raise NotImplementedError("Speculation and float16 are not yet supported for CPU inference.")
+        if config.tp_degree > 1:
+            raise RuntimeError("Please initialize parallel processing via 'torchrun'.")
         self._bring_up()
 
     def _bring_up(self) -> None:
@@ -96,6 +106,8 @@ class NeuronApplication:
         self._target = Memory(self.config.checkpoint, **rooms)  # type: ignore[attr-defined]
         pair = self.config.fused_spec_config
         self._draft = None if pair is None else Memory(pair.draft_model_path, **rooms)
+        if config.is_medusa:
+            self._heads = Heads(self.config.checkpoint, config.num_medusa_heads)  # type: ignore[attr-defined]
         self._ready = True
 
     def forward(
@@ -106,6 +118,7 @@ class NeuronApplication:
         seq_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         sampling_params: torch.Tensor | None = None,
+        medusa_args: Any = None,
     ) -> SimpleNamespace:
         """Route by position 0, then by width, as NxDI does."""
         if not self._ready:
@@ -118,6 +131,8 @@ class NeuronApplication:
             return self._context(input_ids, position_ids, mask, seq_ids.tolist())
         if self.neuron_config.enable_fused_speculation:
             return self._fused(input_ids, position_ids, mask, seq_ids.tolist(), sampling_params)
+        if self.neuron_config.is_medusa:
+            return self._tree(input_ids, position_ids, mask, medusa_args)
         return self._generate(input_ids, position_ids, mask, seq_ids.tolist())
 
     def _check_call(self, input_ids: Any, position_ids: Any, seq_ids: Any, sampling_params: Any) -> None:
@@ -150,7 +165,8 @@ class NeuronApplication:
             raise RuntimeError(f"a prompt of {width} tokens, the context graph has {config.max_context_length}")
         if not torch.equal(mask, torch.ones_like(mask)) or mask.shape[1] != width:
             raise RuntimeError("the mask of a prompt is not all ones")
-        bucket = min(bucket for bucket in self._context_buckets() if bucket >= width)
+        largest = max(self._context_buckets())  # the only one that is filled to its end
+        bucket = min((bucket for bucket in self._context_buckets() if bucket > width), default=largest)
         nothing = torch.zeros(num_rows, 0)
         logits, new = self._target.run(input_ids, position_ids, nothing, seq_ids)
         self._fill(self._target, new, seq_ids[0], width, bucket)
@@ -159,6 +175,11 @@ class NeuronApplication:
             _, drafted = self._draft.run(input_ids, position_ids, nothing, seq_ids)
             self._fill(self._draft, drafted, seq_ids[0], width, bucket)
             return self._first_token(last.argmax(-1), width)
+        if config.is_medusa:
+            hidden = self._target.hidden.gather(
+                1, position_ids.argmax(1)[:, None, None].expand(-1, 1, self._target.hidden.shape[2])
+            )
+            return best_ids(last[:, -1], hidden[:, -1], self._heads, config)
         if bucket == config.speculation_length:  # the graph takes it for a verification
             return SimpleNamespace(logits=torch.zeros(num_rows, bucket, logits.shape[2]))
         return self._output(last)
@@ -177,6 +198,16 @@ class NeuronApplication:
         """A prompt is written from 0 to its bucket's end, whatever its positions say."""
         memory.write(new, 0, room, torch.arange(width))
         memory.soil(room, width, bucket)
+
+    def _tree(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, medusa_args: Any
+    ) -> SimpleNamespace:
+        width = self.neuron_config.medusa_speculation_length
+        if input_ids.shape != (1, width):
+            raise AttributeError(f"no graph for {input_ids.shape}: there are {sorted(self.graphs)}")
+        self.calls.append(("medusa", tuple(input_ids.shape)))
+        logits = run_tree(self._target, input_ids, position_ids, mask, medusa_args)
+        return best_ids(logits, self._target.hidden, self._heads, self.neuron_config)
 
     # Graphs behind a prompt.
 

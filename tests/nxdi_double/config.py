@@ -15,6 +15,7 @@ CONFIG_FILE = "neuron_config.json"
 class OnDeviceSamplingConfig:
     def __init__(self, **kwargs: Any) -> None:
         self.do_sample = kwargs.pop("do_sample", False)
+        self.top_k = kwargs.pop("top_k", 1)
         self.dynamic = kwargs.pop("dynamic", False)
         self.global_topk = kwargs.pop("global_topk", 256)
 
@@ -47,6 +48,10 @@ class NeuronConfig:
         self.enable_eagle_speculation = kwargs.pop("enable_eagle_speculation", False)
         self.is_eagle3 = kwargs.pop("is_eagle3", False)
         self.is_eagle_draft = kwargs.pop("is_eagle_draft", False)
+        self.is_medusa = kwargs.pop("is_medusa", False)
+        self.medusa_speculation_length = kwargs.pop("medusa_speculation_length", 0)
+        self.num_medusa_heads = kwargs.pop("num_medusa_heads", 0)
+        self.medusa_tree = kwargs.pop("medusa_tree", None)
         self.sequence_parallel_enabled = kwargs.pop("sequence_parallel_enabled", False)
         self.logical_nc_config = kwargs.pop("logical_nc_config", 1)
         self.quantized = kwargs.pop("quantized", False)
@@ -60,6 +65,9 @@ class NeuronConfig:
             self.enable_fused_speculation = True
         if kwargs:
             warnings.warn(f"NeuronConfig init: Unexpected keyword arguments: {kwargs}", stacklevel=2)
+
+        if self.torch_dtype not in ("float32", "float16", "bfloat16"):
+            raise AssertionError(f"Unsupported dtype: {self.torch_dtype}")
 
     def to_dict(self) -> dict[str, Any]:
         fields = copy.deepcopy(self.__dict__)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from tests.nxdi_double import application, config
+
+if TYPE_CHECKING:
+    import pytest
 
 N = "neuronx_distributed_inference"
 
 MODULES: dict[str, dict[str, Any]] = {
     "torch_neuronx": {"__version__": "2.9.0"},
     "torch_neuronx.xla_impl": {},
+    "torch_neuronx.utils": {"get_platform_target": lambda: "trn1"},
     N: {},
     f"{N}.models": {},
     f"{N}.models.config": {
@@ -37,3 +40,13 @@ def install(patch: pytest.MonkeyPatch) -> None:
         module.__path__ = []  # a package, as far as the import of its children is concerned
         module.__dict__.update(contents)
         patch.setitem(sys.modules, name, module)
+
+
+def write_packages(folder: Path) -> Path:
+    """The same for other processes: packages for their PYTHONPATH. They must find `tests` too."""
+    for name in MODULES:
+        package = folder.joinpath(*name.split("."))
+        package.mkdir(parents=True, exist_ok=True)
+        text = "from tests.nxdi_double.install import MODULES\n\nglobals().update(MODULES[__name__])\n"
+        (package / "__init__.py").write_text(text)
+    return folder

@@ -23,30 +23,43 @@ class Memory:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 2, num_rooms, config.num_key_value_heads, length, head_dim)
         self.rooms = torch.full(shape, NOISE)
+        self.hidden = torch.empty(0)  # [num_rows, width, hidden_size] of the last run, as the output layer sees it
 
     @torch.inference_mode()
     def run(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, rooms: list[int]
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        mask: torch.Tensor,
+        rooms: list[int],
+        active: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [num_rows, width, vocab_size] and new keys and values, of tokens behind the columns of `mask`.
 
         Args:
             mask: [num_rows, at most L]: which columns of a row's room are seen.
             rooms: whose keys and values each row sees.
+            active: [width, width]: which of this run's tokens each of them sees; None is itself and those before it.
         """
         num_rows, width = input_ids.shape
         past = self.rooms[:, :, rooms]  # [layers, 2, num_rows, heads, L, head_dim]
         length = past.shape[4]
         seen = torch.zeros(num_rows, 1, width, length + width, dtype=torch.bool)
         seen[..., : mask.shape[1]] = mask[:, None, None, :].bool()
-        seen[..., length:] = torch.ones(width, width).tril().bool()
+        seen[..., length:] = torch.ones(width, width).tril().bool() if active is None else active.bool()
         cache = DynamicCache()
         for layer in range(past.shape[0]):
             cache.update(past[layer, 0], past[layer, 1], layer)
         bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
         output = self.model(
-            input_ids=input_ids, position_ids=position_ids, attention_mask=bias, past_key_values=cache, use_cache=True
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=bias,
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=True,
         )
+        self.hidden = output.hidden_states[-1].float()
         new = torch.stack([torch.stack([layer.keys, layer.values])[..., length:, :] for layer in cache.layers])
         return output.logits.float(), new
 

@@ -17,11 +17,11 @@ from transformers import PretrainedConfig
 
 from inference.backends.neuron.artifacts import artifact_key, artifacts_root, find_or_compile
 from inference.backends.neuron.environment import (
-    check_cores,
     compiler_environment,
     load_module,
     require_nxdi,
     set_fp8_environment,
+    take_cores,
 )
 from inference.backends.neuron.parameters import check_names, parameter_names
 from inference.backends.support import architecture_name
@@ -54,6 +54,7 @@ class Compilation:
         checkpoints: all of them.
         root: folder of compiled models.
         on_cpu: NxDI's CPU mode, which compiles nothing.
+        cores: NeuronCores of this process; None is what the environment says.
     """
 
     application_class: Any
@@ -63,6 +64,7 @@ class Compilation:
     checkpoints: tuple[Path, ...]
     root: Path
     on_cpu: bool
+    cores: str | None
 
     def compiled(self) -> Path:
         """The folder of the compiled model; compiles if there is none."""
@@ -89,7 +91,7 @@ class Compilation:
         """An application whose `forward` runs on the device."""
         if self.on_cpu:
             return self._on_cpu()
-        check_cores(self.config.neuron_config.tp_degree)
+        take_cores(self.cores, self.config.neuron_config.tp_degree)
         folder = f"{self.compiled()}/"
         application = self.application_class(folder)  # its configuration lies there too
         application.load(folder)
@@ -150,6 +152,7 @@ def _compilation(
         tuple(path for path in paths if path is not None),
         artifacts_root(config.neuron.artifacts),
         bool(arguments.get("on_cpu")),
+        config.neuron.cores,
     )
 
 

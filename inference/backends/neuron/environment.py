@@ -24,6 +24,7 @@ REMEDY = (
     "run inside a Neuron virtual environment of a Deep Learning AMI or container, or install from AWS's own Neuron "
     "package index (docs/neuron.md)"
 )
+VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 COMPILER_ENVIRONMENT = (
     "NEURON_CC_FLAGS",
     "NEURON_LOGICAL_NC_CONFIG",
@@ -96,17 +97,31 @@ def set_fp8_environment() -> None:
             raise ConfigError(f"fp8 needs {name}={value}, the environment has {os.environ[name]}")
 
 
+def take_cores(cores: str | None, tp_degree: int) -> None:
+    """Make this process take the cores that were asked for, before the Neuron runtime looks.
+
+    Args:
+        cores: such as 0-3,8; None leaves it to the environment.
+
+    Raises:
+        ConfigError: they are fewer than tp_degree.
+    """
+    if cores is not None:
+        os.environ[VISIBLE_CORES] = cores
+    check_cores(tp_degree, os.environ)
+
+
 def check_cores(tp_degree: int, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse a core allocation that is too small; without one, say that this process takes every core.
 
     Raises:
         ConfigError: NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES gives fewer cores than tp_degree.
     """
-    visible, number = environment.get("NEURON_RT_VISIBLE_CORES"), environment.get("NEURON_RT_NUM_CORES")
+    visible, number = environment.get(VISIBLE_CORES), environment.get("NEURON_RT_NUM_CORES")
     if visible is None and number is None:
-        logger.warning("NEURON_RT_VISIBLE_CORES is not set: this process takes every NeuronCore of the instance")
+        logger.warning("%s is not set: this process takes every NeuronCore of the instance", VISIBLE_CORES)
         return
-    name, text = ("NEURON_RT_NUM_CORES", number) if visible is None else ("NEURON_RT_VISIBLE_CORES", visible)
+    name, text = ("NEURON_RT_NUM_CORES", number) if visible is None else (VISIBLE_CORES, visible)
     num_cores = _count(name, str(text), is_list=visible is not None)
     if num_cores < tp_degree:
         raise ConfigError(f"{name}={text} gives {num_cores} NeuronCores, tp_degree {tp_degree} needs as many")

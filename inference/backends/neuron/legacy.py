@@ -12,7 +12,7 @@ import torch
 
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.checks import check_sharding
-from inference.backends.neuron.environment import check_cores, load_module, require_transformers_neuronx
+from inference.backends.neuron.environment import load_module, require_transformers_neuronx, take_cores
 from inference.backends.neuron.settings import DEFAULT_DTYPE, verification_width
 from inference.backends.neuron.shape import slot_shape
 from inference.backends.neuron.slots import NeuronBackend
@@ -53,7 +53,7 @@ def load_legacy_backend(config: ModelConfig) -> NeuronBackend:
     length = resolve_length(model_config, config.sequence_length)
     require_supported_config(model_config, length)
     _check(config, str(model_config.model_type), architecture_name(model_config))
-    check_cores(config.neuron.tp_degree)
+    take_cores(config.neuron.cores, config.neuron.tp_degree)
     check_sharding(config.path, model_config, config.neuron.tp_degree)
     dtype, width = DEFAULT_DTYPE if config.dtype == "auto" else config.dtype, verification_width(config.neuron.gamma)
     arguments = {"seq_len": length, "max_context_length": length, "batch_size": 1, "speculation_length": width}

@@ -180,8 +180,8 @@ def test_what_it_says_of_itself(backend: OnnxBackend) -> None:
     assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
     assert as_protocol.num_slots == NUM_SLOTS
     assert as_protocol.max_length == MAX_LENGTH
-    num_layers, num_kv_heads, head_room = 2, 2, 16  # heads of 8 take the room of 16
-    assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_room * MAX_LENGTH * 4
+    num_layers, num_kv_heads, head_room = 2, 2, 16  # heads of 8 take the room of 16; one position is spare
+    assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_room * (MAX_LENGTH + 1) * 4
 
 
 def test_a_fork_continues_like_its_source(backend: OnnxBackend) -> None:
@@ -224,7 +224,7 @@ def test_graphs_are_built_ahead_while_there_is_time(checkpoint: Path, monkeypatc
 
 
 def packed_folder(path: Path) -> Path:
-    return onnx_pack._cache_folder(path)
+    return onnx_pack._cache_folder(path, "float32")
 
 
 def test_a_damaged_packed_form_is_made_again(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_two_processes_may_pack_at_once(tmp_path: Path, monkeypatch: pytest.Monk
     path = save_tiny_model(tmp_path, "llama")
     write = onnx_pack._write
 
-    def overtaken(model: Any, folder: Path) -> None:
-        write(model, folder)
+    def overtaken(model: Any, folder: Path, dtype: str) -> None:
+        write(model, folder, dtype)
         shutil.copytree(folder, packed_folder(path))
 
     monkeypatch.setattr(onnx_pack, "_write", overtaken)
@@ -304,7 +304,7 @@ def test_other_models_are_refused_before_their_weights_are_read(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"dtype": "bfloat16"}, "dtype bfloat16: backend onnx computes in float32 only"),
+        ({"dtype": "bfloat16"}, "dtype bfloat16: backend onnx computes in float32 or int8 only"),
         ({"device": "cuda:0"}, "device cuda:0: backend onnx computes on cpu only"),
         ({"sequence_length": 129}, "sequence_length 129 is above the 128 positions"),
     ],

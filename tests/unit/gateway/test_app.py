@@ -280,6 +280,8 @@ async def test_paths_beside_generation() -> None:
         assert (await client.get("/version")).json() == {"version": "0.1.0", "topology": "fused"}
         (model,) = (await client.get("/v1/models")).json()["data"]
         assert (model["id"], model["max_model_len"]) == ("tiny", 128)
+        assert (await client.get("/v1/models/tiny")).json() == model
+        assert (await client.get("/v1/models/other")).status_code == 404
         assert "/v1/completions" in (await client.get("/openapi.json")).json()["paths"]
         page = await client.get("/")
         assert "Speculative decoding" in page.text
@@ -299,6 +301,98 @@ async def test_health_is_that_of_what_stands_behind() -> None:
 
     async with client_of(ScriptedCompleter(PASSES), is_healthy=sick) as client:
         assert (await client.get("/health")).status_code == 503
+
+
+async def test_a_refusal_leaves_nothing_behind() -> None:
+    """An exception that cannot be given a traceback once broke the connection after the answer was sent."""
+    transport = httpx.ASGITransport(create_app(gateway(ScriptedCompleter(PASSES))), raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        assert (await client.post("/v1/completions", json={"model": "other", "prompt": "x"})).status_code == 404
+        assert (await client.post("/v1/completions", json={"prompt": ["x"] * 10, "n": 13})).status_code == 400
+
+
+HALF = '"\\ud83d"'
+HALVES = {
+    "prompt": f'{{"prompt": {HALF}}}',
+    "prompts": f'{{"prompt": ["x", {HALF}]}}',
+    "stop": f'{{"prompt": "x", "stop": {HALF}}}',
+    "model": f'{{"prompt": "x", "model": {HALF}}}',
+}
+
+
+@pytest.mark.parametrize("body", HALVES.values(), ids=HALVES)
+async def test_half_a_surrogate_pair_is_no_text(body: str) -> None:
+    completer = ScriptedCompleter(PASSES)
+    async with client_of(completer) as client:
+        headers = {"content-type": "application/json"}
+        response = await client.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code in (400, 404)
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert not completer.requests
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])
+async def test_another_content_type_is_told_so(content_type: str) -> None:
+    """`curl -d` without a header sends a form."""
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        headers = {"content-type": content_type}
+        response = await client.post("/v1/completions", content='{"prompt": "x"}', headers=headers)
+    assert response.status_code == 400
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
+
+
+async def test_events_are_ascii() -> None:
+    """httpx, and with it guidellm, takes U+2028 and U+0085 for ends of lines."""
+    text = "a\u2028b\u0085c\u00e9\U0001f600"
+    response = await post(ScriptedCompleter([[text]]), "/v1/completions", {"prompt": "x", "stream": True})
+    assert response.content.isascii()
+    lines = [line async for line in response.aiter_lines() if line]
+    assert json.loads(lines[0].removeprefix("data: "))["choices"][0]["text"] == text
+
+
+async def test_usage_so_far_as_guidellm_asks_for_it() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "x", "stream": True, "stream_options": options, "stop": None, "ignore_eos": True}
+    chunks = events(await post(ScriptedCompleter(PASSES), "/v1/completions", body))
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 4, 5, 6, 6]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {3}
+    assert (chunks[-1]["choices"], len(chunks[-2]["choices"])) == ([], 1)
+
+
+def llmperf_reads(content: bytes) -> tuple[int, str]:
+    """As LLMPerf's client parses a chat stream: (events it counts as tokens, text)."""
+    num_events, text = 0, ""
+    for line in content.splitlines():
+        if not (chunk := line.strip()):
+            continue
+        if (chunk := chunk[len("data: ") :]) == b"[DONE]":
+            continue
+        num_events += 1
+        data = json.loads(chunk)
+        assert "error" not in data
+        text += data["choices"][0]["delta"].get("content") or ""
+    return num_events, text
+
+
+async def test_what_llmperf_sends_and_reads() -> None:
+    """A path as the model, an empty system message, a first choice in every event, an event per token."""
+    messages = [{"role": "system", "content": ""}, {"role": "user", "content": "x"}]
+    body = {"model": "/models/tiny", "messages": messages, "stream": True, "max_tokens": 9}
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        headers = {"Authorization": "Bearer secret"}
+        response = await client.post("/v1/chat/completions", json=body, headers=headers)
+    assert llmperf_reads(response.content) == (6, TEXT)
+
+
+async def test_what_vllms_benchmark_sends_and_reads() -> None:
+    """vllm bench serve: usage from the last chunk, which has no choices; text from the others' first choice."""
+    body = {
+        "model": "tiny", "prompt": "x", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 6,
+        "logprobs": None, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
+    }  # fmt: skip
+    *chunks, last = events(await post(ScriptedCompleter(PASSES), "/v1/completions", body))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TEXT
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
 
 
 async def test_a_body_that_is_no_json() -> None:

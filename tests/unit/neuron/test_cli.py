@@ -36,11 +36,12 @@ def run(role: str, *arguments: str | Path) -> int:
     return main(["--role", role, *map(str, arguments)])
 
 
-def test_verify_target_prints_the_target_s_own_tokens(
-    models: ModelDirectories, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("role", ["verify_target", "verify_draft"])
+def test_one_model_alone_prints_its_own_tokens(
+    models: ModelDirectories, capsys: pytest.CaptureFixture[str], role: str
 ) -> None:
     flags = ("--model", models.target, "--prompt", "the wind", "--max_new_tokens", "6", "--format", "json")
-    assert run("verify_target", *flags, *COMMON) == 0
+    assert run(role, *flags, *COMMON, "--neuron_cores", "2") == 0
     on_neuron = json.loads(capsys.readouterr().out)
     assert run("verify_target", *flags, "--sequence_length", "48", "--threads", "1") == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == on_neuron["token_ids"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.backends.neuron import calls as calls_module
-from inference.backends.neuron import fused
+from inference.backends.neuron import fused, graph_decoder
 from inference.backends.neuron.fused import FusedDecoder, load_fused_decoder
 from inference.capabilities import check_seed
 from inference.config import ModelConfig, NeuronOptions, ProposerConfig
@@ -24,7 +24,8 @@ from tests.unit.neuron.checkpoints import save_eagle_draft
 from tests.unit.neuron.engines import MAX_LENGTH, answer_of, generate_all, greedy_reference, requests
 
 K = 4
-SAMPLING = {"on_device_sampling_config": {"do_sample": True, "dynamic": True}}
+DO_SAMPLE = {"do_sample": True, "dynamic": True}
+SAMPLING = {"on_device_sampling_config": DO_SAMPLE}
 
 Calls = list[tuple[str, tuple[int, ...]]]
 
@@ -40,7 +41,7 @@ def pair(target: Path, draft: Path, *, method: str = "fused", **options: Any) ->
 
 def load(target: Path, draft: Path, **options: Any) -> FusedDecoder:
     decoder = load_fused_decoder(*pair(target, draft, **options))
-    assert decoder is not None
+    assert isinstance(decoder, FusedDecoder)
     return decoder
 
 
@@ -174,7 +175,12 @@ CONTRADICTIONS = [
     ({"overrides": {"context_encoding_buckets": [K, 32]}}, "a context bucket of 4 tokens"),
     ({"method": "eagle", "overrides": {"on_device_sampling_config": {"do_sample": True}}}, "do_sample needs dynamic"),
     ({"method": "eagle"}, r"is no eagle checkpoint: fc.weight is missing"),
-    ({"method": "medusa"}, "medusa needs medusa_heads.pt"),
+    (
+        {"method": "eagle", "overrides": {"on_device_sampling_config": {**DO_SAMPLE, "deterministic": True}}},
+        "the law would not be the target's",
+    ),
+    ({"overrides": {"on_device_sampling_config": {"dynamic": True}}}, "dynamic without do_sample has no effect"),
+    ({"overrides": {"is_medusa": True}}, "is_medusa True contradicts False, which is set by --speculation_method"),
 ]
 
 
@@ -222,7 +228,7 @@ def sampling_params_left_out(patch: Patch) -> None:
 
 
 def slots_in_the_order_of_turns(patch: Patch) -> None:
-    patch.setattr(fused, "sorted", lambda turns, key: list(turns)[::-1], raising=False)
+    patch.setattr(graph_decoder, "sorted", lambda turns, key: list(turns)[::-1], raising=False)
 
 
 def no_mask_of_seq_ids(patch: Patch) -> None:

@@ -8,6 +8,8 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,11 +70,41 @@ def test_placeholders_are_named_as_such(monkeypatch: pytest.MonkeyPatch, package
         load_backend(neuron_config(checkpoint("llama")))
 
 
+def write_placeholders(folder: Path) -> None:
+    """As they are on PyPI: one raises at import, the other lies under a name that cannot be imported."""
+    text = 'raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")\n'
+    for package, module in (
+        ("torch_neuronx", "torch_neuronx"),
+        ("neuronx_distributed_inference", "neuronx-distributed-inference"),
+    ):
+        (folder / module).mkdir()
+        (folder / module / "__init__.py").write_text(text)
+        information = folder / f"{package}-0.1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n")
+
+
+@pytest.mark.parametrize("package", ["torch_neuronx", "neuronx_distributed_inference"])
+def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
+    write_placeholders(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    message = rf"installed as {package.replace('_', '-')} is a placeholder from PyPI.*AWS's own"
+    with pytest.raises(ConfigError, match=message):
+        load_backend(neuron_config(checkpoint("llama")))
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"overrides": {"sequence_paralel_enabled": True}}, "no parameter sequence_paralel_enabled: did you mean"),
     ({"overrides": {"trace_tokengen_model": True}}, "no parameter trace_tokengen_model"),
     ({"overrides": {"tp_degree": 4}}, "tp_degree 4 contradicts 1, which is set by --tp_degree"),
     ({"overrides": {"seq_len": 4}}, "which is set by --sequence_length"),
+    ({"overrides": {"n_positions": 4}}, "which is set by --sequence_length"),
+    ({"overrides": {"enable_fused_speculation": True}}, "contradicts False, which is set by --speculation_method"),
+    ({"overrides": {"is_medusa": True}}, "contradicts False, which is set by --speculation_method"),
+    ({"overrides": {"on_cpu": True}}, "NxDI's CPU mode: Speculation and float16 are not yet supported"),
+    ({"gamma": 0, "tp_degree": 2, "overrides": {"on_cpu": True}}, "NxDI's CPU mode: Please initialize .*torchrun"),
     ({"overrides": {"apply_seq_ids_mask": False}}, "live slots would be overwritten"),
     ({"overrides": {"on_device_sampling_config": {"top_k": 5}}}, "on_device_sampling_config does not go with"),
     ({"overrides": {"async_mode": True}}, "async_mode does not go with this server"),
@@ -136,11 +168,25 @@ def test_a_draft_must_be_of_its_method(
         load_decoder(*pair(models.target, draft, method=method))
 
 
-def test_medusa_needs_its_heads_and_parameters(models: ModelDirectories, tmp_path: Path) -> None:
-    path = save_tiny_model(tmp_path, "llama")
-    (path / "medusa_heads.pt").write_bytes(b"")
-    with pytest.raises(ConfigError, match="medusa needs neuron_config medusa_speculation_length"):
-        load_decoder(*pair(path, models.related, method="medusa"))
+def test_a_draft_may_take_fewer_cores(models: ModelDirectories, artifacts: Path) -> None:
+    target, draft = pair(models.target, models.related, tp_degree=4)
+    for tp_degree in (4, 2):
+        load_decoder(target, replace(draft, neuron=replace(draft.neuron, tp_degree=tp_degree)))
+    assert sorted(_draft_degrees(artifacts)) == [(4, 2), (4, 4)]
+    with pytest.raises(ConfigError, match="the draft's tp_degree 8 does not divide the target's 4"):
+        load_decoder(target, replace(draft, neuron=replace(draft.neuron, tp_degree=8)))
+
+
+def _draft_degrees(artifacts: Path) -> Iterator[tuple[int, int]]:
+    """tp_degree of target and draft as NxDI was given them."""
+    for file in artifacts.glob("*/neuron_config.json"):
+        config = json.loads(file.read_text())
+        yield config["neuron_config"]["tp_degree"], config["draft"][1]["tp_degree"]
+
+
+def test_int8_is_not_a_dtype_here() -> None:
+    with pytest.raises(ConfigError, match="dtype int8 is backend onnx's: here use neuron_config"):
+        load_neuron_backend(replace(neuron_config(checkpoint("llama")), dtype="int8"))
 
 
 def test_parameter_names_are_read_off_the_class_that_is_there() -> None:
@@ -166,6 +212,18 @@ def test_logical_cores_must_agree_with_the_environment() -> None:
         check_logical_cores({"logical_nc_config": 2}, {"NEURON_RT_VIRTUAL_CORE_SIZE": "1"})
 
 
+def test_a_quantized_checkpoint_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, config: object) -> None:
+        raise RuntimeError("blockwise_symmetric not supported")
+
+    monkeypatch.setattr(NeuronApplication, "save_quantized_state_dict", refuse)
+    overrides = {"quantized": True, "quantized_checkpoints_path": str(tmp_path / "there" / "quantized.pt")}
+    with pytest.raises(ConfigError, match=r"quantized.pt cannot be written: blockwise_symmetric not supported"):
+        load_neuron_backend(neuron_config(checkpoint("llama"), overrides=overrides))
+
+
 def test_fp8_sets_its_environment_and_writes_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in environment.FP8_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
@@ -185,7 +243,11 @@ def load_and_run(path: Path, **options: Any) -> bytes:
 
 
 def test_a_model_is_compiled_once_per_configuration_and_checkpoint(
-    artifacts: Path, compiled_in: list[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    artifacts: Path,
+    compiled_in: list[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
     path = save_tiny_model(tmp_path / "model", "llama")
@@ -198,10 +260,13 @@ def test_a_model_is_compiled_once_per_configuration_and_checkpoint(
     assert f"hit in {artifacts}" in caplog.text
     load_and_run(path, gamma=2)
     load_and_run(path, overrides={"fused_qkv": True})
+    monkeypatch.setenv("NEURON_CC_FLAGS", "-O3")
+    load_and_run(path)
+    monkeypatch.delenv("NEURON_CC_FLAGS")
     save_tiny_model(path, "llama", seed=8)
     assert load_and_run(path) != first
-    assert len(compiled_in) == 4
-    assert len(set(compiled_in)) == 4, "two compilers must not share a work directory"
+    assert len(compiled_in) == 5
+    assert len(set(compiled_in)) == 5, "two compilers must not share a work directory"
     assert all(Path(folder).parent == artifacts for folder in compiled_in)
     assert sorted(folder.name for folder in artifacts.iterdir() if "." in folder.name) == []
     assert "BASE_COMPILE_WORK_DIR" not in os.environ
@@ -274,5 +339,6 @@ def test_a_key_depends_on_everything() -> None:
 
 
 def test_cpu_mode_compiles_nothing(compiled_in: list[str]) -> None:
-    assert load_and_run(checkpoint("llama"), overrides={"on_cpu": True}) == load_and_run(checkpoint("llama"))
-    assert len(compiled_in) <= 1
+    on_cpu = load_and_run(checkpoint("llama"), gamma=0, overrides={"on_cpu": True})
+    assert compiled_in == []
+    assert on_cpu == load_and_run(checkpoint("llama"), gamma=0)

@@ -186,7 +186,7 @@ def tokens_chosen_on_the_device(patch: Patch) -> None:
 
 def a_context_bucket_of_k(patch: Patch) -> None:
     patch.setattr(settings, "_check_buckets", lambda *_: None)
-    change_settings(patch, context_encoding_buckets=[2, GAMMA + 1, MAX_LENGTH + GAMMA + 1])
+    change_settings(patch, context_encoding_buckets=[GAMMA + 1, MAX_LENGTH + GAMMA + 1])
 
 
 def prompts_longer_than_the_prompt_graph(patch: Patch) -> None:
