@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from benchmarks.decoding import load_model
 from benchmarks.shapes import MAX_LENGTH
-from inference.backends.registry import load_backend
-from inference.config import ModelConfig
 from inference.types import Span
 
 PAST_LENGTH = 128
@@ -39,12 +39,9 @@ def transformers_pass(path: Path, num_threads: int) -> Pass:
     return run
 
 
-def backend_pass(name: str, path: Path, num_threads: int) -> Pass:
+def backend_pass(name: str, dtype: str, path: Path, num_threads: int) -> Pass:
     """A pass of one of our backends over one span."""
-    config = ModelConfig(
-        path, backend=name, device="cpu", num_slots=1, sequence_length=MAX_LENGTH, num_threads=num_threads
-    )
-    backend = load_backend(config)
+    backend = load_model(path, backend=name, dtype=dtype, threads=num_threads, max_length=MAX_LENGTH)
     backend.forward([Span(0, 0, token_ids(PAST_LENGTH), 0)])
 
     def run(width: int) -> object:
@@ -56,6 +53,7 @@ def backend_pass(name: str, path: Path, num_threads: int) -> Pass:
 
 ENGINES: dict[str, Callable[[Path, int], Pass]] = {
     "transformers": transformers_pass,
-    "torch": lambda path, num_threads: backend_pass("torch", path, num_threads),
-    "onnx": lambda path, num_threads: backend_pass("onnx", path, num_threads),
+    "torch": partial(backend_pass, "torch", "float32"),
+    "onnx": partial(backend_pass, "onnx", "float32"),
+    "onnx-int8": partial(backend_pass, "onnx", "int8"),
 }

@@ -1,8 +1,8 @@
 """Pass time by width: `python -m benchmarks.passes [--quick] [--models target,15M] [--engines onnx] [--threads 1,2]`.
 
 A pass runs `width` tokens behind 128 others and makes the logits of all of them. The limit is the time to read the
-weights once at the measured bandwidth, or to multiply with them at the measured rate, whichever is longer. (Caches hold
-a part of small models, so their passes can beat it.)
+float32 weights once at the measured bandwidth, or to multiply with them at the measured rate, whichever is longer.
+(Caches hold a part of small models, so their passes can beat it; int8 reads a quarter.)
 """
 
 from __future__ import annotations

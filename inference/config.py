@@ -168,7 +168,7 @@ class DraftConfig:
 
     target_address: str
     gamma: int = 4
-    schedule: Schedule = Schedule.SYNC
+    schedule: Schedule = Schedule.ASYNC
     deadline_s: float = 600.0
     reconnect_timeout_s: float = 30.0
     max_waiting: int = 64

@@ -34,6 +34,7 @@ DIRECTIONS = ("up", "down")
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
 REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+WIDTH_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
@@ -89,6 +90,15 @@ class Metrics:
         self._phases = {phase: phase_seconds.labels(model_name, phase) for phase in PHASES}
         self._directions = {way: wire_bytes.labels(model_name, way) for way in DIRECTIONS}
         self._positions: list[Counter] = []
+        self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
+        self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
+        self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")
+        self._pass_draft_tokens = self._histogram(
+            "specdec_pass_draft_tokens", "Draft tokens that one session had verified in a pass.", WIDTH_BUCKETS
+        )
+        self._round_trip = Gauge(
+            "specdec_round_trip_seconds", "Latest estimate, draft worker to target.", _MODEL, registry=self.registry
+        ).labels(model_name)
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
         self._itl = self._histogram("vllm:inter_token_latency_seconds", "Gap between commits.", ITL_BUCKETS)
         self._tpot = self._histogram(
@@ -135,6 +145,10 @@ class Metrics:
         for phase, us in zip(PHASES, times_us, strict=True):
             if us:
                 self._phases[phase].inc(us / 1e6)
+        self._wasted_tokens.inc(timings.num_wasted_tokens)
+        self._branch_hits.inc(timings.num_branch_hits)
+        if timings.round_trip_us:
+            self._round_trip.set(timings.round_trip_us / 1e6)
         for direction, num_bytes in zip(DIRECTIONS, (timings.bytes_up, timings.bytes_down), strict=True):
             if num_bytes:
                 self._directions[direction].inc(num_bytes)
@@ -168,8 +182,11 @@ class RequestMetrics:
         self._last = now
         self._num_tokens += num_tokens
         metrics._generation_tokens.inc(num_tokens)
+        metrics._pass_draft_tokens.observe(num_draft_tokens)
         if num_draft_tokens:
             metrics._count_speculation(num_draft_tokens, num_accepted_tokens)
+        else:
+            metrics._own_tokens.inc(num_tokens)
         metrics._count_timings(timings)
 
     def finished(self, reason: FinishReason) -> None:

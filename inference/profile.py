@@ -74,6 +74,7 @@ def figures(requests: Sequence[RequestStats]) -> dict[str, Any]:
         **_itl([gap for stats in requests for gap in stats.itl_s]),
         "tokens_per_s": num_output_tokens / wall_s if wall_s else None,
         **_acceptance(requests),
+        **_scheduling(requests),
         **_parts(requests),
         "wall_s": wall_s,
         "bytes_up": sum(timings.bytes_up for stats in requests for timings in stats.timings),
@@ -120,9 +121,25 @@ def _acceptance(requests: Sequence[RequestStats]) -> dict[str, Any]:
         "acceptance_rate": num_accepted_tokens / num_draft_tokens if num_draft_tokens else None,
         "acceptance_rate_by_position": [kept / made for made, kept in zip_longest(drafted, accepted, fillvalue=0)],
         "mean_acceptance_length": num_tokens / num_proposals if num_proposals else None,
-        "num_branch_hits": sum(timings.num_branch_hits for stats in requests for timings in stats.timings),
-        "num_wasted_tokens": sum(timings.num_wasted_tokens for stats in requests for timings in stats.timings),
     }
+
+
+def _scheduling(requests: Sequence[RequestStats]) -> dict[str, Any]:
+    """What draft worker and target chose to do, and what came of it; a mean is over the commits that knew."""
+    timings = [timings for stats in requests for timings in stats.timings]
+    return {
+        "num_own_tokens": sum(stats.num_own_tokens for stats in requests),
+        "passes_by_draft_tokens": _sum_by_position([stats.passes_by_draft_tokens for stats in requests]),
+        "num_branch_hits": sum(timing.num_branch_hits for timing in timings),
+        "num_wasted_tokens": sum(timing.num_wasted_tokens for timing in timings),
+        "round_trip_s": _median([timing.round_trip_us / 1e6 for timing in timings if timing.round_trip_us]),
+        "window_mean": _mean([timing.window for timing in timings if timing.window]),
+        "max_branches_mean": _mean([timing.max_branches for timing in timings if timing.window]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def _sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
@@ -145,5 +162,5 @@ def _parts(requests: Sequence[RequestStats]) -> dict[str, float]:
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     """Lists as text, since a CSV cell holds one value."""
     return {
-        key: " ".join(f"{v:.4f}" for v in value) if isinstance(value, list) else value for key, value in row.items()
+        key: " ".join(f"{v:.4g}" for v in value) if isinstance(value, list) else value for key, value in row.items()
     }

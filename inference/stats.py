@@ -16,6 +16,8 @@ class RequestStats:
     Attributes:
         started: when the request was sent (monotonic seconds), as are the arrivals.
         arrivals: (when, how many tokens) of each message with tokens.
+        num_own_tokens: of passes that had no proposal to verify.
+        passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
         drafted_by_position, accepted_by_position: [i] counts the proposals that had, or kept, a token number i.
     """
 
@@ -26,6 +28,8 @@ class RequestStats:
     num_accepted_tokens: int = 0
     num_verified_proposals: int = 0
     num_tokens_of_proposals: int = 0
+    num_own_tokens: int = 0
+    passes_by_draft_tokens: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
     drafted_by_position: list[int] = field(default_factory=list)
     timings: list[Timings] = field(default_factory=list)
@@ -34,7 +38,11 @@ class RequestStats:
         """Count one commit that has just arrived."""
         self.arrivals.append((time.monotonic(), num_tokens))
         self.timings.append(timings)
+        passes = self.passes_by_draft_tokens
+        passes.extend([0] * (num_draft_tokens + 1 - len(passes)))
+        passes[num_draft_tokens] += 1
         if not num_draft_tokens:
+            self.num_own_tokens += num_tokens
             return
         self.num_verified_proposals += 1
         self.num_tokens_of_proposals += num_tokens

@@ -195,6 +195,8 @@ class Timings:
         num_branch_hits: 1 if the target left the draft's chain for one of its branches.
         num_wasted_tokens: draft tokens that were dropped.
         round_trip_us: present estimate of the way to the target and back.
+        window: how far the draft may run ahead from here, in draft tokens.
+        max_branches: how many branches it may keep beside its chain from here.
     """
 
     queue_us: int = 0
@@ -206,6 +208,8 @@ class Timings:
     num_branch_hits: int = 0
     num_wasted_tokens: int = 0
     round_trip_us: int = 0
+    window: int = 0
+    max_branches: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ IR_VERSION, OPSET = 9, 18
 CONTRIB = "com.microsoft"  # operators that ONNX Runtime itself brings, versioned with it
 
 CONSTANTS = {
-    *("cosines", "sines", "one", "not_spare", "spare_token", "first", "spare_row", "token_axis"),
+    *("cosines", "sines", "one", "spare_token", "first", "spare_row", "token_axis"),
     *("qkv_sizes", "heads_shape", "flat_shape"),
     *onnx_int8.CONSTANTS,
 }
@@ -70,6 +70,7 @@ class _Graph:
         self._shape = shape
         self._is_int8 = dtype == "int8"
         self._quantized: set[str] = set()  # activations that are quantized already
+        self._attended: dict[int, tuple[str, str]] = {}  # place -> last position, total length
         self._places = range(num_places)
         self._room = room
         self._nodes: list[onnx.NodeProto] = []
@@ -167,7 +168,7 @@ class _Graph:
             qkv = self._add("Concat", [qkv, "spare_token"], [f"qkv_spare_{name}"], axis=1)
         attended = self._add(
             "GroupQueryAttention",
-            [qkv, "", "", key, value, f"last_{place}", f"length_{place}", "cosines", "sines"],
+            [qkv, "", "", key, value, *self._attended[place], "cosines", "sines"],
             [f"attended_{name}", f"new_{key}", f"new_{value}"],
             CONTRIB,
             num_heads=self._shape.num_heads,
@@ -181,13 +182,15 @@ class _Graph:
 
     def _positions(self) -> None:
         """Per place, the last position attended to, and what the attention operator calls the total length."""
-        if len(self._places) == 1:
-            self._add("Identity", ["ends"], ["end_0"])
-        else:
-            self._add("Split", ["ends"], [f"end_{place}" for place in self._places], num_outputs=len(self._places))
-        for place in self._places:
-            self._add("Sub", [f"end_{place}", "not_spare"], [f"last_{place}"])
-            self._add("Add", [f"last_{place}", "one"], [f"length_{place}"])
+        ends = ["ends"]
+        if len(self._places) > 1:
+            ends = [f"end_{place}" for place in self._places]
+            self._add("Split", ["ends"], ends, num_outputs=len(ends))
+        for place, end in enumerate(ends):
+            if self._is_int8:  # the spare token stands at the end
+                self._attended[place] = end, self._add("Add", [end, "one"], [f"length_{place}"])
+            else:
+                self._attended[place] = self._add("Sub", [end, "one"], [f"last_{place}"]), end
 
     def _constants(self) -> list[onnx.TensorProto]:
         shape = self._shape
@@ -196,7 +199,6 @@ class _Graph:
             "cosines": cosines,
             "sines": sines,
             "one": np.array([1], np.int32),
-            "not_spare": np.array([0 if self._is_int8 else 1], np.int32),
         }
         if self._is_int8:
             constants |= onnx_int8.CONSTANTS

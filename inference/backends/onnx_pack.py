@@ -36,7 +36,7 @@ from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-LAYOUT_VERSION = 3  # of what this module writes
+LAYOUT_VERSION = 4  # of what this module writes
 GRAPH_FILE, WEIGHTS_FILE, SHAPE_FILE, PROBE_FILE = "decoder.onnx", "weights.bin", "shape.json", "probe.npz"
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json")
 NUM_PROBE_TOKENS = 8

@@ -244,8 +244,8 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--schedule",
         choices=[schedule.value for schedule in Schedule],
-        default=Schedule.SYNC.value,
-        help="sync: draft, send, wait; async: run ahead of the target, which decodes by itself meanwhile (%(default)s)",
+        default=Schedule.ASYNC.value,
+        help="async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait (%(default)s)",
     )
     text = (
         "run-ahead: prepare so many branches beside a chain at most, where the round trip makes them pay; "

@@ -100,6 +100,8 @@ def timings_to_message(timings: types.Timings) -> pb.Timings:
         num_wasted_tokens=timings.num_wasted_tokens,
         num_branch_hits=timings.num_branch_hits,
         round_trip_us=timings.round_trip_us,
+        window=timings.window,
+        max_branches=timings.max_branches,
     )
 
 
@@ -114,6 +116,8 @@ def timings_from_message(message: pb.Timings) -> types.Timings:
         num_wasted_tokens=message.num_wasted_tokens,
         num_branch_hits=message.num_branch_hits,
         round_trip_us=message.round_trip_us,
+        window=message.window,
+        max_branches=message.max_branches,
     )
 
 

@@ -83,6 +83,8 @@ class Runner:
         drafted = {
             "num_branch_hits": draft.num_branch_hits - num_hits,
             "num_wasted_tokens": draft.num_wasted_tokens - num_wasted,
+            "window": draft.pacing.window,
+            "max_branches": draft.pacing.branching.count,
         }
         return replace(commit, timings=replace(commit.timings, **drafted))
 

@@ -128,7 +128,7 @@ class NeuronApplication:
         if mask.shape[0] != input_ids.shape[0]:
             raise RuntimeError(f"mask of {mask.shape[0]} rows for {input_ids.shape[0]}")
         if position_ids.min() == 0:
-            return self._context(input_ids, position_ids, mask, seq_ids.tolist())
+            return self._context(input_ids, position_ids, mask, seq_ids.tolist(), sampling_params)
         if self.neuron_config.enable_fused_speculation:
             return self._fused(input_ids, position_ids, mask, seq_ids.tolist(), sampling_params)
         if self.neuron_config.is_medusa:
@@ -155,7 +155,12 @@ class NeuronApplication:
     # The graph of prompts.
 
     def _context(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, seq_ids: list[int]
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        mask: torch.Tensor,
+        seq_ids: list[int],
+        sampling_params: torch.Tensor | None,
     ) -> SimpleNamespace:
         self.calls.append(("context", tuple(input_ids.shape)))
         config, (num_rows, width) = self.neuron_config, input_ids.shape
@@ -174,7 +179,7 @@ class NeuronApplication:
         if self._draft is not None:
             _, drafted = self._draft.run(input_ids, position_ids, nothing, seq_ids)
             self._fill(self._draft, drafted, seq_ids[0], width, bucket)
-            return self._first_token(last.argmax(-1), width)
+            return self._first_token(self._choose(last, sampling_params), width)
         if config.is_medusa:
             hidden = self._target.hidden.gather(
                 1, position_ids.argmax(1)[:, None, None].expand(-1, 1, self._target.hidden.shape[2])
@@ -269,8 +274,7 @@ class NeuronApplication:
         candidates = self._propose(input_ids, position_ids, mask, seq_ids)  # [num_rows, K]
         logits, new = self._target.run(candidates, positions, mask, self._read_rooms(seq_ids))
         self._scatter(self._target, new, positions, seq_ids)
-        tokens = self._choose(logits, sampling_params) if sampling.do_sample else logits.argmax(-1)
-        return self._accept(candidates, tokens, position_ids)
+        return self._accept(candidates, self._choose(logits, sampling_params), position_ids)
 
     def _propose(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, seq_ids: list[int]
@@ -290,7 +294,9 @@ class NeuronApplication:
         return torch.cat(tokens[:-1], dim=1)
 
     def _choose(self, logits: torch.Tensor, sampling_params: torch.Tensor | None) -> torch.Tensor:
-        """Tokens in law, by the row's own top_k and temperature."""
+        """Tokens in law, by the row's own top_k and temperature: a draft token that equals one is accepted."""
+        if not self.neuron_config.on_device_sampling_config.do_sample:
+            return logits.argmax(-1)
         rows = []
         for row, (top_k, _, temperature) in zip(logits, sampling_params.tolist(), strict=True):  # type: ignore[union-attr]
             values, ids = row.topk(int(top_k))

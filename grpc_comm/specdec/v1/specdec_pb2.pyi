@@ -167,7 +167,7 @@ class GenerationFinished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_us", "compute_us", "draft_us", "network_us", "bytes_up", "bytes_down", "num_wasted_tokens", "num_branch_hits", "round_trip_us")
+    __slots__ = ("queue_us", "compute_us", "draft_us", "network_us", "bytes_up", "bytes_down", "num_wasted_tokens", "num_branch_hits", "round_trip_us", "window", "max_branches")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,8 @@ class Timings(_message.Message):
     NUM_WASTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BRANCH_HITS_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     compute_us: int
     draft_us: int
@@ -186,7 +188,9 @@ class Timings(_message.Message):
     num_wasted_tokens: int
     num_branch_hits: int
     round_trip_us: int
-    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., network_us: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_branch_hits: _Optional[int] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
+    window: int
+    max_branches: int
+    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., network_us: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_branch_hits: _Optional[int] = ..., round_trip_us: _Optional[int] = ..., window: _Optional[int] = ..., max_branches: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()

@@ -39,6 +39,8 @@ CLASSES = {
 }
 QUANTIZATION_DTYPES = ("int8", "f8e4m3", "f8e5m2")
 QUANTIZATION_TYPES = ("per_tensor_symmetric", "per_channel_symmetric", "blockwise_symmetric")
+# What is fp8 also where the weights are not.
+EIGHT_BITS = ("kv_cache_quant", "kv_quant_config", "quantized_mlp_kernel_enabled", "activation_quantization_type")
 VERSIONS = ("neuronx-distributed-inference", "neuronx-cc")
 
 
@@ -218,8 +220,7 @@ def _check_quantization(arguments: dict[str, Any]) -> None:
         raise ConfigError(f"neuron_config: quantization_type {kind} is none of {', '.join(QUANTIZATION_TYPES)}")
     if arguments.get("quantized") and not arguments.get("quantized_checkpoints_path"):
         raise ConfigError("neuron_config: quantized needs quantized_checkpoints_path (written if it is not there)")
-    eights = arguments.get("kv_cache_quant") or arguments.get("quantized_mlp_kernel_enabled")
-    if (arguments.get("quantized") and dtype.startswith("f8")) or eights:
+    if (arguments.get("quantized") and dtype.startswith("f8")) or any(map(arguments.get, EIGHT_BITS)):
         set_fp8_environment()
 
 

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 Shapes = dict[str, tuple[int, ...]]
 
+MIN_AUTO_BUCKET = 128
+"""NxDI's own context buckets are 128 tokens and powers of two above."""
 MEDUSA_PARAMETERS = ("medusa_speculation_length", "num_medusa_heads", "medusa_tree")
 
 
@@ -127,6 +129,8 @@ def _tree_faults(*, medusa_speculation_length: int, num_medusa_heads: int, medus
             yield f"medusa_tree has path {list(choice)}, but not {list(choice[:-1])} above it"
         if max(choice) >= MAX_DEVICE_TOP_K:
             yield f"medusa_tree has path {list(choice)}: ranks are 0..{MAX_DEVICE_TOP_K - 1}"
+    if medusa_speculation_length >= MIN_AUTO_BUCKET:
+        yield f"medusa_speculation_length {medusa_speculation_length}: a context bucket may have as many; use less"
     if medusa_speculation_length < len(choices) + 1:
         yield (
             f"medusa_speculation_length {medusa_speculation_length} is below {len(choices) + 1}: "

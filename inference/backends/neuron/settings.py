@@ -30,7 +30,9 @@ def slot_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     """
     arguments = {**_common(config, length=length), "speculation_length": verification_width(config.neuron.gamma)}
     _check_slot_rules(config.neuron.overrides, arguments)
-    return _merged(arguments, config)
+    merged = _merged(arguments, config)
+    _check_sequence_parallel(merged)
+    return merged
 
 
 def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     _check_fused_rules(config)
     merged = _merged(arguments, config)
     _check_buckets(merged, options.gamma)
+    _check_sequence_parallel(merged)
     return merged
 
 
@@ -74,6 +77,8 @@ def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
         "on_device_sampling_config": {"top_k": max(2, ranks)},
     }
     merged = _merged({**arguments, "speculation_length": 0}, config)
+    if merged.get("sequence_parallel_enabled"):
+        raise ConfigError("neuron_config: speculation_method medusa fails with sequence_parallel_enabled: leave it out")
     _check_buckets(merged, int(overrides["medusa_speculation_length"]))
     return merged
 
@@ -166,6 +171,18 @@ def _check_buckets(arguments: dict[str, Any], width: int) -> None:
     """NxDI takes a prompt padded to K tokens for a verification."""
     if width and width in (arguments.get("context_encoding_buckets") or [arguments["max_context_length"]]):
         raise ConfigError(f"neuron_config: a context bucket of {width} tokens would be taken for a verification pass")
+
+
+def _check_sequence_parallel(arguments: dict[str, Any]) -> None:
+    """Every core takes an equal part of a prompt, padding included."""
+    tp_degree = arguments["tp_degree"]
+    buckets = arguments.get("context_encoding_buckets") or [arguments["max_context_length"]]
+    uneven = [bucket for bucket in buckets if bucket % tp_degree]
+    if arguments.get("sequence_parallel_enabled") and uneven:
+        raise ConfigError(
+            f"neuron_config: sequence_parallel_enabled: tp_degree {tp_degree} does not divide prompts of {uneven[0]} "
+            "tokens: set --sequence_length, max_context_length or context_encoding_buckets"
+        )
 
 
 def _check_fused_rules(config: ModelConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.special import chdtrc  # type: ignore[import-untyped]
+from transformers import AutoModelForCausalLM
 
 from inference.backends.neuron import calls as calls_module
 from inference.backends.neuron import fused, graph_decoder
@@ -161,6 +164,77 @@ async def test_eagle_that_samples_is_greedy_where_a_request_is(models: ModelDire
     sampled = GenerationRequest((3, 4), SamplingParams(temperature=1.5, top_k=50), max_new_tokens=20)
     ((token_ids, _),) = await generate_all(engine(decoder), [sampled])
     assert 1 <= len(token_ids) <= 20
+
+
+LAW = SamplingParams(temperature=8.0, top_k=2)
+PROMPT = (5, 6, 7)
+NUM_LAW_TOKENS = 3
+NUM_ROUNDS = 100  # of three sequences
+
+
+def exact_law(models: ModelDirectories) -> dict[tuple[int, ...], float]:
+    """Probability of every output of NUM_LAW_TOKENS tokens."""
+    model = AutoModelForCausalLM.from_pretrained(models.target)
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(NUM_LAW_TOKENS):
+        longer: dict[tuple[int, ...], float] = {}
+        for tokens, probability in law.items():
+            with torch.no_grad():
+                logits = model(torch.tensor([[*PROMPT, *tokens]])).logits[0, -1]
+            values, ids = logits.topk(LAW.top_k)
+            shares = (values / LAW.temperature).softmax(-1)
+            longer |= {
+                (*tokens, token): probability * share
+                for token, share in zip(ids.tolist(), shares.tolist(), strict=True)
+            }
+        law = longer
+    return law
+
+
+def sampled_outputs(decoder: FusedDecoder) -> list[tuple[int, ...]]:
+    outputs = []
+    for _ in range(NUM_ROUNDS):
+        sequences = [list(PROMPT) for _ in range(decoder.num_slots)]
+        starts = [0] * decoder.num_slots
+        while any(len(tokens) < len(PROMPT) + NUM_LAW_TOKENS for tokens in sequences):
+            turns = [
+                Turn(slot, starts[slot], list(tokens), LAW, gamma=K)
+                for slot, tokens in enumerate(sequences)
+                if len(tokens) < len(PROMPT) + NUM_LAW_TOKENS
+            ]
+            for turn, verdict in zip(turns, decoder.step(turns), strict=True):
+                starts[turn.slot] = len(turn.token_ids) + len(verdict.token_ids) - 1
+                sequences[turn.slot] += verdict.token_ids
+        outputs += [tuple(tokens[len(PROMPT) :][:NUM_LAW_TOKENS]) for tokens in sequences]
+    return outputs
+
+
+def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """Of a chi-squared test; 0 if there is an output that cannot be."""
+    if not set(outputs) <= law.keys():
+        return 0.0
+    counts = Counter(outputs)
+    expected = {output: len(outputs) * probability for output, probability in law.items()}
+    statistic = sum((counts[output] - number) ** 2 / number for output, number in expected.items())
+    return float(chdtrc(len(law) - 1, statistic))
+
+
+@pytest.mark.parametrize("loses", [None, "temperature", "top_k"])
+def test_eagle_that_samples_has_the_target_s_law(
+    models: ModelDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: str | None
+) -> None:
+    """What each request asks for reaches the device: without its temperature, or its top_k, the law is another."""
+    torch.manual_seed(1)
+    device = graph_decoder.device_sampling
+    lost = {
+        "temperature": lambda sampling: (*device(sampling)[:2], 1.0),
+        "top_k": lambda sampling: (3.0, *device(sampling)[1:]),
+    }
+    if loses is not None:
+        monkeypatch.setattr(fused, "device_sampling", lost[loses])
+    decoder = load(models.target, save_eagle_draft(tmp_path / "eagle", "eagle"), method="eagle", overrides=SAMPLING)
+    value = p_value(sampled_outputs(decoder), exact_law(models))
+    assert value > 1e-3 if loses is None else value < 1e-6
 
 
 def test_greedy_modes_keep_seeds(models: ModelDirectories) -> None:

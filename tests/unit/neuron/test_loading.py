@@ -105,6 +105,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"overrides": {"is_medusa": True}}, "contradicts False, which is set by --speculation_method"),
     ({"overrides": {"on_cpu": True}}, "NxDI's CPU mode: Speculation and float16 are not yet supported"),
     ({"gamma": 0, "tp_degree": 2, "overrides": {"on_cpu": True}}, "NxDI's CPU mode: Please initialize .*torchrun"),
+    (
+        {"tp_degree": 8, "length": 32, "overrides": {"sequence_parallel_enabled": True}},
+        "sequence_parallel_enabled: tp_degree 8 does not divide prompts of 36 tokens",
+    ),
+    (
+        {"tp_degree": 8, "overrides": {"sequence_parallel_enabled": True, "context_encoding_buckets": [16, 20]}},
+        "tp_degree 8 does not divide prompts of 20 tokens",
+    ),
     ({"overrides": {"apply_seq_ids_mask": False}}, "live slots would be overwritten"),
     ({"overrides": {"on_device_sampling_config": {"top_k": 5}}}, "on_device_sampling_config does not go with"),
     ({"overrides": {"async_mode": True}}, "async_mode does not go with this server"),

@@ -1,0 +1,60 @@
+"""Our own decoding of one sequence, without a server in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from inference.backends.registry import load_backend
+from inference.config import ModelConfig
+from inference.tokenizer import Tokenizer
+from inference.types import Backend, Decoder, SamplingParams, Turn
+
+GREEDY = SamplingParams()
+MAX_LENGTH = 512
+
+
+def load_model(path: Path, *, backend: str, threads: int, dtype: str = "auto", max_length: int = MAX_LENGTH) -> Backend:
+    """Load a model with one slot, on CPU."""
+    config = ModelConfig(
+        path,
+        backend=backend,
+        device="cpu",
+        dtype=dtype,
+        num_slots=1,
+        sequence_length=max_length,
+        num_threads=threads,
+    )
+    return load_backend(config)
+
+
+def read_prompts(file: Path, count: int) -> list[str]:
+    """The first lines of a file that are not empty."""
+    return [line for line in file.read_text().splitlines() if line.strip()][:count]
+
+
+def encode_all(prompts: Sequence[str], model: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.load(model)
+    return [list(tokenizer.encode(prompt)) for prompt in prompts]
+
+
+def decode(
+    decoder: Decoder, prompt: Sequence[int], *, gamma: int, num_tokens: int, held: int = 0
+) -> tuple[list[int], int]:
+    """Decode greedily, never stopping early.
+
+    Args:
+        gamma: draft tokens per pass.
+        held: prompt tokens that the slot holds already.
+
+    Returns:
+        The new tokens, and in how many passes of the target.
+    """
+    token_ids = list(prompt)
+    num_passes = 0
+    while (left := len(prompt) + num_tokens - len(token_ids)) > 0:
+        [verdict] = decoder.step([Turn(0, held, token_ids, GREEDY, gamma=min(gamma, left - 1))])
+        held = len(token_ids) + verdict.num_accepted_tokens
+        token_ids = [*token_ids, *verdict.token_ids]
+        num_passes += 1
+    return token_ids[len(prompt) :], num_passes

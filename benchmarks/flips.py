@@ -1,0 +1,150 @@
+"""What an arithmetic does to the tokens: `python -m benchmarks.flips [--engines onnx/int8,torch/bfloat16]`.
+
+Reads one text with every engine twice, in passes over one token and in passes over several, always behind the text's
+own tokens. Flips are positions at which both would choose another token, greedy or sampled at temperature 1 with the
+same noise: the only way in which speculation can change an answer. The rest compares with the first engine: perplexity,
+and the positions where the choice is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.decoding import load_model
+from benchmarks.report import print_json, print_table
+from inference.config import BUNDLED_TARGET, ROOT
+from inference.sampling import choose_tokens
+from inference.tokenizer import Tokenizer
+from inference.types import Array, Backend, SamplingParams, Span
+
+ENGINES = "onnx/float32,onnx/int8,torch/float32,torch/bfloat16"
+SEQUENCE_LENGTH = 256
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One engine's view of the text in passes of one width.
+
+    Attributes:
+        greedy, sampled: what it would choose after each token.
+        log_loss: mean of minus the log-probability of the text's next token.
+        logits: of the last sequence, float32 [num_tokens, vocab_size].
+    """
+
+    greedy: list[int]
+    sampled: list[int]
+    log_loss: float
+    logits: Array
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    torch.set_num_threads(args.threads)
+    token_ids = list(Tokenizer.load(args.model).encode(args.text.read_text()))[: args.tokens]
+    sequences = [token_ids[i : i + SEQUENCE_LENGTH] for i in range(0, len(token_ids), SEQUENCE_LENGTH)]
+    readings = {name: _read_both(name, args, sequences) for name in args.engines.split(",")}
+    _report(args, len(token_ids), readings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.flips", description=__doc__)
+    parser.add_argument(
+        "--engines", default=ENGINES, help="backend/dtype, the first one is compared with (%(default)s)"
+    )
+    parser.add_argument("--model", type=Path, default=BUNDLED_TARGET)
+    parser.add_argument("--text", type=Path, default=ROOT / "README.md", help="the model has not seen it (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=2048, help="of the text at most (%(default)s)")
+    parser.add_argument("--width", type=int, default=8, help="of the wide passes (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="%(default)s")
+    return parser
+
+
+def _read_both(name: str, args: argparse.Namespace, sequences: Sequence[list[int]]) -> tuple[Reading, Reading]:
+    """In passes over one token, and over several."""
+    backend, dtype = name.split("/")
+    model = load_model(args.model, backend=backend, dtype=dtype, threads=args.threads, max_length=SEQUENCE_LENGTH)
+    return _read(model, sequences, 1), _read(model, sequences, args.width)
+
+
+def _read(model: Backend, sequences: Sequence[list[int]], width: int) -> Reading:
+    greedy: list[int] = []
+    sampled: list[int] = []
+    losses: list[float] = []
+    for token_ids in sequences:
+        logits = np.concatenate(
+            [_pass(model, start, token_ids[start : start + width]) for start in range(0, len(token_ids), width)]
+        )  # [num_tokens, vocab_size]
+        positions = range(len(token_ids))
+        greedy += choose_tokens(logits, [GREEDY] * len(token_ids), positions)
+        sampled += choose_tokens(logits, [SAMPLED] * len(token_ids), positions)
+        losses += _losses(logits[:-1], token_ids[1:])
+    return Reading(greedy, sampled, sum(losses) / len(losses), logits)
+
+
+def _pass(model: Backend, start: int, token_ids: list[int]) -> Array:
+    return model.forward([Span(0, start, token_ids, len(token_ids))])
+
+
+def _losses(logits: Array, next_ids: Sequence[int]) -> list[float]:
+    scores = logits.astype(np.float64)
+    scores -= scores.max(axis=1, keepdims=True)
+    normalizers = np.log(np.exp(scores).sum(axis=1))
+    losses: list[float] = (normalizers - scores[np.arange(len(next_ids)), next_ids]).tolist()
+    return losses
+
+
+def _report(args: argparse.Namespace, num_tokens: int, readings: dict[str, tuple[Reading, Reading]]) -> None:
+    reference, _ = next(iter(readings.values()))
+    results = [{"engine": name, **_compare(*both, reference)} for name, both in readings.items()]
+    header = [
+        "",
+        "greedy flips",
+        "sampled flips",
+        "largest logit difference",
+        "perplexity",
+        "same greedy choice",
+        "same sampled choice",
+    ]
+    rows = [
+        [
+            result["engine"],
+            str(result["greedy_flips"]),
+            str(result["sampled_flips"]),
+            f"{result['largest_difference']:.1e}",
+            f"{result['perplexity']:.3f}",
+            f"{result['greedy_agreement']:.2%}",
+            f"{result['sampled_agreement']:.2%}",
+        ]
+        for result in results
+    ]
+    title = f"{args.model.name}, {num_tokens} tokens of {args.text.name}, width {args.width} against width 1"
+    print_table(title, header, rows)
+    print_json("flips", {"tokens": num_tokens, "width": args.width, "engines": results})
+
+
+def _compare(narrow: Reading, wide: Reading, reference: Reading) -> dict[str, Any]:
+    return {
+        "greedy_flips": _num_different(narrow.greedy, wide.greedy),
+        "sampled_flips": _num_different(narrow.sampled, wide.sampled),
+        "largest_difference": float(np.abs(narrow.logits - wide.logits).max()),
+        "perplexity": math.exp(narrow.log_loss),
+        "greedy_agreement": 1 - _num_different(narrow.greedy, reference.greedy) / len(reference.greedy),
+        "sampled_agreement": 1 - _num_different(narrow.sampled, reference.sampled) / len(reference.sampled),
+    }
+
+
+def _num_different(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(a != b for a, b in zip(one, other, strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A checkpoint of the bundled kind as a GGUF file, which llama.cpp reads.
+
+For Llamas whose tokenizer is a byte-level BPE without merging rules of its own; llama.cpp's own converter knows
+tokenizers by a hash of their output and refuses ours.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import gguf.quants
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+PRE_TOKENIZER = "starcoder"
+"""The nearest that llama.cpp has to the bundled tokenizer: every digit by itself. Contractions are split otherwise."""
+
+FILE_TYPES = {"f32": gguf.LlamaFileType.ALL_F32, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
+Q8_BLOCK = 32  # weights that share a scale; rows of other lengths stay in float32
+
+LAYER_TENSORS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def write_gguf(checkpoint: Path, file: Path, file_type: str) -> None:
+    """Convert a checkpoint to one of FILE_TYPES.
+
+    The end-of-sequence token is left out, so that llama.cpp decodes on like our benchmarks.
+    """
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_file_type(FILE_TYPES[file_type])
+    _write_settings(writer, model.config)
+    _write_tokenizer(writer, checkpoint)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        stored = _as_stored(name, tensor, model.config).contiguous().numpy()
+        if file_type == "q8_0" and stored.ndim == 2 and stored.shape[1] % Q8_BLOCK == 0:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(_tensor_name(name), gguf.quants.quantize(stored, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(_tensor_name(name), stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_settings(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
+    tokenizer: dict[str, Any] = json.loads((checkpoint / "tokenizer.json").read_text())
+    ids: dict[str, int] = tokenizer["model"]["vocab"]
+    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"] if token["special"]}
+    tokens = sorted(ids | special, key=(ids | special).__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(PRE_TOKENIZER)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if t in special else gguf.TokenType.NORMAL for t in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["pad_token_id"])  # never generated; without any, llama.cpp assumes token 11
+    writer.add_add_bos_token(True)
+
+
+def _tensor_name(name: str) -> str:
+    outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    if name in outer:
+        return outer[name]
+    if name == "lm_head.weight":
+        return "output.weight"
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{LAYER_TENSORS[rest.removesuffix('.weight')]}.weight"
+
+
+def _as_stored(name: str, tensor: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
+    """llama.cpp turns neighbouring elements of a head together, Transformers those half a head apart."""
+    num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    if num_heads is None:
+        return tensor
+    halves = tensor.reshape(num_heads, 2, config.head_dim // 2, tensor.shape[1])
+    return halves.transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,112 @@
+"""What computes in the servers of a comparison, as flags of main.py. Pure.
+
+Owns which NeuronCores each server gets: all run at once, and a process without a share would take every core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inference.errors import ConfigError
+
+AUTO = "auto"
+NEURON = "neuron"
+NGRAM = "ngram"
+
+START_TIMEOUT_S = 120.0
+"""All servers load their models at the same time, on few cores."""
+COMPILE_TIMEOUT_S = 4 * 3600.0
+"""A server that finds no compiled model makes one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """What computes.
+
+    Attributes:
+        name: backend of target and fused pair, as main.py calls it.
+        draft_name: backend of a draft worker.
+        tp_degree: NeuronCores of a target, and of a fused pair.
+        draft_tp_degree: NeuronCores of a draft.
+        method: speculation_method of a fused pair; None is main.py's default.
+        first_core: number of the first NeuronCore that may be used.
+        model_flags: further flags of every server with a model.
+    """
+
+    name: str = AUTO
+    draft_name: str = AUTO
+    tp_degree: int = 1
+    draft_tp_degree: int = 1
+    method: str | None = None
+    first_core: int = 0
+    model_flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("tp_degree", self.tp_degree, 1),
+            ("draft_tp_degree", self.draft_tp_degree, 1),
+            ("first_core", self.first_core, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} {value} is below {least}")
+        if self.method is not None and self.name != NEURON:
+            raise ConfigError(f"speculation_method {self.method} needs backend {NEURON}, not {self.name}")
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Seconds until every server must be serving."""
+        return COMPILE_TIMEOUT_S if NEURON in (self.name, self.draft_name) else START_TIMEOUT_S
+
+    def one_graph(self, draft: str) -> bool:
+        """Whether a fused pair is one compiled graph, for one gamma and, but for EAGLE, greedy alone."""
+        return self.name == NEURON and draft != NGRAM and self.method != "vanilla"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server of a comparison: its role in main.py, and its draft if it has one."""
+
+    role: str
+    draft: str | None = None
+
+
+def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Server], gammas: Sequence[int]) -> list[str]:
+    """What main.py must be told of one server's backend.
+
+    Args:
+        servers: all of the comparison, this one among them.
+    """
+    name = backend.draft_name if server.role == "draft" else backend.name
+    if server.role == "draft" and server.draft == NGRAM:
+        return []
+    flags = [] if name == AUTO else ["--backend", name]
+    flags += backend.model_flags if name == NEURON else []
+    return flags + (_neuron_flags(backend, server, servers, gammas) if name == NEURON else [])
+
+
+def _neuron_flags(
+    backend: BackendConfig, server: Server, servers: Sequence[Server], gammas: Sequence[int]
+) -> list[str]:
+    first = backend.first_core + sum(_num_cores(backend, other) for other in servers[: servers.index(server)])
+    num_cores = _num_cores(backend, server)
+    flags = ["--tp_degree", str(num_cores), "--neuron_cores", f"{first}-{first + num_cores - 1}"]
+    if server.role == "draft":
+        return flags
+    flags += ["--gamma", str(max(gammas) + _one_graph(backend, server))]  # such a graph counts the target's token too
+    if server.role == "fused_target":
+        flags += ["--draft_tp_degree", str(backend.draft_tp_degree)]
+        flags += [] if backend.method is None else ["--speculation_method", backend.method]
+    return flags
+
+
+def _one_graph(backend: BackendConfig, server: Server) -> bool:
+    return server.role == "fused_target" and server.draft is not None and backend.one_graph(server.draft)
+
+
+def _num_cores(backend: BackendConfig, server: Server) -> int:
+    """NeuronCores that a server has for itself."""
+    if server.role == "draft":
+        on_neuron = backend.draft_name == NEURON and server.draft != NGRAM
+        return backend.draft_tp_degree if on_neuron else 0
+    return backend.tp_degree if backend.name == NEURON else 0

@@ -1,0 +1,214 @@
+"""The neuron backend as users run it: every role a process of its own, NxDI's contract double in the place of NxDI.
+
+The reference is the target alone on the torch backend, in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import pytest_asyncio
+
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.cli.app import main
+from inference.cli.launch import ServerProcess, free_port
+from inference.config import ROOT, ModelConfig
+from inference.tokenizer import Tokenizer
+from inference.types import SamplingParams, Schedule
+from inference.workers.assembly import target_engine
+from inference.workers.completion import CompletionRequest, LocalCompleter
+from tests import nxdi_double, servers
+from tests.conftest import ModelDirectories
+from tests.integration.prompts import PROMPTS
+from tests.servers import Completion, complete, complete_all, draft_server, fused_server, target_server
+from tests.unit.neuron.checkpoints import save_eagle_draft
+
+pytestmark = pytest.mark.slow
+
+GAMMA = 3
+NUM_TOKENS = 12
+SAMPLING = '{"on_device_sampling_config": {"do_sample": true, "dynamic": true}}'
+NEURON = ("--backend", "neuron", "--dtype", "float32", "--sequence_length", "80", "--batch", "2")
+TARGET = (*NEURON, "--gamma", str(GAMMA))
+PAIR = (*NEURON, "--gamma", "4", "--speculation_method", "eagle", "--neuron_config", SAMPLING)
+
+Servers = dict[str, ServerProcess]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What every process of this module inherits; the folder of compiled models."""
+    folder = tmp_path_factory.mktemp("neuron")
+    artifacts = folder / "artifacts"
+    variables = {
+        "PYTHONPATH": f"{nxdi_double.write_packages(folder / 'packages')}{os.pathsep}{ROOT}",
+        "NEURON_COMPILED_ARTIFACTS": str(artifacts),
+        "OMP_NUM_THREADS": "1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+            patch.setitem(servers.ENVIRONMENT, name, value)
+        yield artifacts
+
+
+@pytest.fixture(scope="module")
+def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft whose pair was compiled ahead of time, in this process."""
+    draft = save_eagle_draft(tmp_path_factory.mktemp("eagle") / "draft", "eagle")
+    pair = ("--target_model", str(models.target), "--draft_model", str(draft))
+    with pytest.MonkeyPatch.context() as patch:
+        nxdi_double.install(patch)
+        assert main(["--role", "compile", *pair, *PAIR]) == 0
+    return draft
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Servers, None]:
+    """A target, a draft for it, and a pair in one graph that also samples; all on Neuron."""
+    async with AsyncExitStack() as stack:
+        cores = ("--neuron_cores", "4-5", "--tp_degree", "2")
+        pair = fused_server(models.target, eagle, *PAIR, "--http_port", str(free_port()))
+        fused = asyncio.create_task(stack.enter_async_context(pair))
+        target = await stack.enter_async_context(target_server(models.target, *TARGET, *cores))
+        draft = await stack.enter_async_context(draft_server(models.related, target, *NEURON, "--gamma", str(GAMMA)))
+        yield {"target": target, "draft": draft, "fused": await fused}
+
+
+async def reference(models: ModelDirectories, requests: Sequence[CompletionRequest]) -> list[list[int]]:
+    """The torch target alone."""
+    config = ModelConfig(models.target, backend="torch", sequence_length=76, num_slots=2, num_threads=1)
+    async with target_engine(config, max_waiting=64) as engine:
+        completer = LocalCompleter(engine, Tokenizer.load(models.target))
+
+        async def one(request: CompletionRequest) -> list[int]:
+            completion = Completion()
+            async for event in completer.complete(request):
+                completion.record(event)
+            return completion.token_ids
+
+        return list(await asyncio.gather(*map(one, requests)))
+
+
+def requests(*, sampled: bool) -> list[CompletionRequest]:
+    sampling = SamplingParams(temperature=1.1, top_k=40, top_p=0.9) if sampled else SamplingParams()
+    return [
+        CompletionRequest(prompt, sampling, seed=number if sampled else None, max_new_tokens=NUM_TOKENS)
+        for number, prompt in enumerate(PROMPTS[:6])
+    ]
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+async def test_every_topology_gives_the_torch_target_s_tokens(
+    models: ModelDirectories, started: Servers, sampled: bool
+) -> None:
+    wanted = requests(sampled=sampled)
+    expected = await reference(models, wanted)
+    for name in ("target", "draft", *(() if sampled else ("fused",))):
+        completions = await complete_all(started[name], wanted, concurrency=4)
+        assert [completion.token_ids for completion in completions] == expected, name
+        if name == "draft":
+            assert sum(completion.num_accepted_tokens for completion in completions) > 0
+    ahead = [replace(request, schedule=Schedule.ASYNC) for request in wanted]
+    assert [completion.token_ids for completion in await complete_all(started["draft"], ahead)] == expected
+
+
+def test_what_was_compiled_ahead_is_found(started: Servers, environment: Path) -> None:
+    assert "hit in" in started["fused"].log.read_text()
+    assert "miss in" in started["target"].log.read_text(), "another configuration"
+    folders = [folder for folder in environment.iterdir() if (folder / "specdec.json").is_file()]
+    assert len(folders) == 3, "target, draft, pair"
+
+
+async def test_a_mode_that_samples_on_the_device_refuses_a_seed(started: Servers) -> None:
+    """Over gRPC and HTTP, naming the field; without one it samples, and greedy requests may have one."""
+    sampling = pb.SamplingParams(temperature=0.8, top_k=20, seed=7)
+    async with open_channel(started["fused"].address) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="seed: this server samples on the device") as caught:
+            await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=20).read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        sampling.ClearField("seed")
+        message = await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=20).read()
+        assert message.WhichOneof("event") == "started"
+        greedy = pb.GenerateRequest(text="the wind", sampling=pb.SamplingParams(seed=7), max_new_tokens=2)
+        assert (await stub.Generate(greedy, timeout=20).read()).WhichOneof("event") == "started"
+    async with httpx.AsyncClient(base_url=_http(started["fused"])) as client:
+        body = {"prompt": "the wind", "temperature": 0.8, "top_k": 20, "max_tokens": 3}
+        for field, value in (("seed", 7), ("top_k", 0), ("min_p", 0.2), ("repetition_penalty", 1.2), ("logprobs", 2)):
+            response = await client.post("/v1/completions", json={**body, field: value})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+
+def _http(server: ServerProcess) -> str:
+    match = re.search(r"HTTP on (http://[\d.:]+)", server.log.read_text())
+    assert match is not None
+    return match[1]
+
+
+async def test_a_cancelled_request_frees_its_slot(started: Servers) -> None:
+    """Both slots of the pair are taken and given up, several times over."""
+    request = pb.GenerateRequest(text=PROMPTS[2], max_new_tokens=60, ignore_eos=True)
+    async with open_channel(started["fused"].address) as channel:
+        for _ in range(3):
+            streams = [rpc.GenerationServiceStub(channel).Generate(request, timeout=20) for _ in range(2)]
+            for stream in streams:
+                await stream.read()
+                stream.cancel()
+    done = await complete(started["fused"], CompletionRequest(PROMPTS[2], max_new_tokens=4, ignore_eos=True))
+    assert len(done.token_ids) == 4
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_sigterm_lets_what_runs_end(started: Servers) -> None:
+    """Last of this pair: it ends with exit code 0, after the request."""
+    server = started["fused"]
+    request = pb.GenerateRequest(text=PROMPTS[3], max_new_tokens=40, ignore_eos=True)
+    async with open_channel(server.address) as channel:
+        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+        kinds = [(await stream.read()).WhichOneof("event")]
+        server.process.send_signal(signal.SIGTERM)
+        while (message := await stream.read()) != grpc.aio.EOF:
+            kinds.append(message.WhichOneof("event"))
+    assert (kinds[0], kinds[-1]) == ("started", "finished")
+    assert await asyncio.wait_for(server.process.wait(), 20) == 0
+
+
+async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
+    """Target alone and fused graph on Neuron, and the mixed case: a draft on the CPU, whose target is on Neuron."""
+    assert started
+    (tmp_path / "kind.txt").write_text("1 2 3 and\n")
+    flags = [
+        *("--target-model", str(models.target), "--draft-models", str(models.related), "--backend", "neuron"),
+        *("--draft_backend", "torch"),
+        *("--dtype", "float32", "--sequence_length", "80", "--gamma", str(GAMMA), "--rtt-ms", "0", "--num-runs", "1"),
+        *("--prompt-file", str(tmp_path / "kind.txt"), "--max-new-tokens", "8", "--output", str(tmp_path / "report")),
+    ]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "compare_architectures.py"),
+        *flags,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=servers.ENVIRONMENT,
+    )
+    stdout, stderr = await process.communicate()
+    assert process.returncode == 0, stderr.decode()
+    results = json.loads(stdout.decode().splitlines()[-1])
+    assert results["same_tokens"] is True
+    assert {cell["topology"] for cell in results["cells"]} == {"target", "fused", "distributed"}

@@ -1,0 +1,133 @@
+"""One request is one trace through gateway, draft worker and target, as a collector of another process sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_rpc
+
+from inference.cli.launch import free_port
+from tests.conftest import ModelDirectories
+from tests.integration.test_gateway import gateway_process
+from tests.servers import draft_server, run_command, target_server
+
+pytestmark = pytest.mark.slow
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+CLIENT_SPAN = "b7ad6b7169203331"
+BODY = {"prompt": "the wind and the sea", "max_tokens": 12, "temperature": 0.5, "seed": 1}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span, and whose it is."""
+
+    service: str
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    attributes: dict[str, Any]
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value") for pair in pairs}
+
+
+@dataclass
+class Collector(otlp_rpc.TraceServiceServicer):
+    """Takes what exporters send."""
+
+    endpoint: str = ""
+    spans: list[Span] = field(default_factory=list)
+
+    async def Export(self, request: Any, context: object) -> Any:
+        for resource in request.resource_spans:
+            service = _attributes(resource.resource.attributes)["service.name"]
+            for span in (span for scope in resource.scope_spans for span in scope.spans):
+                ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
+                self.spans.append(Span(service, span.name, *ids, _attributes(span.attributes)))
+        return otlp.ExportTraceServiceResponse()
+
+    def one(self, service: str, name: str) -> Span:
+        (span,) = [span for span in self.spans if (span.service, span.name) == (f"specdec-{service}", name)]
+        return span
+
+
+@asynccontextmanager
+async def collecting() -> AsyncGenerator[Collector, None]:
+    collector, server = Collector(), grpc.aio.server()
+    otlp_rpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
+    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield collector
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_request_is_one_trace(models: ModelDirectories, stream: bool) -> None:
+    """Every span hangs on the one of the process before it, the first one on the client's; all are sent at the end."""
+    async with collecting() as collector:
+        flags = ("--otlp_endpoint", collector.endpoint)
+        async with AsyncExitStack() as stack:
+            target = await stack.enter_async_context(target_server(models.target, *flags))
+            draft = await stack.enter_async_context(draft_server(models.related, target, *flags))
+            port = await stack.enter_async_context(gateway_process(draft, *flags))
+            url, headers = f"http://127.0.0.1:{port}", {"traceparent": f"00-{TRACE_ID}-{CLIENT_SPAN}-01"}
+            async with httpx.AsyncClient(base_url=url, headers=headers) as client:
+                response = await client.post("/v1/completions", json={**BODY, "stream": stream})
+                await client.get("/v1/models")
+            assert response.status_code == 200
+        http = collector.one("gateway", "POST /v1/completions")
+        asked = collector.one("gateway", "generate")
+        served = collector.one("draft", "specdec.v1.GenerationService/Generate")
+        drafted = collector.one("draft", "generate")
+        verified = collector.one("target", "specdec.v1.VerificationService/Verify")
+        chain = [http, asked, served, drafted, verified]
+        assert {span.trace_id for span in chain} == {TRACE_ID}
+        assert [span.parent_id for span in chain] == [CLIENT_SPAN, *(span.span_id for span in chain[:-1])]
+        assert http.attributes["http.response.status_code"] == 200
+        assert len([span for span in collector.spans if span.service == "specdec-gateway"]) == 2, "no other HTTP"
+        for span in (asked, drafted):
+            assert span.attributes["gen_ai.request.max_tokens"] == 12
+            assert span.attributes["gen_ai.request.temperature"] == 0.5
+        for span in (asked, drafted, verified):
+            assert span.attributes["gen_ai.usage.completion_tokens"] == 12
+            assert 0 < span.attributes["gen_ai.latency.time_to_first_token"] <= span.attributes["gen_ai.latency.e2e"]
+            assert span.attributes["specdec.num_draft_tokens"] > 0
+
+
+async def test_without_the_flag_no_tracing_library_is_loaded() -> None:
+    code = "import sys, inference.cli.serve, inference.cli.gateway; print('opentelemetry.sdk' in sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert output.strip() == b"False"
+
+
+async def test_a_collector_must_be_a_url() -> None:
+    result = await run_command("--role", "target", "--otlp_endpoint", "localhost:4317", "--port", str(free_port()))
+    assert result.code == 2
+    assert "--otlp_endpoint localhost:4317" in result.last_line
+
+
+async def test_a_collector_that_is_gone_neither_fails_requests_nor_holds_up_the_end(models: ModelDirectories) -> None:
+    flags = ("--otlp_endpoint", f"http://127.0.0.1:{free_port()}")
+    async with target_server(models.target, *flags) as target, gateway_process(target, *flags) as port:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        target.process.terminate()
+        assert await target.process.wait() == 0
+        assert loop.time() - started < 6
