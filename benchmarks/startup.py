@@ -1,4 +1,4 @@
-"""Loading time and memory: `python -m benchmarks.startup [--models target,110M] [--engines onnx/float32,torch/float32]`.
+"""Loading time and memory: `python -m benchmarks.startup [--models target,110M] [--engines onnx/int8]`.
 
 Every load is a process of its own, with one slot of 256 positions: first with an empty cache of packed weights, then
 again. Memory is the process's resident set at its peak; what is memory-mapped from a file is shared by all processes

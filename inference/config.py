@@ -23,6 +23,7 @@ SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
 
 
+DEFAULT_BRANCHES = 3
 MAX_BRANCHES = 16
 """Branches of one sequence at once; each has a slot of the draft model."""
 

@@ -9,9 +9,7 @@ Activations become unsigned, 128 standing for 0, because processors multiply uns
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from inference.backends.onnx_weights import Weight
+from inference.backends.processor import instruction_sets, is_x86
 
 Int8: TypeAlias = "np.ndarray[Any, np.dtype[np.int8]]"
 
@@ -41,13 +40,7 @@ def weight_levels() -> int:
 
     x86 processors without VNNI instructions add two products in 16 bits, which only 7-bit weights cannot overflow.
     """
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return 127
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return 63
-    return 127 if "vnni" in flags else 63
+    return 127 if "vnni" in instruction_sets() or not is_x86() else 63
 
 
 def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import platform
 import shutil
 import tempfile
 import time
@@ -32,6 +31,7 @@ from inference.backends.onnx_graph import CONSTANTS, decoder_graph
 from inference.backends.onnx_int8 import quantized_weights, weight_levels
 from inference.backends.onnx_shape import DecoderShape, shape_of
 from inference.backends.onnx_weights import Weight, decoder_weights
+from inference.backends.processor import instruction_sets
 from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -113,20 +113,11 @@ def _digest(value: object) -> str:
 
 def _facts(path: Path) -> list[object]:
     """What the packed form depends on: the checkpoint's files, the library and the processor."""
-    facts: list[object] = [LAYOUT_VERSION, onnxruntime.__version__, _processor()]
+    facts: list[object] = [LAYOUT_VERSION, onnxruntime.__version__, instruction_sets()]
     for file in sorted(file for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)):
         status = file.stat()
         facts.append((file.name, status.st_size, status.st_mtime_ns))
     return facts
-
-
-def _processor() -> str:
-    """The instruction sets, which decide the form of packed weights."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def _make(path: Path, config: PretrainedConfig, folder: Path, dtype: str) -> None:

@@ -7,6 +7,7 @@ speculation.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from inference.backends.checkpoint import load_config, load_weights
 from inference.backends.packed_linear import pack_linears
 from inference.backends.slot_cache import LayerShape, SlotCache
 from inference.backends.spans import check_spans, wanted_rows
+from inference.backends.static_pass import StaticPasses
 from inference.backends.support import (
     architecture_name,
     forward_arguments,
@@ -30,6 +32,8 @@ from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
 from inference.types import Array, Span
 
+logger = logging.getLogger(__name__)
+
 NUM_TEST_TOKENS = 4
 """Tokens that linear layers are compared over before and after they are packed."""
 
@@ -37,11 +41,16 @@ NUM_TEST_TOKENS = 4
 class TorchBackend:
     """A causal language model and its slots. Takes the model over: its attention reads from the slots afterwards.
 
+    Args:
+        fixed_shapes: run passes that are not prompts in fixed shapes, captured as CUDA graphs; None is "on CUDA".
+
     Raises:
         UnsupportedModelError: slots of keys and values cannot carry this architecture.
     """
 
-    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, num_slots: int, max_length: int, fixed_shapes: bool | None = None
+    ) -> None:
         require_supported_config(model.config, max_length)
         require_supported_model(model)
         self._model = model.eval()
@@ -53,7 +62,9 @@ class TorchBackend:
         self._device = model.device
         self._vocab_size, shapes = self._probe(max_length)
         kind = {"dtype": self._dtype, "device": self._device}
-        self._cache = SlotCache(shapes, num_slots=num_slots, max_length=max_length, **kind)
+        is_static = self._device.type == "cuda" if fixed_shapes is None else fixed_shapes
+        self._cache = SlotCache(shapes, num_slots=num_slots, max_length=max_length, num_spare=int(is_static), **kind)
+        self._static = StaticPasses(self._run_all, self._cache) if is_static else None
         if self._device.type == "cpu" and self._dtype == torch.float32:
             self._pack_linears(SlotCache(shapes, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))
 
@@ -77,14 +88,33 @@ class TorchBackend:
     def forward(self, spans: Sequence[Span]) -> Array:
         """See `inference.types.Backend`. A numpy array on CPU, a torch tensor elsewhere."""
         check_spans(spans, self)
+        logits = self._forward_static(spans)
+        if logits is None:
+            logits = self._forward_eager(spans)
+        return logits.numpy() if self._device.type == "cpu" else logits
+
+    def _forward_static(self, spans: Sequence[Span]) -> torch.Tensor | None:
+        """A pass in a fixed shape, or None where that cannot be."""
+        if self._static is None:
+            return None
+        try:
+            return self._static.forward(spans)
+        except RuntimeError as error:  # such as a layer that asks the device for sizes, which no graph can hold
+            logger.warning("passes are not captured as CUDA graphs: %s", error)
+            self._static = None
+            return None
+
+    def _forward_eager(self, spans: Sequence[Span]) -> torch.Tensor:
         token_ids = [token_id for span in spans for token_id in span.token_ids]
         positions = [position for span in spans for position in range(span.start, span.start + len(span.token_ids))]
         inputs = torch.tensor([token_ids, positions]).to(self._device, non_blocking=True)  # [2, num_tokens]
         slot_pass = SlotPass(self._cache, spans, dtype=self._dtype, device=self._device)
         rows = wanted_rows(spans)
         keep = None if len(rows) == len(token_ids) else rows
-        logits = self._run(inputs, slot_pass, keep)  # [num_rows, vocab_size]
-        return logits.numpy() if self._device.type == "cpu" else logits
+        return self._run(inputs, slot_pass, keep)  # [num_rows, vocab_size]
+
+    def _run_all(self, inputs: torch.Tensor, slot_pass: LayerAttention) -> torch.Tensor:
+        return self._run(inputs, slot_pass, None)
 
     @torch.inference_mode()
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:

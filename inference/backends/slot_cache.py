@@ -26,6 +26,9 @@ class LayerShape:
 class SlotCache:
     """Room for `num_slots` sequences of `max_length` positions each.
 
+    Args:
+        num_spare: further positions behind each slot, for what fills up passes of fixed shapes; never read.
+
     Raises:
         ConfigError: the device has not enough memory.
     """
@@ -38,6 +41,7 @@ class SlotCache:
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_spare: int = 0,
     ) -> None:
         self.num_slots = num_slots
         self.max_length = max_length
@@ -45,17 +49,17 @@ class SlotCache:
         try:
             # Zeros, because a kernel that reads beyond the mask must not meet NaN: 0 * NaN is NaN.
             rooms = [
-                torch.zeros(num_slots, layer.num_kv_heads, max_length, width, dtype=dtype, device=device)
+                torch.zeros(num_slots, layer.num_kv_heads, max_length + num_spare, width, dtype=dtype, device=device)
                 for layer in layers
                 for width in (layer.key_dim, layer.value_dim)
             ]
         except RuntimeError as error:
             message = f"{num_slots} slots of {max_length} positions do not fit into the memory of {device}"
             raise ConfigError(message) from error
-        # per layer [num_slots, num_kv_heads, max_length, dim]
+        # per layer [num_slots, num_kv_heads, max_length + num_spare, dim]
         self.keys = rooms[0::2]
         self.values = rooms[1::2]
-        # The same memory as one tensor per slot, [1, num_kv_heads, max_length, dim]: indexing costs more than a copy.
+        # The same memory as one tensor per slot, [1, num_kv_heads, ..., dim]: indexing costs more than a copy.
         self._slot_keys = [torch.split(keys, 1) for keys in self.keys]
         self._slot_values = [torch.split(values, 1) for values in self.values]
 

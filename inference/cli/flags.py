@@ -7,15 +7,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, DTYPES, SPECULATION_METHODS
+from inference.config import (
+    BUNDLED_DRAFT,
+    BUNDLED_PROMPTS,
+    BUNDLED_TARGET,
+    DEFAULT_BRANCHES,
+    DTYPES,
+    SPECULATION_METHODS,
+)
 from inference.types import Schedule
 from inference.workers.completion import DEFAULT_MAX_NEW_TOKENS
 
 DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
-DEFAULT_BRANCHES = 3
-
-
 NGRAM = "ngram"
 """As a draft model: look drafts up in the sequence itself."""
 

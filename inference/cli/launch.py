@@ -65,12 +65,14 @@ async def server_process(
     port: int,
     cores: Sequence[int] = (),
     ready_timeout_s: float = 120.0,
+    ready_line: str | None = None,
 ) -> AsyncGenerator[ServerProcess, None]:
     """Run `main.py --role ROLE FLAGS` until the block is left.
 
     Args:
         port: the one that the flags make it listen on.
         cores: CPU cores to pin it to; none: all.
+        ready_line: what a process that listens nowhere writes to its log when it is ready; then `port` means nothing.
 
     Raises:
         UnavailableError: it ended, or was not SERVING in time; the message has the end of its log.
@@ -91,7 +93,7 @@ async def server_process(
             if cores:
                 os.sched_setaffinity(process.pid, cores)
             server = ServerProcess(name, f"127.0.0.1:{port}", process, Path(log.name))
-            await _until_serving(server, ready_timeout_s)
+            await _until_ready(server, ready_timeout_s, ready_line)
             yield server
         finally:
             await _stop(process)
@@ -101,16 +103,20 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1"}
 
 
-async def _until_serving(server: ServerProcess, timeout_s: float) -> None:
+async def _until_ready(server: ServerProcess, timeout_s: float, ready_line: str | None) -> None:
     try:
         async with asyncio.timeout(timeout_s), open_channel(server.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            while not await _is_serving(stub):
+            while not (await _is_serving(stub) if ready_line is None else _has_logged(server, ready_line)):
                 if server.process.returncode is not None:
                     raise UnavailableError(f"{server.name} ended at start:\n{server.log_tail()}")
                 await asyncio.sleep(0.1)
     except TimeoutError:
-        raise UnavailableError(f"{server.name} is not serving after {timeout_s:g} s:\n{server.log_tail()}") from None
+        raise UnavailableError(f"{server.name} is not ready after {timeout_s:g} s:\n{server.log_tail()}") from None
+
+
+def _has_logged(server: ServerProcess, line: str) -> bool:
+    return line in server.log.read_text(errors="replace")
 
 
 async def _is_serving(stub: Any) -> bool:

@@ -65,10 +65,19 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server of a comparison: its role in main.py, and its draft if it has one."""
+    """One process of a comparison.
+
+    Attributes:
+        role: in main.py.
+        draft: its own, or that of its worker; None for none in particular.
+        branches: beside a chain of the draft, at most.
+        pooled: a target with a worker of its own, or that worker, which serves nobody else.
+    """
 
     role: str
     draft: str | None = None
+    branches: int | None = None
+    pooled: bool = False
 
 
 def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Server], gammas: Sequence[int]) -> list[str]:

@@ -8,10 +8,10 @@ given that all before it were. What a round costs depends on the topology:
     fused         gamma * step + pass(gamma + 1)
     distributed   gamma * step + round trip + pass(gamma + 1)
 
-A draft that runs ahead (schedule async) is allowed more: that its work and the network hide behind the target's passes
-completely, and that every pass finds all the draft tokens it could accept:
+A draft that runs ahead (schedule async, or a pool) is allowed more: that its work and the network hide behind the
+target's passes completely, and that every pass finds a full proposal:
 
-    distributed, async    pass, as wide as measured              gives 1 / (1 - alpha) tokens
+    distributed, async    pass(gamma + 1)
 
 Nothing else is counted: no service, no scheduling, no tokenizing. That is why it is a bound. The model of equal and
 independent acceptance is the theory's, so a measurement may come a few per cent above it.

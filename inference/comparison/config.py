@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from inference.comparison.backend import NGRAM, BackendConfig, Server
 from inference.comparison.machine import Machine, split_into_machines
+from inference.config import DEFAULT_BRANCHES, check_branches
 from inference.errors import ConfigError
 from inference.types import MAX_GAMMA, MAX_SEED, Schedule
 
@@ -29,6 +30,17 @@ class Topology(enum.Enum):
     TARGET = "target"
     FUSED = "fused"
     DISTRIBUTED = "distributed"
+    POOL = "pool"
+
+    @property
+    def is_split(self) -> bool:
+        """Draft and target are on different machines."""
+        return self in (Topology.DISTRIBUTED, Topology.POOL)
+
+    @property
+    def serves_at_edge(self) -> bool:
+        """Requests arrive at the draft."""
+        return self is Topology.DISTRIBUTED
 
 
 class ClientSite(enum.Enum):
@@ -142,13 +154,15 @@ class Contender:
     Attributes:
         draft: directory or "ngram"; None for the target alone.
         gamma: draft tokens per round; None for the target alone.
-        schedule: who waits for whom; None where draft and target share a process.
+        schedule: who waits for whom; None where there is no choice.
+        branches: beside the draft's chain at most; None where it does not run ahead.
     """
 
     topology: Topology
     draft: str | None = None
     gamma: int | None = None
     schedule: Schedule | None = None
+    branches: int | None = None
 
     @property
     def draft_name(self) -> str:
@@ -160,7 +174,8 @@ class Contender:
         """For messages."""
         if self.draft is None:
             return self.topology.value
-        return f"{self.series.name} (draft {self.draft_name}, gamma {self.gamma})"
+        branches = "" if self.branches is None else f", {self.branches} branches"
+        return f"{self.series.name} (draft {self.draft_name}, gamma {self.gamma}{branches})"
 
     @property
     def series(self) -> Series:
@@ -169,7 +184,7 @@ class Contender:
     @property
     def runs_ahead(self) -> bool:
         """The draft does not wait for the target."""
-        return self.schedule is Schedule.ASYNC
+        return self.schedule is Schedule.ASYNC or self.topology is Topology.POOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +196,7 @@ class ComparisonConfig:
         draft_models: directories, or "ngram".
         gammas: speculation lengths.
         schedules: of the distributed topology.
+        branches: beside the chain of a draft that runs ahead, at most.
         usable_cores: CPU cores of this host that may be used.
         cores_per_machine: a machine is a set of so many of them.
         output: directory of the report.
@@ -197,12 +213,16 @@ class ComparisonConfig:
     usable_cores: tuple[int, ...]
     cores_per_machine: int
     output: Path
+    branches: tuple[int, ...] = (DEFAULT_BRANCHES,)
     backend: BackendConfig = field(default_factory=BackendConfig)
 
     def __post_init__(self) -> None:
         _require_distinct("topology", [topology.value for topology in self.topologies])
         _require_distinct("draft model", [Path(draft).name for draft in self.draft_models])
         _require_distinct("gamma", self.gammas)
+        _require_distinct("branches", self.branches)
+        for branches in self.branches:
+            check_branches(branches)
         _require_distinct("schedule", [schedule.value for schedule in self.schedules])
         _require_model(self.target_model)
         for draft in self.draft_models:
@@ -230,26 +250,25 @@ class ComparisonConfig:
     @property
     def servers(self) -> tuple[Server, ...]:
         """Every process that is started."""
-        one = {Topology.TARGET, Topology.DISTRIBUTED} & set(self.topologies)
-        roles = {Topology.FUSED: "fused_target", Topology.DISTRIBUTED: "draft"}
-        return (
-            *([Server("target")] if one else []),
-            *(
-                Server(role, draft)
-                for topology, role in roles.items()
-                if topology in self.topologies
-                for draft in self.draft_models
-            ),
-        )
+        shared = {Topology.TARGET, Topology.DISTRIBUTED} & set(self.topologies)
+        drafts = tuple(itertools.product(self.draft_models, self.branches))
+        by_topology = {
+            Topology.FUSED: [Server("fused_target", draft) for draft in self.draft_models],
+            Topology.DISTRIBUTED: [Server("draft", *draft) for draft in drafts],
+            Topology.POOL: [Server(role, *draft, pooled=True) for draft in drafts for role in ("target", "draft")],
+        }
+        chosen = [by_topology[topology] for topology in by_topology if topology in self.topologies]
+        return (*([Server("target")] if shared else []), *itertools.chain(*chosen))
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The first has the target, or both models; the second, if any, the draft of the distributed topology.
+        """The first has the target, or both models; the second, if any, the draft of a split one.
 
         Raises:
             ConfigError: the host has too few cores.
         """
-        names = ["target side", *(["edge"] if Topology.DISTRIBUTED in self.topologies else [])]
+        is_split = any(topology.is_split for topology in self.topologies)
+        names = ["target side", *(["edge"] if is_split else [])]
         return split_into_machines(names, self.usable_cores, cores_per_machine=self.cores_per_machine)
 
     @property
@@ -261,18 +280,26 @@ class ComparisonConfig:
     @property
     def contenders(self) -> tuple[Contender, ...]:
         """Everything that is compared; the target alone first, if it takes part."""
-        schedules: dict[Topology, tuple[Schedule | None, ...]] = {Topology.DISTRIBUTED: self.schedules}
         alone = [Contender(Topology.TARGET)] if Topology.TARGET in self.topologies else []
-        drafting = [topology for topology in self.topologies if topology is not Topology.TARGET]
         return (
             *alone,
             *(
-                Contender(topology, draft, gamma, schedule)
-                for topology in drafting
-                for schedule in schedules.get(topology, (None,))
+                Contender(topology, draft, gamma, schedule, branches)
+                for topology in self.topologies
+                for schedule, branches in self._ways_to_run(topology)
                 for draft, gamma in itertools.product(self.draft_models, self.gammas)
             ),
         )
+
+    def _ways_to_run(self, topology: Topology) -> Iterator[tuple[Schedule | None, int | None]]:
+        """Schedules and branches of a topology; none for the target alone."""
+        if topology is Topology.FUSED:
+            yield None, None
+        elif topology is Topology.POOL:
+            yield from ((None, branches) for branches in self.branches)
+        elif topology is Topology.DISTRIBUTED:
+            for schedule in self.schedules:
+                yield from ((schedule, n) for n in (self.branches if schedule is Schedule.ASYNC else (None,)))
 
     @property
     def series(self) -> tuple[Series, ...]:
@@ -282,7 +309,7 @@ class ComparisonConfig:
     @property
     def sweeps(self) -> bool:
         """More than one way to draft."""
-        return len(self.draft_models) * len(self.gammas) > 1
+        return len(self.draft_models) * len(self.gammas) * len(self.branches) > 1
 
 
 def _has_model(path: Path) -> bool:

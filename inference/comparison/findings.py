@@ -88,9 +88,9 @@ def _machines(config: ComparisonConfig) -> str:
     spare = ", ".join(map(str, config.spare_cores))
     rest = f"cores {spare} are free for them" if spare else "no core is left over, so they share these"
     return (
-        f"{'; '.join(map(str, config.machines))}. Target-only and fused run on the target side alone, distributed has "
-        f"its draft pinned to the edge; {config.cores_per_machine} thread(s) per model, one per core. Client and "
-        f"network proxy are not pinned: {rest}."
+        f"{'; '.join(map(str, config.machines))}. Target-only and fused run on the target side alone, distributed and "
+        f"pool have their draft pinned to the edge; {config.cores_per_machine} thread(s) per model, one per core. "
+        f"Client and network proxy are not pinned: {rest}."
     )
 
 
@@ -107,9 +107,10 @@ def _network(config: ComparisonConfig) -> str:
 _SITES = {
     ClientSite.EDGE: "The thin client sits at the edge: for target-only and fused the round trip lies between client "
     "and server (tokens stream one way, so it adds to TTFT only); for distributed it lies between draft and target, "
-    "once in every round (schedule sync).",
+    "once in every round (schedule sync); for pool it lies in both places.",
     ClientSite.TARGET: "The thin client sits beside the target: for target-only and fused no link is slow; for "
-    "distributed the round trip lies both between client and draft and between draft and target.",
+    "distributed the round trip lies both between client and draft and between draft and target; for pool between "
+    "draft and target.",
 }
 
 
@@ -134,6 +135,7 @@ def row(summary: CellSummary) -> dict[str, Any]:
         "schedule": cell.contender.schedule.value if cell.contender.schedule else None,
         "draft": cell.contender.draft_name,
         "gamma": cell.contender.gamma,
+        "branches": cell.contender.branches,
         "kind": cell.kind,
         "rtt_ms": cell.rtt_ms,
         "concurrency": cell.concurrency,

@@ -18,7 +18,7 @@ from inference.comparison.config import (
     Topology,
     WorkloadConfig,
 )
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT, SPECULATION_METHODS
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_BRANCHES, ROOT, SPECULATION_METHODS
 from inference.errors import ConfigError
 from inference.types import Schedule
 
@@ -43,6 +43,7 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         topologies=args.topologies,
         gammas=args.gamma,
         schedules=args.schedule,
+        branches=args.branches,
         network=NetworkConfig(args.rtt_ms, args.jitter_ms, args.bandwidth_mbps, ClientSite(args.client_site)),
         workload=WorkloadConfig(
             prompt_sets=_prompt_sets(args.prompt_file, args.num_prompts),
@@ -129,8 +130,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compare_architectures.py",
         description="Compare the target alone, both models in one server (fused), and draft and target on two "
-        "machines (distributed): speed at equal tokens. Starts every server itself and writes a report. "
-        "LIST is comma-separated; names may be spelled with - or _.",
+        "machines, with the requests at the draft (distributed) or at the target (pool): speed at equal tokens. Starts "
+        "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
         allow_abbrev=False,
     )
     for add in (_add_contenders, _add_workload, _add_network, _add_machines, _add_backend, _add_output):
@@ -151,7 +152,9 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     text = "draft tokens per round; several are a sweep (%(default)s)"
     group.add_argument("--gamma", type=_list_of(int), default="4", metavar="LIST", help=text)
     text = "of distributed: sync (rounds), async (the draft runs ahead), or both (%(default)s)"
-    group.add_argument("--schedule", type=_list_of(_schedule), default="sync", metavar="LIST", help=text)
+    group.add_argument("--schedule", type=_list_of(_schedule), default="sync,async", metavar="LIST", help=text)
+    text = "beside the chain of a draft that runs ahead, at most; 0 is none (%(default)s)"
+    group.add_argument("--branches", type=_list_of(int), default=str(DEFAULT_BRANCHES), metavar="LIST", help=text)
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:

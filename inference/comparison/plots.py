@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from inference.comparison.findings import Findings
 from inference.comparison.grid import Cell
 from inference.comparison.summary import CellSummary, Spread, Theory
 from inference.comparison.topologies import crosses_network
-from inference.types import MAX_GAMMA, Schedule
+from inference.types import Schedule
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in grey by their marks.
-TARGET, FUSED = Series(Topology.TARGET), Series(Topology.FUSED)
+TARGET, FUSED, POOL = (Series(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
 SYNC, ASYNC = (Series(Topology.DISTRIBUTED, schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
-COLOURS = {TARGET: "#5f5f5f", FUSED: "#0072B2", SYNC: "#D55E00", ASYNC: "#009E73"}
-MARKS = {TARGET: "s", FUSED: "o", SYNC: "^", ASYNC: "D"}
+COLOURS = {TARGET: "#5f5f5f", FUSED: "#0072B2", SYNC: "#D55E00", ASYNC: "#009E73", POOL: "#CC79A7"}
+MARKS = {TARGET: "s", FUSED: "o", SYNC: "^", ASYNC: "D", POOL: "v"}
 DRAFT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DRAFT_MARKS = ("o", "^", "D", "v", "P", "X")
 NUM_CURVE_POINTS = 60
@@ -211,7 +211,7 @@ def speedup_over_gamma(findings: Findings) -> Figure:
 def _rtts_of(findings: Findings, series: Series) -> list[float]:
     """Fused does not depend on the network but for TTFT: one column is enough."""
     rtts_ms = sorted(findings.config.network.rtts_ms)
-    return rtts_ms if series.topology is Topology.DISTRIBUTED else rtts_ms[:1]
+    return rtts_ms if series.topology.is_split else rtts_ms[:1]
 
 
 def _draft_handles(findings: Findings) -> list[Line2D]:
@@ -234,17 +234,22 @@ def _over_gamma(axes: Axes, findings: Findings, series: Series, kind: str, rtt_m
         cells = [summary for summary in findings.summaries if _is_in(summary, series, kind, rtt_ms, draft)]
         known = [summary for summary in cells if summary.speedup is not None]
         concurrency = min(findings.config.workload.concurrencies)
-        line = sorted(
-            (summary for summary in known if summary.cell.concurrency == concurrency),
-            key=lambda summary: summary.cell.contender.gamma or 0,
-        )
+        line = _fastest_by_gamma(summary for summary in known if summary.cell.concurrency == concurrency)
         if line:
             _gamma_line(axes, findings, line, colour, mark)
     axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
-    where = f"{series.name}, round trip {rtt_ms:g} ms" if series.topology is Topology.DISTRIBUTED else series.name
+    where = f"{series.name}, round trip {rtt_ms:g} ms" if series.topology.is_split else series.name
     axes.set_title(where if best is None else f"{where}\n{_setting(best)}")
     if best is not None and best.speedup is not None:
         _mark_best(axes, best, best.speedup)
+
+
+def _fastest_by_gamma(summaries: Iterable[CellSummary]) -> list[CellSummary]:
+    """Where several numbers of branches were measured, the best of them."""
+    by_gamma: dict[int, CellSummary] = {}
+    for summary in sorted(summaries, key=lambda summary: summary.tokens_per_s.median):
+        by_gamma[summary.cell.contender.gamma or 0] = summary
+    return [by_gamma[gamma] for gamma in sorted(by_gamma)]
 
 
 def _is_in(summary: CellSummary, series: Series, kind: str, rtt_ms: float, draft: str) -> bool:
@@ -274,9 +279,9 @@ def theoretical_speedups(findings: Findings, line: list[CellSummary]) -> dict[in
     gammas = range(1, max(by_gamma) + 1)
     cell = line[0].cell
     if cell.contender.runs_ahead:  # draft and network hide behind the passes
-        return {gamma: tokens_per_round(alpha, MAX_GAMMA) * pass_s / interpolate(by_gamma, gamma) for gamma in gammas}
+        return {gamma: tokens_per_round(alpha, gamma) * pass_s / interpolate(by_gamma, gamma) for gamma in gammas}
     rtt_s = (cell.rtt_ms + findings.config.network.jitter_ms) / 1e3
-    link_s = rtt_s if cell.contender.topology is Topology.DISTRIBUTED else 0.0
+    link_s = rtt_s if cell.contender.topology.is_split else 0.0
     return {
         gamma: tokens_per_round(alpha, gamma) * pass_s / (gamma * step_s + link_s + interpolate(by_gamma, gamma))
         for gamma in gammas

@@ -12,7 +12,6 @@ from inference.comparison.config import ComparisonConfig, Contender, Topology
 from inference.comparison.grid import Cell, Sample
 from inference.comparison.record import RequestRecord
 from inference.comparison.topologies import crosses_network
-from inference.types import MAX_GAMMA
 
 _Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency
 
@@ -78,11 +77,11 @@ class Theory:
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
         """The bound at a round trip time, in seconds, between edge and target."""
         gamma = self.contender.gamma or 0
-        is_distributed = self.contender.topology is Topology.DISTRIBUTED
         if self.contender.runs_ahead:
-            round_time_s, gamma = self.costs.verify_s, MAX_GAMMA
+            round_time_s = self.costs.verify_s
         else:
-            round_time_s = bound.round_s(self.costs, gamma, rtt_s=rtt_s if is_distributed else 0.0)
+            is_split = self.contender.topology.is_split
+            round_time_s = bound.round_s(self.costs, gamma, rtt_s=rtt_s if is_split else 0.0)
         per_round = 1.0 if self.alpha is None else bound.tokens_per_round(self.alpha, gamma)
         first_s = self.costs.prompt_s + (rtt_s if client_is_far else 0.0)
         if not first_s + round_time_s:

@@ -35,6 +35,7 @@ def columns(config: ComparisonConfig) -> list[Column]:
     if config.sweeps:
         contender.append(Column("draft", lambda it: it.cell.contender.draft_name, is_text=True))
         contender.append(Column("gamma", lambda it: _figure(it.cell.contender.gamma, digits=0)))
+        contender.append(Column("branches", lambda it: _figure(it.cell.contender.branches, digits=0)))
     place = [Column("RTT\nms", lambda it: f"{it.cell.rtt_ms:g}")]
     if len(config.workload.concurrencies) > 1:
         place.append(Column("clients", lambda it: str(it.cell.concurrency)))

@@ -1,7 +1,8 @@
 """Starts the servers of every topology, pinned to their machines, and the network between them.
 
 The target alone and the target of the distributed topology are one process: its engine does for a client what it does
-for a draft worker, on the same cores. Servers that are not being measured wait for requests and burn nothing.
+for a draft worker, on the same cores. The pool has a target of its own, so that its workers help nobody else. Servers
+that are not being measured wait for requests and burn nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from inference.cli.launch import ServerProcess, free_port, server_process
@@ -20,7 +23,15 @@ from inference.comparison.watch import ServerWatch
 SERVER_GRACE_S = 1.0
 """Given to running requests when a server is stopped: by then nobody waits for them."""
 
+ATTACHED = "attached as"
+"""What a worker of the pool logs when its target has taken it in."""
+
 T = TypeVar("T")
+
+
+_Service = tuple[Topology, str | None, int | None]  # what clients tell apart: topology, draft, branches
+
+SHARED_TARGET = Server("target")
 
 
 class Deployment:
@@ -34,21 +45,24 @@ class Deployment:
     def __init__(self, config: ComparisonConfig, watch: ServerWatch) -> None:
         self._config = config
         self._watch = watch
-        self._client_links: dict[tuple[Topology, str | None], DelayProxy] = {}
-        self._verification_link: DelayProxy | None = None
+        self._client_links: dict[_Service, DelayProxy] = {}
+        self._draft_links: dict[Server, DelayProxy] = {}  # by target
         self.servers: list[ServerProcess] = []
 
     def address(self, contender: Contender) -> str:
         """Where a thin client reaches it: through its link."""
-        return self._client_links[contender.topology, contender.draft].address
+        branches = contender.branches
+        if contender.topology is Topology.DISTRIBUTED and branches is None:  # rounds: any worker will do
+            branches = self._config.branches[0]
+        return self._client_links[contender.topology, contender.draft, branches].address
 
     def set_rtt(self, rtt_ms: float) -> None:
         """Change the network between edge and target; links within a site stay as fast as they are."""
         network = self._config.network
         far, near = link_conditions(network, rtt_ms), LinkConditions()
-        if self._verification_link is not None:
-            self._verification_link.conditions = far
-        for (topology, _), link in self._client_links.items():
+        for link in self._draft_links.values():
+            link.conditions = far
+        for (topology, *_), link in self._client_links.items():
             link.conditions = far if crosses_network(topology, network.client_site) else near
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
@@ -61,17 +75,11 @@ class Deployment:
         Raises:
             UnavailableError: a server ended or did not serve in time.
         """
-        topologies, drafts = self._config.topologies, self._config.draft_models
-        starting = []
-        if Topology.TARGET in topologies or Topology.DISTRIBUTED in topologies:
-            port = free_port()
-            self._verification_link = await stack.enter_async_context(delay_proxy(port))
-            starting.append(self._start_target(stack, port))
-        if Topology.FUSED in topologies:
-            starting += [self._start_fused(stack, draft) for draft in drafts]
-        if Topology.DISTRIBUTED in topologies:
-            starting += [self._start_draft(stack, draft, self._verification_link) for draft in drafts]
-        await self.guard(_all(starting))
+        ports = {server: free_port() for server in self._config.servers}
+        for server, port in ports.items():
+            if server.role == "target":
+                self._draft_links[server] = await stack.enter_async_context(delay_proxy(port))
+        await self.guard(_all([self._start(stack, server, port) for server, port in ports.items()]))
 
     def terminate(self) -> None:
         """Ask all servers at once to end: one after another would take seconds each."""
@@ -79,59 +87,63 @@ class Deployment:
             if server.process.returncode is None:
                 server.process.terminate()
 
-    async def _start_target(self, stack: AsyncExitStack, port: int) -> None:
-        flags = ["--model", str(self._config.target_model), "--port", str(port), *self._backend_flags("target")]
-        await self._serve(stack, "target", "target", flags, port=port, machine=0)
-        await self._link(stack, Topology.TARGET, None, port)
-
-    async def _start_fused(self, stack: AsyncExitStack, draft: str) -> None:
-        port = free_port()
-        flags = ["--target_model", str(self._config.target_model), "--draft_model", draft, "--port", str(port)]
-        flags += [*self._gamma_flags(), *self._backend_flags("fused_target", draft)]
-        await self._serve(stack, self._name("fused", draft), "fused_target", flags, port=port, machine=0)
-        await self._link(stack, Topology.FUSED, draft, port)
-
-    async def _start_draft(self, stack: AsyncExitStack, draft: str, target: DelayProxy | None) -> None:
-        if target is None:
-            raise RuntimeError("a draft worker needs a way to its target")
-        port = free_port()
-        flags = ["--model", draft, "--serve", str(port), "--target_host", "127.0.0.1", "--port", str(target.port)]
-        # The target starts at the same time.
-        flags += ["--connect_timeout_s", str(self._config.backend.start_timeout_s), *self._gamma_flags()]
-        flags += self._backend_flags("draft", draft)
-        if draft == NGRAM:
-            flags += ["--tokenizer", str(self._config.target_model)]
-        await self._serve(stack, self._name("draft", draft), "draft", flags, port=port, machine=1)
-        await self._link(stack, Topology.DISTRIBUTED, draft, port)
-
-    def _name(self, what: str, draft: str) -> str:
-        """Names a server in messages; with several drafts, says whose it is."""
-        if len(self._config.draft_models) == 1:
-            return what
-        return f"{what}-{Contender(Topology.FUSED, draft, 1).draft_name}"
-
-    def _backend_flags(self, role: str, draft: str | None = None) -> list[str]:
-        config = self._config
-        return server_flags(config.backend, Server(role, draft), config.servers, config.gammas)
-
-    def _gamma_flags(self) -> list[str]:
-        return ["--gamma", str(self._config.gammas[0])]
-
-    async def _serve(
-        self, stack: AsyncExitStack, name: str, role: str, flags: list[str], *, port: int, machine: int
-    ) -> None:
-        cores = self._config.machines[machine].cores
-        common = ["--threads", str(len(cores)), "--batch", str(self._config.workload.max_concurrency)]
-        common += ["--grace_s", str(SERVER_GRACE_S)]
-        timeout_s = self._config.backend.start_timeout_s
-        server = await stack.enter_async_context(
-            server_process(name, role, *flags, *common, port=port, cores=cores, ready_timeout_s=timeout_s)
+    async def _start(self, stack: AsyncExitStack, server: Server, port: int) -> None:
+        attaches = server.role == "draft" and server.pooled
+        config, machine = self._config, int(server.role == "draft")
+        cores = config.machines[machine].cores
+        flags = [*self._role_flags(server, port), *server_flags(config.backend, server, config.servers, config.gammas)]
+        flags += ["--threads", str(len(cores)), "--batch", str(config.workload.max_concurrency)]
+        flags += [] if attaches else ["--grace_s", str(SERVER_GRACE_S)]
+        process = await stack.enter_async_context(
+            server_process(
+                self._name(server),
+                server.role,
+                *flags,
+                port=port,
+                cores=cores,
+                ready_timeout_s=config.backend.start_timeout_s,
+                ready_line=ATTACHED if attaches else None,
+            )
         )
-        self._watch.add(server)
-        self.servers.append(server)
+        self._watch.add(process)
+        self.servers.append(process)
+        if not attaches:
+            self._client_links[_service(server)] = await stack.enter_async_context(delay_proxy(port))
 
-    async def _link(self, stack: AsyncExitStack, topology: Topology, draft: str | None, port: int) -> None:
-        self._client_links[topology, draft] = await stack.enter_async_context(delay_proxy(port))
+    def _role_flags(self, server: Server, port: int) -> list[str]:
+        """What main.py must be told, beside what computes and where."""
+        target, draft = str(self._config.target_model), server.draft or ""
+        gamma = ["--gamma", str(self._config.gammas[0])]
+        if server.role == "target":
+            return ["--model", target, "--port", str(port)]
+        if server.role == "fused_target":
+            return ["--target_model", target, "--draft_model", draft, "--port", str(port), *gamma]
+        flags = ["--model", draft, *gamma, "--branches", str(server.branches)]
+        flags += ["--tokenizer", target] if draft == NGRAM else []
+        if server.pooled:
+            link = self._draft_links[replace(server, role="target")]
+            return [*flags, "--attach", link.address]
+        link = self._draft_links[SHARED_TARGET]
+        flags += ["--serve", str(port), "--target_host", "127.0.0.1", "--port", str(link.port)]
+        # The target starts at the same time.
+        return [*flags, "--connect_timeout_s", str(self._config.backend.start_timeout_s)]
+
+    def _name(self, server: Server) -> str:
+        """Names a server in messages; where there are several of a kind, says which."""
+        role = server.role.removesuffix("_target")
+        parts = ["pool", role] if server.pooled else [role]
+        if server.draft is not None and len(self._config.draft_models) > 1:
+            parts.append(Path(server.draft).name)
+        if server.branches is not None and len(self._config.branches) > 1:
+            parts.append(str(server.branches))
+        return "-".join(parts)
+
+
+def _service(server: Server) -> _Service:
+    """What a server does for clients."""
+    topologies = {"target": Topology.TARGET, "fused_target": Topology.FUSED, "draft": Topology.DISTRIBUTED}
+    topology = Topology.POOL if server.pooled else topologies[server.role]
+    return topology, server.draft, server.branches
 
 
 async def _all(starting: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -157,7 +169,7 @@ def link_conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:
 
 def crosses_network(topology: Topology, client_site: ClientSite) -> bool:
     """Whether the thin client's own link has the round trip time: its server stands on the other side."""
-    server_site = ClientSite.EDGE if topology is Topology.DISTRIBUTED else ClientSite.TARGET
+    server_site = ClientSite.EDGE if topology.serves_at_edge else ClientSite.TARGET
     return server_site is not client_site
 
 

@@ -63,9 +63,9 @@ async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -
     assert process.returncode == 0, stderr.decode()
     results = json.loads(stdout.decode().splitlines()[-1])
     assert results["same_tokens"] is True
-    assert results["num_requests"] == 3 + 3 * 2 * 2 * 2  # warm-up; contenders, round trip times, runs, prompts
+    assert results["num_requests"] == 5 + 5 * 2 * 2 * 2  # warm-up; contenders, round trip times, runs, prompts
     assert {(cell["topology"], cell["rtt_ms"]) for cell in results["cells"]} == {
-        (topology, rtt_ms) for topology in ("target", "fused", "distributed") for rtt_ms in (0.0, 5.0)
+        (topology, rtt_ms) for topology in ("target", "fused", "distributed", "pool") for rtt_ms in (0.0, 5.0)
     }
     assert {file.name for file in (tmp_path / "report").iterdir()} == FILES
     _check_in_browser(tmp_path / "report" / "report.html")
@@ -84,7 +84,8 @@ def _check_in_browser(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "topologies"), [("target", "distributed"), ("draft", "distributed"), ("fused", "target,fused")]
+    ("victim", "topologies"),
+    [("target", "distributed"), ("draft", "distributed"), ("fused", "target,fused"), ("pool-draft", "target,pool")],
 )
 async def test_killing_a_server_is_a_clear_failure(
     models: ModelDirectories, tmp_path: Path, victim: str, topologies: str
@@ -142,7 +143,8 @@ def _children(pid: int) -> dict[str, int]:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
         if "--role" in words:
-            found[roles[words[words.index("--role") + 1]]] = int(child)
+            name = roles[words[words.index("--role") + 1]]
+            found[f"pool-{name}" if "--attach" in words else name] = int(child)
     return found
 
 

@@ -54,6 +54,8 @@ class NeuronConfig:
         self.medusa_tree = kwargs.pop("medusa_tree", None)
         self.sequence_parallel_enabled = kwargs.pop("sequence_parallel_enabled", False)
         self.logical_nc_config = kwargs.pop("logical_nc_config", 1)
+        self.kv_cache_quant = kwargs.pop("kv_cache_quant", False)
+        self.kv_quant_config = kwargs.pop("kv_quant_config", None)
         self.quantized = kwargs.pop("quantized", False)
         self.quantized_checkpoints_path = kwargs.pop("quantized_checkpoints_path", None)
         self.quantization_dtype = kwargs.pop("quantization_dtype", "int8")

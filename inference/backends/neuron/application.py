@@ -164,7 +164,12 @@ def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dic
     require_nxdi()
     base = _base_class(model_config)
     config_class = base.get_config_cls().get_neuron_config_cls()
-    check_names(config.neuron.overrides, parameter_names(config_class))
+    names = parameter_names(config_class)
+    check_names(config.neuron.overrides, names)
+    if arguments.get("kv_cache_quant") and "kv_quant_config" in names and not arguments.get("kv_quant_config"):
+        raise ConfigError(
+            'neuron_config: kv_cache_quant alone has no effect: add kv_quant_config, such as {"direct_cast": true}'
+        )
     try:
         return base, config_class(**copy.deepcopy(arguments))
     except (AssertionError, TypeError, ValueError) as error:  # how NxDI refuses what does not go together

@@ -312,3 +312,20 @@ def test_other_models_are_refused_before_their_weights_are_read(
 def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(checkpoint, **fields)
+
+
+@pytest.mark.parametrize("width", range(6, 14))
+def test_passes_that_are_filled_up_give_what_was_asked(
+    backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Up to the last position, behind which there is no room to fill."""
+    for one_pass in backend._passes.values():
+        monkeypatch.setattr(one_pass, "_fills_up", True)
+    for start in (0, 3, MAX_LENGTH - width):
+        backend.forward([Span(0, 0, TOKENS[:start], 0)] if start else [Span(1, 0, TOKENS[:1], 0)])
+        logits = backend.forward([Span(0, start, TOKENS[start : start + width], 4)])
+        expected = reference("llama").logits(TOKENS)[start + width - 4 : start + width]
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+    logits = backend.forward([Span(2, 0, TOKENS[:4], 2), Span(0, 2, TOKENS[2 : width - 2], 1)])
+    expected = reference("llama").logits(TOKENS)[[2, 3, width - 3]]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)

@@ -51,7 +51,7 @@ def record(contender: Contender, *, rtt_ms: float = 0.0, prompt_index: int = 0, 
     if contender.topology is Topology.TARGET:
         shape, round_s = [(1, 0, 0)] * len(TOKENS), PASS_S
     else:
-        rtt_s = rtt_ms / 1e3 if contender.topology is Topology.DISTRIBUTED else 0.0
+        rtt_s = rtt_ms / 1e3 if contender.topology.is_split else 0.0
         shape, round_s = [(3, 3, 2)] * (len(TOKENS) // 3), 3 * STEP_S + VERIFY_S + rtt_s
     rounds = tuple(_round(parts, (index + 1) * round_s * slowdown) for index, parts in enumerate(shape))
     return RequestRecord(prompt_index, 0.0, num_prompt_tokens=4, token_ids=TOKENS, rounds=rounds)

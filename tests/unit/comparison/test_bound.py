@@ -11,7 +11,7 @@ from inference.comparison.bound import Costs
 from inference.comparison.config import Contender, Topology
 from inference.comparison.record import Round
 from inference.comparison.summary import Theory
-from inference.types import Timings
+from inference.types import Schedule, Timings
 from tests.unit.comparison.samples import PASS_S, STEP_S, VERIFY_S, record
 
 NUM_TOKENS = 40_000
@@ -42,6 +42,22 @@ def test_distributed_bound_is_what_simulated_rounds_give(alpha: float, gamma: in
     contender = Contender(Topology.DISTRIBUTED, "draft", gamma)
     theory = Theory(contender, COSTS, alpha, num_tokens=NUM_TOKENS, concurrency=1)
     assert theory.tokens_per_s(rtt_s, client_is_far=False) == pytest.approx(simulated, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "contender",
+    [
+        Contender(Topology.DISTRIBUTED, "draft", 4, Schedule.ASYNC),
+        Contender(Topology.POOL, "draft", 4),
+    ],
+)
+@pytest.mark.parametrize("alpha", [0.0, 0.8, 1.0])
+def test_bound_of_run_ahead_is_full_proposals_without_a_wait(contender: Contender, alpha: float) -> None:
+    """Whatever the network: neither the draft's work nor the way is seen."""
+    _, simulated = _simulate(alpha, 4, VERIFY_S)
+    theory = Theory(contender, COSTS, alpha, num_tokens=NUM_TOKENS, concurrency=1)
+    for rtt_s in (0.0, 0.5):
+        assert theory.tokens_per_s(rtt_s, client_is_far=False) == pytest.approx(simulated, rel=0.02)
 
 
 def test_network_costs_fused_and_target_nothing_but_the_first_token() -> None:

@@ -10,6 +10,7 @@ from inference.comparison.config import ClientSite, Contender, NetworkConfig, Pr
 from inference.comparison.flags import parse_config
 from inference.comparison.load import require_locust
 from inference.errors import ConfigError
+from inference.types import Schedule
 from tests.unit.comparison.samples import config, model_directory
 
 PROMPTS = (PromptSet("kind", ("text",)),)
@@ -83,7 +84,33 @@ def test_contenders_are_the_target_and_every_way_to_draft(tmp_path: Path) -> Non
     drafts = (str(model_directory(tmp_path, "draft")), "ngram")
     found = config(tmp_path, draft_models=drafts, gammas=(1, 3)).contenders
     assert found[0] == Contender(Topology.TARGET)
-    assert len(found) == 1 + 2 * 2 * 2
+    assert len(found) == 1 + 3 * 2 * 2
+
+
+def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
+    """Each number of them has its own worker, and a target of its own in the pool; rounds have none."""
+    found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
+    assert [(it.series.name, it.branches) for it in found.contenders] == [
+        ("target", None),
+        ("fused", None),
+        ("distributed sync", None),
+        ("distributed async", 0),
+        ("distributed async", 3),
+        ("pool", 0),
+        ("pool", 3),
+    ]
+    draft = found.draft_models[0]
+    assert [(it.role, it.branches, it.pooled) for it in found.servers if it.draft == draft] == [
+        ("fused_target", None, False),
+        ("draft", 0, False),
+        ("draft", 3, False),
+        ("target", 0, True),
+        ("draft", 0, True),
+        ("target", 3, True),
+        ("draft", 3, True),
+    ]
+    with pytest.raises(ConfigError, match=r"branches 17 is outside 0\.\.16"):
+        config(tmp_path, branches=(17,))
 
 
 @pytest.mark.parametrize("dash", ["-", "_"])

@@ -77,7 +77,7 @@ def test_csv_and_json_agree(sweep: Path) -> None:
     cells = json.loads((sweep / "results.json").read_text())["cells"]
     with (sweep / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(cells) == (1 + 3 * 2 * 3) * 2 * 2 * 2  # contenders, kinds, round trip times, concurrencies
+    assert len(rows) == len(cells) == (1 + 4 * 2 * 3) * 2 * 2 * 2  # contenders, kinds, round trip times, concurrencies
     for fields, cell in zip(rows, cells, strict=True):
         assert fields == {name: "" if value is None else str(value) for name, value in cell.items()}
 
@@ -134,7 +134,7 @@ def test_unwritable_directory_is_refused_at_once(tmp_path: Path) -> None:
 def test_every_group_has_a_theory(tmp_path: Path) -> None:
     found = findings(config(tmp_path))
     assert found.theories[Contender(Topology.TARGET), "structured", 1].alpha is None
-    assert len(found.theories) == 3 * 2
+    assert len(found.theories) == 4 * 2
 
 
 def test_interpolation_is_linear_between_neighbours() -> None:

@@ -119,6 +119,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"overrides": {"is_prefix_caching": True}}, "is_prefix_caching does not go with"),
     ({"overrides": {"spec_batch_size": 1}}, "exactly one of token_generation_buckets"),
     ({"overrides": {"context_encoding_buckets": [4, 16]}}, "a context bucket of 4 tokens"),
+    ({"overrides": {"kv_cache_quant": True}}, "kv_cache_quant alone has no effect: add kv_quant_config"),
     ({"overrides": {"quantized": True}}, "needs quantized_checkpoints_path"),
     ({"overrides": {"quantized": True, "quantization_dtype": "int4"}}, "quantization_dtype int4 is none of int8"),
     ({"tp_degree": 3}, "hidden_size 32 is not divisible by tp_degree 3"),
@@ -230,6 +231,13 @@ def test_a_quantized_checkpoint_that_cannot_be_written_is_one_line(
     overrides = {"quantized": True, "quantized_checkpoints_path": str(tmp_path / "there" / "quantized.pt")}
     with pytest.raises(ConfigError, match=r"quantized.pt cannot be written: blockwise_symmetric not supported"):
         load_neuron_backend(neuron_config(checkpoint("llama"), overrides=overrides))
+
+
+@pytest.mark.parametrize("name", ["kv_quant_config", "quantized_mlp_kernel_enabled", "activation_quantization_type"])
+def test_fp8_beside_the_weights_needs_the_environment_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("UNSAFE_FP8FNCAST", "0")
+    with pytest.raises(ConfigError, match="fp8 needs UNSAFE_FP8FNCAST=1, the environment has 0"):
+        load_neuron_backend(neuron_config(checkpoint("llama"), overrides={name: {"direct_cast": True}}))
 
 
 def test_fp8_sets_its_environment_and_writes_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
