@@ -31,7 +31,7 @@ def built_programs(folder: Path) -> dict[str, Path]:
 def _sources(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.glob("llama_cpp_python-*.tar.gz")):
-        download = ["pip", "download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", PACKAGE]
+        download = ["pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", PACKAGE]
         subprocess.run([sys.executable, "-m", *download, "--dest", str(folder)], check=True)
     [archive] = folder.glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as tar:

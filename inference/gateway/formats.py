@@ -44,7 +44,7 @@ class TextFormat(_Base):
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
         """See `Format`."""
         logprobs = text_logprobs(part.logprobs, choice.num_characters) if part.logprobs else None
-        choice.num_characters += len(part.text)
+        choice.num_characters += sum(map(_num_characters, part.logprobs))
         return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": _reason(part)}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -106,13 +106,18 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int) -> dict[str, 
     offsets = []
     for position in positions:
         offsets.append(offset)
-        offset += len(position.chosen.text.decode(errors="ignore"))
+        offset += _num_characters(position)
     return {
         "tokens": tokens,
         "token_logprobs": [position.chosen.logprob for position in positions],
         "top_logprobs": [{_name(token): token.logprob for token in position.top} for position in positions],
         "text_offset": offsets,
     }
+
+
+def _num_characters(position: TokenLogprobs) -> int:
+    """Of the token itself: what a chunk shows of it may be held back for a stop string."""
+    return len(position.chosen.text.decode(errors="ignore"))
 
 
 def chat_logprobs(positions: Sequence[TokenLogprobs]) -> dict[str, Any]:

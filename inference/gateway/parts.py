@@ -54,7 +54,7 @@ class Choice:
     num_accepted_tokens: int = 0
     prompt_text: str = ""
     texts: list[str] = field(default_factory=list)
-    num_characters: int = 0
+    num_characters: int = 0  # of the tokens whose log-probabilities were sent
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 

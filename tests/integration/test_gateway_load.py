@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from tests.servers import fused_server
 
 pytestmark = pytest.mark.slow
 
-NUM_STREAMS, NUM_SLOTS, MAX_WAITING, NUM_TOKENS = 200, 4, 120, 8
+NUM_STREAMS, NUM_LEAVERS, NUM_SLOTS, MAX_WAITING, NUM_TOKENS = 200, 20, 4, 120, 8
 
 
 async def outcome(client: httpx.AsyncClient, number: int) -> str:
@@ -28,7 +29,7 @@ async def outcome(client: httpx.AsyncClient, number: int) -> str:
         assert response.status_code == 200, await response.aread()
         lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
     assert lines.pop() == "[DONE]"
-    assert [json.loads(line)["choices"][0]["finish_reason"] for line in lines] == [None] * 7 + ["length"]
+    assert [json.loads(line)["choices"][0]["finish_reason"] for line in lines] == [None] * (NUM_TOKENS - 1) + ["length"]
     return "finished"
 
 
@@ -36,7 +37,10 @@ async def left(client: httpx.AsyncClient, number: int) -> str:
     """A client that goes away after its first event, or before."""
     body = {"prompt": f"story {number}", "max_tokens": 100, "ignore_eos": True, "stream": True}
     try:
-        async with asyncio.timeout(0.05 + number / 100), client.stream("POST", "/v1/completions", json=body) as response:
+        async with (
+            asyncio.timeout(0.05 + number / 100),
+            client.stream("POST", "/v1/completions", json=body) as response,
+        ):
             await anext(response.aiter_lines())
     except TimeoutError:
         pass
@@ -47,16 +51,19 @@ async def test_every_stream_ends_or_is_told_to_come_back(models: ModelDirectorie
     """No stream hangs and no slot leaks, also beside clients that leave."""
     flags = ("--batch", str(NUM_SLOTS), "--max_waiting", str(MAX_WAITING))
     limits = httpx.Limits(max_connections=NUM_STREAMS + 50)
-    async with fused_server(models.target, models.related, *flags) as server, gateway_process(server) as port:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=60) as client:
-            streams = (outcome(client, number) for number in range(NUM_STREAMS))
-            leavers = (left(client, number) for number in range(20))
-            ends = Counter(await asyncio.gather(*streams, *leavers))
-            assert ends["finished"] >= NUM_SLOTS
-            assert ends.total() == NUM_STREAMS + 20
-            await until_running(port, 0)
-            exposition = await metrics_of(port)
-            assert value(exposition, "vllm:num_requests_waiting") == 0
-            assert value(exposition, "vllm:request_success_total") == ends["finished"]
-            for number in range(2 * NUM_SLOTS):  # every slot is free again
-                assert await outcome(client, number + 1) == "finished"
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(fused_server(models.target, models.related, *flags))
+        port = await stack.enter_async_context(gateway_process(server))
+        url = f"http://127.0.0.1:{port}"
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, limits=limits, timeout=60))
+        streams = (outcome(client, number) for number in range(NUM_STREAMS))
+        leavers = (left(client, number) for number in range(NUM_LEAVERS))
+        ends = Counter(await asyncio.gather(*streams, *leavers))
+        assert ends["finished"] >= NUM_SLOTS
+        assert ends.total() == NUM_STREAMS + NUM_LEAVERS
+        await until_running(port, 0)
+        exposition = await metrics_of(port)
+        assert value(exposition, "vllm:num_requests_waiting") == 0
+        assert value(exposition, "vllm:request_success_total") == ends["finished"]
+        for number in range(2 * NUM_SLOTS):  # every slot is free again
+            assert await outcome(client, number) == "finished"

@@ -82,7 +82,7 @@ async def test_one_request_is_one_trace(models: ModelDirectories, stream: bool) 
         flags = ("--otlp_endpoint", collector.endpoint)
         async with AsyncExitStack() as stack:
             target = await stack.enter_async_context(target_server(models.target, *flags))
-            draft = await stack.enter_async_context(draft_server(models.related, target, *flags))
+            draft = await stack.enter_async_context(draft_server(models.related, target, "--schedule", "sync", *flags))
             port = await stack.enter_async_context(gateway_process(draft, *flags))
             url, headers = f"http://127.0.0.1:{port}", {"traceparent": f"00-{TRACE_ID}-{CLIENT_SPAN}-01"}
             async with httpx.AsyncClient(base_url=url, headers=headers) as client:

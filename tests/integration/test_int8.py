@@ -1,0 +1,34 @@
+"""The bundled pair in int8: every topology gives the same tokens as the target alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
+from inference.types import SamplingParams
+from inference.workers.completion import CompletionRequest
+from tests.servers import complete_all, draft_server, fused_server, target_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+INT8 = ("--dtype", "int8")
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8)], ids=["greedy", "sampled"])
+async def test_every_topology_gives_the_same_tokens(sampling: SamplingParams) -> None:
+    requests = [
+        CompletionRequest(prompt, sampling, seed=seed, max_new_tokens=48)
+        for seed, prompt in enumerate(BUNDLED_PROMPTS.read_text().splitlines())
+    ]
+    async with (
+        target_server(BUNDLED_TARGET, *INT8) as target,
+        draft_server(BUNDLED_DRAFT, target, *INT8) as draft,
+        fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, *INT8) as fused,
+    ):
+        alone = await complete_all(target, [replace(request, gamma=0) for request in requests])
+        for server in (draft, fused):
+            helped = await complete_all(server, requests)
+            assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+            assert sum(h.num_accepted_tokens for h in helped) > 0
