@@ -36,7 +36,7 @@ PLAIN_RATE = re.compile(r"eval time =\s+([\d.]+) ms /\s+(\d+) runs")
 SPECULATIVE_RATE = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")
 NUM_ACCEPTED = re.compile(r"n_accept\s+= (\d+)")
 LOG_LINE = re.compile(r"^\d+\.\d+\.\d+\.\d+ [A-Z] ", re.MULTILINE)
-ATTEMPTS = 3
+ATTEMPTS = 10
 """Their log is lost now and then when the program ends."""
 
 

@@ -89,7 +89,7 @@ class Metrics:
         # Found once: looking a series up by its labels, for every commit, costs more than counting.
         self._phases = {phase: phase_seconds.labels(model_name, phase) for phase in PHASES}
         self._directions = {way: wire_bytes.labels(model_name, way) for way in DIRECTIONS}
-        self._positions: list[Counter] = []
+        self._positions = [self._accepted_per_pos.labels(model_name, "0")]  # others as they come
         self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
         self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
         self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")

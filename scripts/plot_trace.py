@@ -1,31 +1,32 @@
 """Draws a stretch of time-line from trace files: `python scripts/plot_trace.py OUT.png TITLE=FILE[,FILE] ...`.
 
 Each TITLE is a row of panels: the target's passes and the draft's steps, from files that --trace wrote on one machine.
-A pass is labelled with accepted/verified draft tokens. Used for docs/scheduling.png.
+A pass is labelled with accepted/verified draft tokens.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-SHOWN_MS = 250.0
+SHOWN_MS = 120.0
 LANES = {"pass": ("target", "#0072B2"), "step": ("draft", "#E69F00")}
 
 
-def load(paths: list[Path]) -> list[dict[str, Any]]:
+def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Steps of all files, by start."""
     events = [event for path in paths for event in json.loads(path.read_text())["traceEvents"]]
     return sorted((event for event in events if event["ph"] == "X"), key=lambda event: float(event["ts"]))
 
 
 def draw(axes: Axes, title: str, events: list[dict[str, Any]]) -> None:
-    """One panel: `SHOWN_MS` from the middle of the target's work, where everything is under way."""
+    """One panel: `SHOWN_MS` from the middle of the target's work on, where everything is warm."""
     passes = [event for event in events if event["name"] == "pass"]
     origin = float(passes[len(passes) // 2]["ts"])
     for event in events:
@@ -47,15 +48,20 @@ def _draw_event(axes: Axes, event: dict[str, Any], start_ms: float, length_ms: f
         axes.text(start_ms + length_ms / 2, height, label, ha="center", va="center", fontsize=7, color="white")
 
 
-def main(arguments: list[str]) -> int:
-    output, *panels = arguments
+def plot(panels: Sequence[tuple[str, Sequence[Path]]], output: Path) -> None:
+    """Draw one panel per (title, trace files), below each other on one time axis."""
     figure, rows = plt.subplots(len(panels), 1, figsize=(11, 1.7 * len(panels)), sharex=True, squeeze=False)
-    for axes, panel in zip(rows[:, 0], panels, strict=True):
-        title, _, files = panel.partition("=")
-        draw(axes, title, load([Path(name) for name in files.split(",")]))
+    for axes, (title, files) in zip(rows[:, 0], panels, strict=True):
+        draw(axes, title, load(files))
     rows[-1, 0].set_xlabel("milliseconds")
     figure.tight_layout()
     figure.savefig(output, dpi=130)
+
+
+def main(arguments: list[str]) -> int:
+    output, *panels = arguments
+    parts = [panel.partition("=") for panel in panels]
+    plot([(title, [Path(name) for name in files.split(",")]) for title, _, files in parts], Path(output))
     return 0
 
 

@@ -22,7 +22,15 @@ from tests.servers import draft_server, run_command, target_server
 
 pytestmark = pytest.mark.slow
 
-TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+TRACES = {"0af7651916cd43dd8448eb211c80319c": False, "1af7651916cd43dd8448eb211c80319c": True}
+"""Trace id of a request -> whether it streams."""
+CHAIN = (
+    ("specdec-gateway", "POST /v1/completions"),
+    ("specdec-gateway", "generate"),
+    ("specdec-draft", "specdec.v1.GenerationService/Generate"),
+    ("specdec-draft", "generate"),
+    ("specdec-target", "specdec.v1.VerificationService/Verify"),
+)
 CLIENT_SPAN = "b7ad6b7169203331"
 BODY = {"prompt": "the wind and the sea", "max_tokens": 12, "temperature": 0.5, "seed": 1}
 
@@ -58,10 +66,6 @@ class Collector(otlp_rpc.TraceServiceServicer):
                 self.spans.append(Span(service, span.name, *ids, _attributes(span.attributes)))
         return otlp.ExportTraceServiceResponse()
 
-    def one(self, service: str, name: str) -> Span:
-        (span,) = [span for span in self.spans if (span.service, span.name) == (f"specdec-{service}", name)]
-        return span
-
 
 @asynccontextmanager
 async def collecting() -> AsyncGenerator[Collector, None]:
@@ -75,8 +79,7 @@ async def collecting() -> AsyncGenerator[Collector, None]:
         await server.stop(0)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_one_request_is_one_trace(models: ModelDirectories, stream: bool) -> None:
+async def test_one_request_is_one_trace(models: ModelDirectories) -> None:
     """Every span hangs on the one of the process before it, the first one on the client's; all are sent at the end."""
     async with collecting() as collector:
         flags = ("--otlp_endpoint", collector.endpoint)
@@ -84,28 +87,31 @@ async def test_one_request_is_one_trace(models: ModelDirectories, stream: bool) 
             target = await stack.enter_async_context(target_server(models.target, *flags))
             draft = await stack.enter_async_context(draft_server(models.related, target, "--schedule", "sync", *flags))
             port = await stack.enter_async_context(gateway_process(draft, *flags))
-            url, headers = f"http://127.0.0.1:{port}", {"traceparent": f"00-{TRACE_ID}-{CLIENT_SPAN}-01"}
-            async with httpx.AsyncClient(base_url=url, headers=headers) as client:
-                response = await client.post("/v1/completions", json={**BODY, "stream": stream})
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                for trace_id, stream in TRACES.items():
+                    headers = {"traceparent": f"00-{trace_id}-{CLIENT_SPAN}-01"}
+                    response = await client.post("/v1/completions", json={**BODY, "stream": stream}, headers=headers)
+                    assert response.status_code == 200
                 await client.get("/v1/models")
-            assert response.status_code == 200
-        http = collector.one("gateway", "POST /v1/completions")
-        asked = collector.one("gateway", "generate")
-        served = collector.one("draft", "specdec.v1.GenerationService/Generate")
-        drafted = collector.one("draft", "generate")
-        verified = collector.one("target", "specdec.v1.VerificationService/Verify")
-        chain = [http, asked, served, drafted, verified]
-        assert {span.trace_id for span in chain} == {TRACE_ID}
-        assert [span.parent_id for span in chain] == [CLIENT_SPAN, *(span.span_id for span in chain[:-1])]
-        assert http.attributes["http.response.status_code"] == 200
-        assert len([span for span in collector.spans if span.service == "specdec-gateway"]) == 2, "no other HTTP"
-        for span in (asked, drafted):
-            assert span.attributes["gen_ai.request.max_tokens"] == 12
-            assert span.attributes["gen_ai.request.temperature"] == 0.5
-        for span in (asked, drafted, verified):
-            assert span.attributes["gen_ai.usage.completion_tokens"] == 12
-            assert 0 < span.attributes["gen_ai.latency.time_to_first_token"] <= span.attributes["gen_ai.latency.e2e"]
-            assert span.attributes["specdec.num_draft_tokens"] > 0
+        for trace_id in TRACES:
+            check_trace([span for span in collector.spans if span.trace_id == trace_id])
+        assert sum(span.service == "specdec-gateway" for span in collector.spans) == 4, "no span of other HTTP"
+
+
+def check_trace(spans: list[Span]) -> None:
+    """One request's spans, from the gateway to the target."""
+    chain = [next(span for span in spans if (span.service, span.name) == place) for place in CHAIN]
+    assert len(spans) == len(chain)
+    assert [span.parent_id for span in chain] == [CLIENT_SPAN, *(span.span_id for span in chain[:-1])]
+    http, asked, _, drafted, verified = chain
+    assert http.attributes["http.response.status_code"] == 200
+    for span in (asked, drafted):
+        assert span.attributes["gen_ai.request.max_tokens"] == 12
+        assert span.attributes["gen_ai.request.temperature"] == 0.5
+    for span in (asked, drafted, verified):
+        assert span.attributes["gen_ai.usage.completion_tokens"] == 12
+        assert 0 < span.attributes["gen_ai.latency.time_to_first_token"] <= span.attributes["gen_ai.latency.e2e"]
+        assert span.attributes["specdec.num_draft_tokens"] > 0
 
 
 async def test_without_the_flag_no_tracing_library_is_loaded() -> None:
