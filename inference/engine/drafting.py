@@ -7,7 +7,9 @@ Synchronous rounds set the window, await the chain, and close the window; run-ah
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +20,7 @@ from inference.speculation.confidence import Confidence
 from inference.speculation.pacing import Pacing
 from inference.types import Draft, DraftToken, Proposer, SamplingParams
 
+_NUM_STEPS = 15  # the first ones of a process are slow
 _Extension = list[DraftToken] | None
 
 
@@ -39,7 +42,12 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
         self._confidence = Confidence()
         self.num_branches = num_branches(proposer)
-        self.step_s = 0.0  # recent mean of one step; 0 while unknown
+        self._recent_steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
+
+    @property
+    def step_s(self) -> float:
+        """Recent median of one step in seconds; 0 while unknown."""
+        return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
 
     def open(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, output_start: int | None = None
@@ -90,7 +98,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         extensions = self._extend([piece.draft for piece in work], ranked=any(piece.ranked for piece in work))
         elapsed_s = time.monotonic() - started
         if None not in extensions:  # reading a prompt is not a step of drafting
-            self.step_s += 0.1 * (elapsed_s - self.step_s) if self.step_s else elapsed_s
+            self._recent_steps_s.append(elapsed_s)
         return extensions
 
     def _extend(self, drafts: list[Draft], *, ranked: bool) -> list[_Extension]:

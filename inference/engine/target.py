@@ -15,7 +15,7 @@ from inference.capabilities import check_request, is_seed_invariant
 from inference.engine.engine import Engine
 from inference.engine.target_session import TargetSession
 from inference.errors import InvalidRequestError
-from inference.speculation.controller import PassCosts, choose_widths, waiting_pays
+from inference.speculation.controller import PassTimes, choose_widths, waiting_pays
 from inference.types import Commit, Decoder, GenerationRequest, Schedule, Turn, Verdict
 
 MAX_PASS_DRAFT_TOKENS = 16
@@ -23,6 +23,9 @@ MAX_PASS_DRAFT_TOKENS = 16
 
 MAX_WAIT_OF_PASS = 1.5
 """So many passes the target waits at most for draft tokens that are due, whatever they did before."""
+
+PROBE_EVERY = 32
+"""Of so many passes that take no draft tokens though there are some, one takes a session's."""
 
 _Timed = tuple[Verdict, float, float]
 
@@ -58,7 +61,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._gamma = gamma
         self._prompt_chunk = prompt_chunk
         self._eos_token_ids = eos_token_ids
-        self._costs = PassCosts()
+        self._times = PassTimes()
+        self._num_declined = 0
         self._recent_pass_s: deque[float] = deque(maxlen=32)
 
     @property
@@ -156,7 +160,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
     def _wait_s(self, session: TargetSession, now: float) -> float:
         """How long waiting for a session's draft tokens still pays; none is 0."""
-        arrivals, longest_s = session.arrivals, MAX_WAIT_OF_PASS * self._costs.pass_s
+        costs = self._times.of(1)
+        arrivals, longest_s = session.arrivals, MAX_WAIT_OF_PASS * costs.base_s
         delay_s, late_in_s = arrivals.delay_s, arrivals.late_in(now, at_most_s=longest_s)
         if delay_s is None or late_in_s is None or delay_s > longest_s:
             return 0.0
@@ -164,29 +169,36 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             delay_s,
             arrivals.num_tokens,
             session.acceptance.rate,
-            pass_s=self._costs.pass_s,
-            slope_s=self._costs.slope_s,
+            pass_s=costs.base_s,
+            slope_s=costs.slope_s,
         )
         return min(late_in_s, longest_s - session.ready_s) if pays else 0.0
 
     def _narrowed(self, turns: Sequence[tuple[TargetSession, Turn]]) -> list[tuple[TargetSession, Turn]]:
         """The turns, with run-ahead proposals cut to the width that pays."""
         free = [(session, turn) for session, turn in turns if session.schedule is Schedule.ASYNC and turn.chooses]
-        widths = choose_widths(
-            [len(turn.proposal) for _, turn in free],
-            [session.acceptance.rate for session, _ in free],
-            base_s=self._costs.base_s,
-            slope_s=self._costs.slope_s,
-        )
+        costs = self._times.of(len(turns))
+        available = [len(turn.proposal) for _, turn in free]
+        rates = [session.acceptance.rate for session, _ in free]
+        widths = choose_widths(available, rates, base_s=costs.base_s, slope_s=costs.slope_s)
+        if any(available) and not any(widths):
+            widths = self._declined(available)
         cut = {session: turn.proposal[:width] for (session, turn), width in zip(free, widths, strict=True)}
         return [(session, replace(turn, proposal=cut.get(session, turn.proposal))) for session, turn in turns]
+
+    def _declined(self, available: list[int]) -> list[int]:
+        """No draft tokens at all, but now and then those of one session: what they cost may have changed."""
+        self._num_declined += 1
+        probed = available.index(max(available)) if self._num_declined % PROBE_EVERY == 0 else None
+        return [number if place == probed else 0 for place, number in enumerate(available)]
 
     def _compute(self, work: list[Turn]) -> list[_Timed]:
         started = time.monotonic()
         verdicts = self._decoder.step(work)
         ended = time.monotonic()
         self._recent_pass_s.append(ended - started)
-        self._costs.record(sum(_width(turn) for turn in work), ended - started)
+        if all(_num_unread(turn) == 1 for turn in work):  # reading a prompt says nothing of draft tokens
+            self._times.record(len(work), sum(len(turn.proposal) for turn in work), ended - started)
         return [(verdict, started, ended) for verdict in verdicts]
 
     _step_name = "pass"
@@ -210,8 +222,13 @@ def _could_wait(session: TargetSession, turn: Turn) -> bool:
     return session.schedule is Schedule.ASYNC and turn.chooses and not turn.proposal
 
 
+def _num_unread(turn: Turn) -> int:
+    """Committed tokens that the pass writes."""
+    return len(turn.token_ids) - turn.start
+
+
 def _width(turn: Turn) -> int:
-    return len(turn.token_ids) - turn.start + len(turn.proposal)
+    return _num_unread(turn) + len(turn.proposal)
 
 
 def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) -> None:

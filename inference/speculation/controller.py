@@ -1,8 +1,8 @@
 """How many draft tokens are worth verifying: the arithmetic of expected tokens against measured pass times. Pure.
 
-A target pass over W tokens takes about base + slope * W. A session whose draft is accepted with probability a per token
-gains a^k tokens from the k-th draft token, and pays slope for it. Adding tokens, best first, as long as that raises
-tokens per second gives the widths that maximise the throughput of the whole pass: with one session wide chains, under
+A target pass with W draft tokens takes about base + slope * W. A session whose draft is accepted with probability a per
+token gains a^k tokens from the k-th draft token, and pays slope for it. Adding tokens, best first, as long as that
+raises tokens per second gives the widths that maximise the throughput of the whole pass: with one session wide chains, under
 load narrow ones, with a poor draft none (Leviathan et al., arXiv 2211.17192, for the expectation).
 """
 
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 _PRIOR_RATE = 0.8
 _PRIOR_TESTED = 4.0
 _DECAY = 0.98  # weight of the past per pass: about 50 passes are remembered
-_MAX_MEASURED_WIDTH = 256  # prompts are read in wider passes, which say little about narrow ones
 
 
 @dataclass(slots=True)
 class PassCosts:
-    """Decayed least squares of pass time over width; seconds and tokens."""
+    """Decayed least squares of pass time over draft tokens, for passes over one number of sessions."""
 
     _weight: float = 0.0
     _width: float = 0.0
@@ -29,10 +28,9 @@ class PassCosts:
     _width_width: float = 0.0
     _width_time: float = 0.0
 
-    def record(self, width: int, seconds: float) -> None:
-        """Take in one pass over `width` tokens."""
-        if width > _MAX_MEASURED_WIDTH:
-            return
+    def record(self, num_draft_tokens: int, seconds: float) -> None:
+        """Take in one pass that verified so many draft tokens, of all its sessions together."""
+        width = num_draft_tokens
         self._weight = self._weight * _DECAY + 1.0
         self._width = self._width * _DECAY + width
         self._time = self._time * _DECAY + seconds
@@ -41,7 +39,7 @@ class PassCosts:
 
     @property
     def slope_s(self) -> float:
-        """Seconds per further token; 0 while all passes had one width."""
+        """Seconds per draft token; 0 while all passes had the same number of them."""
         spread = self._weight * self._width_width - self._width**2
         if spread <= 1e-9 * self._width_width or not self._weight:
             return 0.0
@@ -49,15 +47,31 @@ class PassCosts:
 
     @property
     def base_s(self) -> float:
-        """Seconds of a pass before its first token; 0 while unknown."""
+        """Seconds of a pass without draft tokens; 0 while unknown."""
         if not self._weight:
             return 0.0
         return max(0.0, (self._time - self.slope_s * self._width) / self._weight)
 
-    @property
-    def pass_s(self) -> float:
-        """Seconds of a pass over one token."""
-        return self.base_s + self.slope_s
+
+class PassTimes:
+    """Pass times by number of sessions. A session more costs other than a draft token more: attention, for one."""
+
+    def __init__(self) -> None:
+        self._by_sessions: dict[int, PassCosts] = {}
+
+    def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
+        """Take in one pass. The first over so many sessions says nothing: a backend prepares for the later ones."""
+        if num_sessions not in self._by_sessions:
+            self._by_sessions[num_sessions] = PassCosts()
+        else:
+            self._by_sessions[num_sessions].record(num_draft_tokens, seconds)
+
+    def of(self, num_sessions: int) -> PassCosts:
+        """For passes over so many sessions, or the nearest number that was seen; nothing is known before."""
+        known = [number for number, costs in self._by_sessions.items() if costs.base_s]
+        if not known:
+            return PassCosts()
+        return self._by_sessions[min(known, key=lambda number: abs(number - num_sessions))]
 
 
 @dataclass(slots=True)
@@ -88,14 +102,14 @@ def choose_widths(available: Sequence[int], rates: Sequence[float], *, base_s: f
     Args:
         available: draft tokens at hand, per session of the pass.
         rates: acceptance per token, per session.
-        base_s, slope_s: the pass takes base_s + slope_s * tokens.
+        base_s, slope_s: the pass takes base_s + slope_s * draft tokens.
 
     Returns:
         Widths that maximise expected tokens per second, each at most what is available.
     """
     widths = [0] * len(available)
     tokens = float(len(available))  # each session's own token
-    seconds = base_s + slope_s * len(available)
+    seconds = base_s
     gains = [(-rate, i) for i, rate in enumerate(rates) if available[i]]
     heapq.heapify(gains)
     while gains:
@@ -120,7 +134,7 @@ def waiting_pays(delay_s: float, num_tokens: int, rate: float, *, pass_s: float,
         delay_s: from a rejection to the next draft tokens.
         num_tokens: how many come at once.
         rate: acceptance per token.
-        pass_s, slope_s: a pass of width 1, and what every further token adds.
+        pass_s, slope_s: a pass without draft tokens, and what each of them adds.
     """
     if not pass_s:
         return False

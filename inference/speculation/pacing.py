@@ -90,12 +90,13 @@ def choose_pacing(gamma: int, max_branches: int, measured: Measured) -> Pacing:
     if not gamma or not step_s or not pass_s:
         return Pacing(window=gamma, chunk=max(1, gamma))
     round_s = pass_s + measured.round_trip_s
+    num_ahead = int(min(MAX_GAMMA, measured.round_trip_s / pass_s))
     return Pacing(
-        window=max(gamma, math.ceil(min(MAX_GAMMA, (round_s + pass_s) / step_s))),
+        window=math.ceil(min(MAX_GAMMA, max(gamma + num_ahead, (round_s + pass_s) / step_s))),
         chunk=max(1, math.ceil(min(gamma, CHUNK_OF_PASS * pass_s / step_s))),
         step_s=step_s,
         round_s=round_s,
-        num_ahead=int(min(MAX_GAMMA, measured.round_trip_s / pass_s)),
+        num_ahead=num_ahead,
         min_gain=MESSAGE_S / pass_s,
         min_survival=MIN_SURVIVAL,
         branching=choose_branching(max_branches, measured),

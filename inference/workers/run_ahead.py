@@ -9,7 +9,9 @@ branches go along: if the target leaves the chain for one of them, it need not w
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -21,7 +23,11 @@ from inference.workers.proposals import ProposalSender
 from inference.workers.round_trip import RoundTrip
 from inference.workers.verifier import VerifyStream
 
-_WEIGHT = 0.1  # of the newest pass
+_NUM_PASSES = 15
+"""Of the latest passes the median counts: the first one reads the prompt."""
+PROBE_AFTER = 16
+"""Commits without an echo after which anything is sent, however little is expected of it: what is known of the way may
+be out of date, and nothing but a message finds out."""
 
 
 async def run_ahead(
@@ -69,7 +75,8 @@ class Runner:
         self._round_trip = round_trip
         self._gamma = gamma
         self._max_branches = min(max_branches, engine.num_branches)
-        self._pass_s = 0.0
+        self._passes_s: deque[float] = deque(maxlen=_NUM_PASSES)
+        self._num_unanswered = PROBE_AFTER  # the opening measured more than the way
         self._pace()
 
     def commit(self, commit: Commit, *, num_known: int = 0) -> Commit:
@@ -77,8 +84,8 @@ class Runner:
         draft = self._draft
         num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
         self._engine.commit(draft, commit.token_ids[num_known:])
-        compute_s = commit.timings.compute_us / 1e6
-        self._pass_s += _WEIGHT * (compute_s - self._pass_s) if self._pass_s else compute_s
+        self._passes_s.append(commit.timings.compute_us / 1e6)
+        self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + 1
         self._pace()
         drafted = {
             "num_branch_hits": draft.num_branch_hits - num_hits,
@@ -93,8 +100,12 @@ class Runner:
         self._engine.pace(self._draft, Pacing())
 
     def _pace(self) -> None:
-        measured = Measured(self._engine.step_s, self._pass_s, self._round_trip.seconds)
-        self._engine.pace(self._draft, choose_pacing(self._gamma, self._max_branches, measured))
+        pass_s = statistics.median(self._passes_s) if self._passes_s else 0.0
+        measured = Measured(self._engine.step_s, pass_s, self._round_trip.seconds)
+        pacing = choose_pacing(self._gamma, self._max_branches, measured)
+        if self._num_unanswered >= PROBE_AFTER:
+            pacing = replace(pacing, num_ahead=0, min_gain=0.0)
+        self._engine.pace(self._draft, pacing)
 
 
 def _with_network(commit: Commit, gap_s: float) -> Commit:

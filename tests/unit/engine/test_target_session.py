@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.engine import target_session
-from inference.engine.target import MAX_WAIT_OF_PASS, TargetEngine
+from inference.engine.target import MAX_WAIT_OF_PASS, PROBE_EVERY, TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.types import GenerationRequest, Schedule, Verdict
 from tests.unit.engine.scripted import ScriptedDecoder
@@ -85,12 +85,20 @@ def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
 def test_no_wait_is_longer_than_its_limit(clock: Clock, gap_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the draft has done so far; behind the limit, the target decodes by itself."""
     engine = TargetEngine(ScriptedDecoder(), num_slots=1, max_length=1000, vocab_size=1000)
-    for width in (1, 5) * 20:
-        engine._costs.record(width, 0.010 + 0.0001 * width)
+    for width in (0, 4) * 20:
+        engine._times.record(1, width, 0.010 + 0.0001 * width)
     session = drafted_session(clock)
     learn_delay(session, clock, gap_s)
     take_pass(session, clock, Verdict((99,), 2, 0))
-    longest_s = MAX_WAIT_OF_PASS * engine._costs.pass_s
+    longest_s = MAX_WAIT_OF_PASS * engine._times.of(1).base_s
     assert engine._wait_s(session, clock.now) <= longest_s
     clock.now += longest_s
     assert engine._wait_s(session, clock.now) <= 0
+
+
+def test_what_draft_tokens_cost_is_tried_again_now_and_then() -> None:
+    """Else a cost that was measured in a bad moment would keep them out for good."""
+    engine = TargetEngine(ScriptedDecoder(), num_slots=1, max_length=1000, vocab_size=1000)
+    taken = [engine._declined([2, 3]) for _ in range(2 * PROBE_EVERY)]
+    assert [widths for widths in taken if any(widths)] == [[0, 3]] * 2
+    assert taken[PROBE_EVERY - 1] == [0, 3]
