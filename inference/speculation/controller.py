@@ -2,8 +2,8 @@
 
 A target pass with W draft tokens takes about base + slope * W. A session whose draft is accepted with probability a per
 token gains a^k tokens from the k-th draft token, and pays slope for it. Adding tokens, best first, as long as that
-raises tokens per second gives the widths that maximise the throughput of the whole pass: with one session wide chains, under
-load narrow ones, with a poor draft none (Leviathan et al., arXiv 2211.17192, for the expectation).
+raises tokens per second gives the widths that maximise the throughput of the whole pass: with one session wide chains,
+under load narrow ones, with a poor draft none (Leviathan et al., arXiv 2211.17192, for the expectation).
 """
 
 from __future__ import annotations
