@@ -13,9 +13,9 @@ from tokenizers.decoders import DecodeStream
 from tokenizers.pre_tokenizers import ByteLevel
 
 from inference.errors import ConfigError, InvalidRequestError
+from inference.plain_tokenizer import load_plain, names_generic_class
 
 FINGERPRINT_DIGITS = 16
-GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -35,15 +35,7 @@ class Tokenizer:
         Raises:
             ConfigError: there is none, or it has no fast form.
         """
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-        # AutoTokenizer of Transformers 5 goes by the model's family even where the directory names the generic class,
-        # so that one tokenizer.json would mean different tokenizers beside a Llama target and a Qwen2 draft.
-        loader = PreTrainedTokenizerFast if _names_generic_class(path) else AutoTokenizer
-        try:
-            tokenizer = loader.from_pretrained(path, local_files_only=True)
-        except Exception as exc:  # whatever a broken directory makes transformers raise
-            raise ConfigError(f"model {path}: its tokenizer cannot be loaded ({exc})") from exc
+        tokenizer = _load(path)
         if not tokenizer.is_fast:
             raise ConfigError(f"model {path}: its tokenizer has no tokenizer.json (fast tokenizer)")
         return cls(tokenizer, eos_token_ids(path, tokenizer.eos_token_id))
@@ -141,10 +133,22 @@ def _characters_of_bytes() -> list[str]:
 _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_characters_of_bytes())}
 
 
-def _names_generic_class(path: Path) -> bool:
-    """Whether the directory says that its tokenizer.json is all there is to its tokenizer."""
-    file = path / "tokenizer_config.json"
-    return file.is_file() and json.loads(file.read_text()).get("tokenizer_class") in GENERIC_CLASSES
+def _load(path: Path) -> Any:
+    """A Transformers tokenizer, or what stands in for it."""
+    try:
+        plain = load_plain(path)
+        return plain if plain is not None else _load_with_transformers(path)
+    except Exception as exc:  # whatever a broken directory makes the libraries raise
+        raise ConfigError(f"model {path}: its tokenizer cannot be loaded ({exc})") from exc
+
+
+def _load_with_transformers(path: Path) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    # AutoTokenizer of Transformers 5 goes by the model's family even where the directory names the generic class, so
+    # that one tokenizer.json would mean different tokenizers beside a Llama target and a Qwen2 draft.
+    loader = PreTrainedTokenizerFast if names_generic_class(path) else AutoTokenizer
+    return loader.from_pretrained(path, local_files_only=True)
 
 
 def fingerprint(vocabulary: dict[str, int]) -> str:

@@ -13,10 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inference.backends.checkpoint import load_config
 from inference.backends.onnx_pack import PackedDecoder, discard, packed_decoder
 from inference.backends.onnx_pass import OnnxPass
-from inference.backends.onnx_shape import require_llama_shaped
 from inference.backends.onnx_slots import OnnxSlots
 from inference.backends.spans import check_spans
 from inference.backends.support import architecture_name, require_supported_config, resolve_length
@@ -106,13 +104,11 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
         ConfigError: the directory, the checkpoint or the settings cannot be used; the message names which.
     """
     dtype = _resolve_dtype(config)
-    model_config = load_config(config.path)
-    max_length = resolve_length(model_config, config.sequence_length)
-    require_supported_config(model_config, max_length)
-    require_llama_shaped(model_config)
     num_threads = config.num_threads or len(os.sched_getaffinity(0))
     for _ in range(2):  # a packed form may be damaged, or from a processor that only looks the same
-        decoder = packed_decoder(config.path, model_config, dtype)
+        decoder = packed_decoder(config.path, dtype, config.sequence_length)
+        max_length = resolve_length(decoder.config, config.sequence_length)
+        require_supported_config(decoder.config, max_length)
         backend = OnnxBackend(decoder, num_slots=config.num_slots, max_length=max_length, num_threads=num_threads)
         error = backend.probe_error()
         if error <= PROBE_TOLERANCES[dtype]:  # not if it is NaN
@@ -121,7 +117,7 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
         logger.warning("model %s: packed weights are off by %.2g, making them again", config.path.name, error)
         discard(decoder)
     raise UnsupportedModelError(
-        f"{architecture_name(model_config)} is not supported by backend onnx: "
+        f"{architecture_name(decoder.config)} is not supported by backend onnx: "
         f"its logits differ from Transformers' by {error:.2g} of the largest: use backend torch"
     )
 

@@ -28,8 +28,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from inference.backends import onnx_int8
-from inference.backends.onnx_shape import DecoderShape
-from inference.backends.onnx_weights import Weight
+from inference.backends.onnx_shape import DecoderShape, Weight
 
 # Released with ONNX 1.14; every operator here is older, and newer runtimes read it.
 IR_VERSION, OPSET = 9, 18

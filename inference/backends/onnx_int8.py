@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from inference.backends.onnx_weights import Weight
+from inference.backends.onnx_shape import Weight
 from inference.backends.processor import instruction_sets, is_x86
 
 Int8: TypeAlias = "np.ndarray[Any, np.dtype[np.int8]]"

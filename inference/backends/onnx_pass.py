@@ -9,8 +9,8 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from inference.backends.onnx_graph import cache_names, decoder_graph
 from inference.backends.onnx_pack import PackedDecoder, session_options
+from inference.backends.onnx_shape import Weight
 from inference.backends.onnx_slots import OnnxSlots
-from inference.backends.onnx_weights import Weight
 from inference.backends.processor import instruction_sets
 from inference.backends.spans import wanted_rows
 from inference.types import Span

@@ -8,12 +8,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from transformers import PretrainedConfig, PreTrainedModel
+import numpy as np
 
-from inference.backends.support import architecture_name
+from inference.backends.support import Config, architecture_name
 from inference.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Weight: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 SUPPORTED_ROPES = ("default", "linear", "llama3", "yarn")
@@ -74,7 +79,7 @@ class DecoderShape:
         return DecoderShape(**{**fields, **lists})
 
 
-def require_llama_shaped(config: PretrainedConfig) -> None:
+def require_llama_shaped(config: Config) -> None:
     """Raise UnsupportedModelError if the graph cannot express this model; weights are not needed to tell."""
     name = architecture_name(config)
     if config.model_type not in SUPPORTED_TYPES:

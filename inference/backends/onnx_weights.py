@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from inference.backends.onnx_shape import DecoderShape
-
-Weight: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
+from inference.backends.onnx_shape import DecoderShape, Weight
 
 
 def decoder_weights(model: PreTrainedModel, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:

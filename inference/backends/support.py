@@ -7,10 +7,11 @@ first token (`inference.backends.attention.ShapeRecorder`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from transformers import PretrainedConfig, PreTrainedModel
+if TYPE_CHECKING:  # a packed model is loaded without Transformers
+    from transformers import PretrainedConfig, PreTrainedModel
 
 from inference.errors import ConfigError, UnsupportedModelError
 
@@ -29,13 +30,33 @@ ALIBI = ("bloom", "mpt")
 REQUIRED_ARGUMENTS = ("position_ids", "logits_to_keep")
 
 
-def architecture_name(config: PretrainedConfig) -> str:
+class StoredConfig:
+    """A configuration that was written down: what `PretrainedConfig.to_dict` gave, as attributes.
+
+    Stands in for one of a text model; settings that it never had raise AttributeError, as there.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.__dict__.update(fields)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the configuration has no {name}")
+
+    def get_text_config(self) -> StoredConfig:
+        """Itself."""
+        return self
+
+
+Config: TypeAlias = "PretrainedConfig | StoredConfig"
+
+
+def architecture_name(config: Config) -> str:
     """The name to refuse a model by."""
     architectures = getattr(config, "architectures", None)
     return architectures[0] if architectures else type(config).__name__.removesuffix("Config")
 
 
-def resolve_length(config: PretrainedConfig, asked: int | None) -> int:
+def resolve_length(config: Config, asked: int | None) -> int:
     """Positions per slot: what was asked for, or the model's own limit but at most `DEFAULT_LENGTH`."""
     text_config = config.get_text_config()  # multimodal models keep the language model's settings apart
     limits = (getattr(text_config, name, None) for name in LENGTH_FIELDS)
@@ -47,7 +68,7 @@ def resolve_length(config: PretrainedConfig, asked: int | None) -> int:
     return asked
 
 
-def require_supported_config(config: PretrainedConfig, max_length: int) -> None:
+def require_supported_config(config: Config, max_length: int) -> None:
     """Raise UnsupportedModelError if slots of `max_length` plain keys and values cannot carry this model."""
     for reason in _reasons(config, max_length):
         raise UnsupportedModelError(f"{architecture_name(config)} is not supported: {reason}")
@@ -67,7 +88,7 @@ def forward_arguments(model: PreTrainedModel) -> Collection[str]:
     return inspect.signature(model.forward).parameters
 
 
-def _reasons(config: PretrainedConfig, max_length: int) -> Iterator[str]:
+def _reasons(config: Config, max_length: int) -> Iterator[str]:
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder"
     config = config.get_text_config()
@@ -80,7 +101,7 @@ def _reasons(config: PretrainedConfig, max_length: int) -> Iterator[str]:
     yield from _rope_reasons(config, max_length)
 
 
-def _layer_reasons(config: PretrainedConfig, max_length: int) -> Iterator[str]:
+def _layer_reasons(config: Config, max_length: int) -> Iterator[str]:
     layer_types = set(getattr(config, "layer_types", None) or ())
     for layer_type in sorted(layer_types - {"full_attention", "sliding_attention"}):
         yield f"its layers of type {layer_type} keep other state than keys and values"
@@ -90,7 +111,7 @@ def _layer_reasons(config: PretrainedConfig, max_length: int) -> Iterator[str]:
         yield f"its sliding window of {window} is below the sequence length of {max_length}"
 
 
-def _rope_reasons(config: PretrainedConfig, max_length: int) -> Iterator[str]:
+def _rope_reasons(config: Config, max_length: int) -> Iterator[str]:
     for rope in _ropes(config):
         kind = str(rope.get("rope_type", rope.get("type", "default")))
         original = rope.get("original_max_position_embeddings") or getattr(
@@ -102,7 +123,7 @@ def _rope_reasons(config: PretrainedConfig, max_length: int) -> Iterator[str]:
             yield f"its {kind} rotary frequencies change with the length seen"
 
 
-def _ropes(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+def _ropes(config: Config) -> Iterator[dict[str, Any]]:
     """Rotary settings: Transformers 4 keeps them as `rope_scaling`, 5 as `rope_parameters`, some per layer type."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(config, name, None) or {}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from inference.backends import onnx_backend, onnx_pack
+from inference.backends import onnx_backend, onnx_make, onnx_pack
 from inference.backends.onnx_backend import OnnxBackend
 from inference.backends.onnx_shape import SUPPORTED_TYPES, DecoderShape, shape_of
 from inference.backends.registry import load_backend
@@ -206,7 +206,7 @@ def test_the_result_outlives_the_next_pass(backend: OnnxBackend) -> None:
 def test_a_second_load_needs_no_weights_of_the_first_form(
     checkpoint: Path, backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_pack, "load_weights", None)
+    monkeypatch.setattr(onnx_make, "load_weights", None)
     assert_matches(load(checkpoint), reference("llama"), HISTORY)
 
 
@@ -252,13 +252,13 @@ def test_a_file_missing_from_the_packed_form_is_made_again(tmp_path: Path, name:
 def test_two_processes_may_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one is faster: its folder is there when ours is to be put in place."""
     path = save_tiny_model(tmp_path, "llama")
-    write = onnx_pack._write
+    write = onnx_make._write
 
     def overtaken(model: Any, folder: Path, dtype: str) -> None:
         write(model, folder, dtype)
         shutil.copytree(folder, packed_folder(path))
 
-    monkeypatch.setattr(onnx_pack, "_write", overtaken)
+    monkeypatch.setattr(onnx_make, "_write", overtaken)
     assert_matches(load(path), reference("llama"), HISTORY)
 
 
@@ -279,7 +279,7 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
         object.__setattr__(shape, "score_scale", 0.7)
         return shape
 
-    monkeypatch.setattr("inference.backends.onnx_pack.shape_of", wrong)
+    monkeypatch.setattr("inference.backends.onnx_make.shape_of", wrong)
     with pytest.raises(UnsupportedModelError, match=r"its logits differ from Transformers' by .*: use backend torch"):
         load(path)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.backends import onnx_int8, onnx_pack
+from inference.backends import onnx_int8, onnx_make, onnx_pack
 from inference.backends.onnx_backend import OnnxBackend
 from inference.backends.registry import load_backend
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ModelConfig
@@ -140,7 +140,7 @@ def test_a_pass_that_wants_no_logits(checkpoint: Path) -> None:
 def test_both_packed_forms_live_side_by_side(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = {load(checkpoint, dtype=dtype)._decoder.folder for dtype in ("float32", "int8")}
     assert len(folders) == 2
-    monkeypatch.setattr(onnx_pack, "load_weights", None)
+    monkeypatch.setattr(onnx_make, "load_weights", None)
     for dtype in ("float32", "int8"):
         load(checkpoint, dtype=dtype)
     sizes = {folder.parent.name.split("-")[-2]: (folder / onnx_pack.WEIGHTS_FILE).stat().st_size for folder in folders}

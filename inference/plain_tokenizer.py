@@ -1,0 +1,94 @@
+"""What `tokenizers` alone can do of a Transformers tokenizer, where tokenizer.json is all there is to it.
+
+Transformers imports torch to build a tokenizer: seconds and some 300 MB that a server of a packed model can do without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+TOKEN_FIELDS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LISTS_OF_TOKENS = ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder")
+
+
+class PlainTokenizer:
+    """The part of `PreTrainedTokenizerFast` that this project uses, under the same names."""
+
+    chat_template = None
+    is_fast = True
+
+    def __init__(self, backend: Backend, eos_token: str | None) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend_tokenizer = backend
+        self.eos_token_id = None if eos_token is None else backend.token_to_id(eos_token)
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """Token ids of a text, as "input_ids"."""
+        return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        """Text of token ids; never cleans up."""
+        return str(self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token, added ones among them."""
+        return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
+
+    def convert_ids_to_tokens(self, token_id: int) -> str | None:
+        """The token of an id; None if there is none."""
+        return self.backend_tokenizer.id_to_token(token_id)
+
+
+def names_generic_class(path: Path) -> bool:
+    """Whether the directory says that its tokenizer.json is all there is to its tokenizer."""
+    return _settings(path).get("tokenizer_class") in GENERIC_CLASSES
+
+
+def load_plain(path: Path) -> PlainTokenizer | None:
+    """The tokenizer of a directory; None if Transformers would make something else of its files.
+
+    It adds special tokens that only tokenizer_config.json names, and brings chat templates.
+    """
+    settings, file = _settings(path), path / "tokenizer.json"
+    if not names_generic_class(path) or not file.is_file() or _has_template(path, settings):
+        return None
+    special = {token["content"] for token in json.loads(file.read_text())["added_tokens"] if token["special"]}
+    others = [_settings(path, name) for name in ("special_tokens_map.json", "added_tokens.json")]
+    if not all(token in special for fields in (settings, *others) for token in _named(fields)):
+        return None
+    eos = next(_contents(settings.get("eos_token")), None)
+    return PlainTokenizer(Backend.from_file(str(file)), eos)
+
+
+def _settings(path: Path, name: str = "tokenizer_config.json") -> dict[str, Any]:
+    file = path / name
+    fields: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return fields
+
+
+def _has_template(path: Path, settings: dict[str, Any]) -> bool:
+    return bool(settings.get("chat_template")) or any(path.glob("*chat_template*"))
+
+
+def _named(fields: dict[str, Any]) -> Iterator[str]:
+    """Every special token that a file mentions."""
+    for name in (*TOKEN_FIELDS, *LISTS_OF_TOKENS):
+        yield from _contents(fields.get(name))
+
+
+def _contents(value: Any) -> Iterator[str]:
+    """Tokens of a field: a text, an object with its content, or several of them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict) and "content" in value:
+        yield value["content"]
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _contents(item)
