@@ -17,7 +17,7 @@ from tests.servers import complete_all, draft_server, fused_server, run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-MAX_NEW_TOKENS = 48
+MAX_NEW_TOKENS = 32
 REPOSITORY_LIMIT_BYTES = 40_000_000
 
 
