@@ -6,6 +6,7 @@ A pass is labelled with accepted/verified draft tokens.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-SHOWN_MS = 120.0
+SHOWN_MS = 150.0
 LANES = {"pass": ("target", "#0072B2"), "step": ("draft", "#E69F00")}
 
 
@@ -26,9 +27,8 @@ def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def draw(axes: Axes, title: str, events: list[dict[str, Any]]) -> None:
-    """One panel: `SHOWN_MS` from the middle of the target's work on, where everything is warm."""
-    passes = [event for event in events if event["name"] == "pass"]
-    origin = float(passes[len(passes) // 2]["ts"])
+    """One panel: `SHOWN_MS` from the longest pause of the target on, where a request begins."""
+    origin = _after_longest_pause([event for event in events if event["name"] == "pass"])
     for event in events:
         start_ms, length_ms = (float(event["ts"]) - origin) / 1e3, float(event["dur"]) / 1e3
         if -length_ms < start_ms < SHOWN_MS and event["name"] in LANES:
@@ -36,6 +36,14 @@ def draw(axes: Axes, title: str, events: list[dict[str, Any]]) -> None:
     axes.set(title=title, xlim=(0, SHOWN_MS), ylim=(-0.6, 1.6))
     axes.set_yticks([0, 1], ["draft", "target"])
     axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _after_longest_pause(passes: list[dict[str, Any]]) -> float:
+    pauses = [
+        (float(later["ts"]) - float(earlier["ts"]) - float(earlier["dur"]), float(later["ts"]))
+        for earlier, later in itertools.pairwise(passes)
+    ]
+    return max(pauses)[1]
 
 
 def _draw_event(axes: Axes, event: dict[str, Any], start_ms: float, length_ms: float) -> None:

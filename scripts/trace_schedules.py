@@ -43,8 +43,9 @@ async def trace(schedule: Schedule, branches: int, rtt_ms: float, directory: Pat
         draft = ["--serve", str(serve), "--port", str(link.port), "--threads", "1", "--batch", "1"]
         draft += ["--branches", str(branches), "--schedule", schedule.value, "--trace", str(files[1])]
         async with server_process("draft", "draft", *draft, port=serve, cores=[1]) as worker:
-            for _ in range(2):
-                await complete(worker.address)
+            await complete(worker.address)
+            await asyncio.sleep(0.5)  # plot_trace begins after the longest pause
+            await complete(worker.address)
     return files
 
 
