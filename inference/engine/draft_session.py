@@ -10,60 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from inference.engine.draft_path import DraftPath
 from inference.speculation.confidence import Confidence
 from inference.speculation.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
 from inference.types import Draft, DraftToken, SamplingParams
-
-
-@dataclass(slots=True, eq=False)
-class DraftPath:
-    """Draft tokens in a row, made in one slot.
-
-    Attributes:
-        start: absolute position of the first token.
-        rates: how likely the target agrees with each token, if it agrees with all before it.
-        nodes: numbers of those that the target was told of: the first ones.
-        exhausted: the proposer has nothing more for this path.
-    """
-
-    slot: int
-    start: int
-    tokens: list[DraftToken] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    exhausted: bool = False
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [token.token_id for token in self.tokens]
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
-
-    def advance(self, start: int) -> None:
-        """Leave behind what lies before `start`."""
-        count = start - self.start
-        self.start = start
-        self.tokens, self.rates, self.nodes = self.tokens[count:], self.rates[count:], self.nodes[count:]
-
-    @property
-    def num_unsent(self) -> int:
-        return len(self.tokens) - len(self.nodes)
-
-    @property
-    def survivals(self) -> list[float]:
-        """Per token, how likely the target agrees with all up to it."""
-        return list(itertools.accumulate(self.rates, operator.mul))
-
-    @property
-    def survival(self) -> float:
-        return math.prod(self.rates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference.capabilities import BranchingProposer, num_branches
-from inference.engine.draft_session import DraftPath, DraftSession
+from inference.engine.draft_path import DraftPath
+from inference.engine.draft_session import DraftSession
 from inference.engine.engine import Engine
 from inference.speculation.confidence import Confidence
 from inference.speculation.pacing import Pacing

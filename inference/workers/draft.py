@@ -83,14 +83,17 @@ class DraftWorker:
             try:
                 async with aclosing(self._stream(_resumed(request, draft), draft)) as commits:
                     async for commit in commits:
-                        lost_at = None
+                        if lost_at is not None:
+                            logger.info("the target is back after %.1f s", time.monotonic() - lost_at)
+                            lost_at = None
                         yield commit
                 return
             except UnavailableError as exc:
-                lost_at = lost_at or time.monotonic()
+                if lost_at is None:  # once, not at every attempt
+                    lost_at = time.monotonic()
+                    logger.info("lost the target, dialling again: %s", exc)
                 if time.monotonic() - lost_at > self._config.reconnect_timeout_s:
                     raise
-                logger.info("lost the target, dialling again: %s", exc)
                 await asyncio.sleep(REDIAL_S)
 
     async def _stream(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
