@@ -25,7 +25,7 @@ from tests.servers import Completion, command, complete, complete_all, target_se
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=600, ignore_eos=True)
+LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=360, ignore_eos=True)
 
 
 def slow_target(model: Path) -> AbstractAsyncContextManager[ServerProcess]:
