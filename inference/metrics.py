@@ -90,15 +90,7 @@ class Metrics:
         self._phases = {phase: phase_seconds.labels(model_name, phase) for phase in PHASES}
         self._directions = {way: wire_bytes.labels(model_name, way) for way in DIRECTIONS}
         self._positions = [self._accepted_per_pos.labels(model_name, "0")]  # others as they come
-        self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
-        self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
-        self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")
-        self._pass_draft_tokens = self._histogram(
-            "specdec_pass_draft_tokens", "Draft tokens that one session had verified in a pass.", WIDTH_BUCKETS
-        )
-        self._round_trip = Gauge(
-            "specdec_round_trip_seconds", "Latest estimate, draft worker to target.", _MODEL, registry=self.registry
-        ).labels(model_name)
+        self._add_run_ahead()
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
         self._itl = self._histogram("vllm:inter_token_latency_seconds", "Gap between commits.", ITL_BUCKETS)
         self._tpot = self._histogram(
@@ -108,6 +100,18 @@ class Metrics:
         self._queue = self._histogram("vllm:request_queue_time_seconds", "Wait before the first pass.", REQUEST_BUCKETS)
         self._request_prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens.", TOKEN_BUCKETS)
         self._request_output = self._histogram("vllm:request_generation_tokens", "Output tokens.", TOKEN_BUCKETS)
+
+    def _add_run_ahead(self) -> None:
+        """What draft worker and target chose to do, and what came of it."""
+        self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
+        self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
+        self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")
+        self._pass_draft_tokens = self._histogram(
+            "specdec_pass_draft_tokens", "Draft tokens that one session had verified in a pass.", WIDTH_BUCKETS
+        )
+        self._round_trip = Gauge(
+            "specdec_round_trip_seconds", "Latest estimate, draft worker to target.", _MODEL, registry=self.registry
+        ).labels(self._name)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _MODEL, registry=self.registry).labels(self._name)
