@@ -40,6 +40,26 @@ class Tokenizer:
             raise ConfigError(f"model {path}: its tokenizer has no tokenizer.json (fast tokenizer)")
         return cls(tokenizer, eos_token_ids(path, tokenizer.eos_token_id))
 
+    @classmethod
+    def load_for(cls, path: Path, chat_template: str | None) -> Tokenizer:
+        """Read a draft's tokenizer, to write conversations as the target's chat template says.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        own = cls.load(path)
+        if own.chat_template == chat_template:
+            return own
+        other = own._tokenizer if chat_template is None else _load(path, whole=True)
+        other.chat_template = chat_template
+        return cls(other, own.eos_token_ids)
+
+    @property
+    def chat_template(self) -> str | None:
+        """How conversations are written; the template called "default" where the model has several."""
+        template = self._tokenizer.chat_template
+        return template.get("default") if isinstance(template, dict) else template
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text, with the special tokens that the model expects around it."""
         return tuple(self._tokenizer(text)["input_ids"])
@@ -53,7 +73,7 @@ class Tokenizer:
         Raises:
             InvalidRequestError: the template does not take these messages.
         """
-        if self._tokenizer.chat_template is None:
+        if self.chat_template is None:
             return self.encode(plain_chat(messages))
         try:
             text = self._apply_template(messages)
@@ -133,10 +153,10 @@ def _characters_of_bytes() -> list[str]:
 _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_characters_of_bytes())}
 
 
-def _load(path: Path) -> Any:
-    """A Transformers tokenizer, or what stands in for it."""
+def _load(path: Path, *, whole: bool = False) -> Any:
+    """A Transformers tokenizer or, unless the whole of it is wanted, what stands in for it."""
     try:
-        plain = load_plain(path)
+        plain = None if whole else load_plain(path)
         return plain if plain is not None else _load_with_transformers(path)
     except Exception as exc:  # whatever a broken directory makes the libraries raise
         raise ConfigError(f"model {path}: its tokenizer cannot be loaded ({exc})") from exc

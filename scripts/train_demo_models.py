@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.demo_models import tokens
 from scripts.demo_models.architecture import (
+    FAST_DTYPE,
     draft_config,
     new_model,
     parameter_count,
@@ -106,7 +107,7 @@ def run_draft_pretrain(options: argparse.Namespace) -> None:
 
 def run_draft_texts(options: argparse.Namespace) -> None:
     """Let the exported target write greedy and sampled text."""
-    target = load_model(options.models / "target", torch.bfloat16)
+    target = load_model(options.models / "target", FAST_DTYPE)
     documents = tokens.load_documents(options.corpus, SEED)
     plan = WritingPlan(rows=options.written_rows, seed=SEED)
     training = {kind: split.train for kind, split in documents.items()}

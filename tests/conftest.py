@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny_models import save_tiny_model, tiny_model, tiny_tokenizer
+from inference.backends.onnx_pack import packed_decoder
+from tests.tiny_models import CHAT_TEMPLATE, save_tiny_model, tiny_model, tiny_tokenizer
 
 # Packed weights of models that live as long as a test belong neither into the user's cache nor into the next run's.
 _CACHE = tempfile.mkdtemp(prefix="specdec-tests-")
@@ -29,6 +30,7 @@ class ModelDirectories:
 
     Attributes:
         target: the model whose tokens are wanted.
+        chat_target: the same with a chat template.
         related: the target with disturbed weights: some of its drafts are accepted, as from a real draft.
         stranger: another architecture, random weights: next to nothing is accepted.
         permuted: another vocabulary.
@@ -36,6 +38,7 @@ class ModelDirectories:
     """
 
     target: Path
+    chat_target: Path
     related: Path
     stranger: Path
     permuted: Path
@@ -46,8 +49,9 @@ class ModelDirectories:
 def models(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectories:
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("models")
-    return ModelDirectories(
+    directories = ModelDirectories(
         target=save_tiny_model(root / "target", "llama", seed=1),
+        chat_target=save_tiny_model(root / "chat" / "target", "llama", seed=1, chat_template=CHAT_TEMPLATE),
         related=_save_related(root / "related"),
         stranger=save_tiny_model(root / "stranger", "qwen2", seed=2, hidden_size=16, num_hidden_layers=1),
         permuted=save_tiny_model(root / "permuted", "llama", seed=1, tokenizer_variant="permuted"),
@@ -55,6 +59,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectories:
             root / "endless", "llama", seed=1, max_position_embeddings=8192, eos_token_id=NEVER, bos_token_id=0
         ),
     )
+    for directory in vars(directories).values():
+        packed_decoder(directory, "float32", None)  # a server would import torch and Transformers to do it
+    return directories
 
 
 def _save_related(directory: Path) -> Path:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -40,7 +41,7 @@ from inference.workers.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-NAME_TIMEOUT_S = 5.0
+CARD_TIMEOUT_S = 5.0
 
 
 async def serve_target(args: argparse.Namespace, config: ModelConfig, server: ServerConfig) -> int:
@@ -88,7 +89,6 @@ async def serve_fused(
 
 async def serve_draft(args: argparse.Namespace, config: ProposerConfig, server: ServerConfig) -> int:
     """Serve generation with a local draft and a remote target."""
-    tokenizer = Tokenizer.load(config.tokenizer_path)
     draft = draft_config(args, max_waiting=server.max_waiting)
     proposer, words = await load_proposer(config)
     with observed(args) as observers:
@@ -96,7 +96,7 @@ async def serve_draft(args: argparse.Namespace, config: ProposerConfig, server: 
             connected(args) as channel,
             draft_worker(proposer, draft, words, continuing(channel, observers.telemetry)) as (worker, engine),
         ):
-            name = await _target_name(channel, draft.target_address)
+            name, tokenizer = await _as_target(channel, draft.target_address, config.tokenizer_path)
             metrics = Metrics(name)
             return await _serve_generation(
                 _generation(worker, tokenizer, name, "distributed", observers, metrics),
@@ -108,12 +108,16 @@ async def serve_draft(args: argparse.Namespace, config: ProposerConfig, server: 
             )
 
 
-async def _target_name(channel: grpc.aio.Channel, where: str) -> str:
-    """What the target calls its model; a target that only verifies does not say."""
+async def _as_target(channel: grpc.aio.Channel, where: str, path: Path) -> tuple[str, Tokenizer]:
+    """The target's name, and the draft's tokenizer with the target's chat template.
+
+    A target that only verifies says neither.
+    """
     try:
-        return (await RemoteCompleter(channel, where, deadline_s=NAME_TIMEOUT_S).model()).name
+        card = ModelCard.from_message(await RemoteCompleter(channel, where, deadline_s=CARD_TIMEOUT_S).model())
     except SpecDecError:
-        return f"target of {where}"
+        return f"target of {where}", Tokenizer.load(path)
+    return card.name, Tokenizer.load_for(path, card.chat_template)
 
 
 def _addresses(text: str) -> list[str]:
@@ -163,7 +167,8 @@ def _generation(
     metrics: Metrics,
 ) -> GenerationServicer:
     completer = observers.around(MeteredCompleter(LocalCompleter(generator, tokenizer), metrics), model=name)
-    card = ModelCard(name, topology, generator.max_length, generator.vocab_size, tokenizer.fingerprint)
+    limits = (generator.max_length, generator.vocab_size)
+    card = ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template)
     return GenerationServicer(completer, card)
 
 

@@ -23,12 +23,18 @@ class ModelCard:
     max_length: int
     vocab_size: int
     tokenizer_fingerprint: str
+    chat_template: str | None = None
 
     @classmethod
     def from_message(cls, message: pb.GetModelResponse) -> ModelCard:
         """What another server answered."""
         return cls(
-            message.name, message.topology, message.max_length, message.vocab_size, message.tokenizer_fingerprint
+            message.name,
+            message.topology,
+            message.max_length,
+            message.vocab_size,
+            message.tokenizer_fingerprint,
+            message.chat_template if message.HasField("chat_template") else None,
         )
 
 
@@ -54,4 +60,5 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
             max_length=card.max_length,
             vocab_size=card.vocab_size,
             tokenizer_fingerprint=card.tokenizer_fingerprint,
+            chat_template=card.chat_template,
         )

@@ -7,10 +7,15 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
+from inference.backends.processor import instruction_sets
+
 from .tokenizer import BOS_ID, EOS_ID, MAX_LENGTH, PAD_ID, VOCABULARY_SIZE
 
 TRAINING_ATTENTION = "matmul_causal"
 BIG_NEGATIVE = -1e4
+# Where the processor has no bfloat16 unit, bfloat16 is emulated and takes 2.5 times as long as float32.
+HAS_BFLOAT16 = "bf16" in instruction_sets()
+FAST_DTYPE = torch.bfloat16 if HAS_BFLOAT16 else torch.float32
 
 
 def _config(hidden: int, layers: int, heads: int, intermediate: int) -> LlamaConfig:
@@ -64,21 +69,23 @@ def _matmul_causal(
 
 
 def new_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
-    """Build a freshly initialised float32 model that trains with `_matmul_causal`."""
+    """Build a freshly initialised float32 model, ready for training."""
     torch.manual_seed(seed)
     return use_training_attention(LlamaForCausalLM(config))
 
 
 def use_training_attention(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Let `model` compute whole rows with `_matmul_causal`; returns it."""
+    """Let `model` compute whole rows with `_matmul_causal` where bfloat16 is fast; returns it."""
+    if not HAS_BFLOAT16:
+        return model
     AttentionInterface.register(TRAINING_ATTENTION, _matmul_causal)
     model.set_attn_implementation(TRAINING_ATTENTION)
     return model
 
 
 def logits_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits in bfloat16 autocast; `tokens` int64 (rows, length) to (rows, length, vocabulary)."""
-    with torch.autocast("cpu", torch.bfloat16):
+    """Logits, in bfloat16 autocast where that is fast; `tokens` int64 (rows, length) to (rows, length, vocabulary)."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):
         logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
     return logits
 

@@ -16,7 +16,7 @@ from .tokens import MixtureSampler
 from .training import Loss
 
 # Of every CYCLE steps this many are on the target's own text, because that is where the draft is used.
-CYCLE, WRITTEN_STEPS = 5, 3
+CYCLE, WRITTEN_STEPS = 5, 4
 
 
 def distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM, written_length: int) -> Loss:

@@ -15,7 +15,7 @@ from tests.servers import draft_server, fused_server, target_server
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    async with target_server(models.target) as server:
+    async with target_server(models.chat_target) as server:
         yield server
 
 

@@ -54,9 +54,10 @@ async def test_draft_completes_a_prompt_file(
 ) -> None:
     """Two command lines, a draft of either quality, eight prompts in flight: the target's own text for all of them."""
     flags = ("--port", str(target.port), "--prompt_text", prompt_file, "--max_new_tokens", "12", "--format", "json")
+    in_turns = ("--schedule", "sync")  # a worker that runs ahead of so fast a target may always come too late
     sampled = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "7", "--gamma", "3")
     greedy, drawn = await asyncio.gather(
-        run_command("--role", "draft", "--model", models.related, *flags),
+        run_command("--role", "draft", "--model", models.related, *flags, *in_turns),
         run_command("--role", "draft", "--model", models.stranger, *flags, *sampled),
     )
     prompts = [*PROMPTS[:50], *UNICODE]

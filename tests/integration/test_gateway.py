@@ -87,7 +87,7 @@ async def ports(models: ModelDirectories, target: ServerProcess) -> AsyncGenerat
     http_port = free_port()
     async with AsyncExitStack() as stack:
         draft = draft_server(models.related, target)
-        fused = fused_server(models.target, models.related, "--http_port", str(http_port))
+        fused = fused_server(models.chat_target, models.related, "--http_port", str(http_port))
         worker, _ = await asyncio.gather(stack.enter_async_context(draft), stack.enter_async_context(fused))
         gateways = (gateway_process(target), gateway_process(worker))
         fronts = await asyncio.gather(*(stack.enter_async_context(gateway) for gateway in gateways))

@@ -13,14 +13,14 @@ from transformers import PreTrainedTokenizerFast
 
 from inference.errors import InvalidRequestError
 from inference.tokenizer import Tokenizer, plain_chat
-from tests.tiny_models import NUM_TOKENIZER_IDS, tiny_tokenizer
+from tests.tiny_models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, save_tiny_model, tiny_tokenizer
 
 relaxed = settings(deadline=None, max_examples=150)
 texts = st.text(alphabet=" abthe\n\u00e9\u6771\u4eac\U0001f642\u0301\u2581", max_size=25)
 
 
 def byte_level() -> Tokenizer:
-    return Tokenizer(tiny_tokenizer(), frozenset())
+    return Tokenizer(tiny_tokenizer(chat_template=CHAT_TEMPLATE), frozenset())
 
 
 def sentencepiece() -> Tokenizer:
@@ -89,18 +89,29 @@ def test_a_chat_goes_through_the_models_template() -> None:
 
 
 def test_a_model_without_a_template_gets_the_plain_one() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = None
-    token_ids = Tokenizer(tokenizer, frozenset()).encode_chat([("user", "on")])
+    token_ids = Tokenizer(tiny_tokenizer(), frozenset()).encode_chat([("user", "on")])
     assert BYTE_LEVEL.decode(token_ids) == plain_chat([("user", "on")]) == "user: on\n\nassistant:"
+
+
+@pytest.mark.parametrize("own", [None, "[{{ messages[0]['content'] }}]"])
+@pytest.mark.parametrize("targets", [None, CHAT_TEMPLATE])
+def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: str | None, targets: str | None) -> None:
+    """The story: a draft worker applied its own model's template, so that one chat had two prompts, and two answers.
+
+    Llama 3.2 1B and Llama 3.1 8B, a usual pair, have different templates.
+    """
+    save_tiny_model(tmp_path, "llama", chat_template=own)
+    expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
+    tokenizer = Tokenizer.load_for(tmp_path, targets)
+    assert tokenizer.chat_template == targets
+    assert tokenizer.encode_chat([("user", "on")]) == expected.encode_chat([("user", "on")])
 
 
 def test_a_template_that_refuses_messages() -> None:
     """An empty system message is dropped for a template that knows none; what else is refused is the client's fault."""
-    tokenizer = tiny_tokenizer()
     refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    tokenizer.chat_template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
-    strict = Tokenizer(tokenizer, frozenset())
+    template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
+    strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())
     assert strict.decode(strict.encode_chat([("system", ""), ("user", "on")])) == "on"
     with pytest.raises(InvalidRequestError, match=r"messages.*no system"):
         strict.encode_chat([("system", "be kind"), ("user", "on")])

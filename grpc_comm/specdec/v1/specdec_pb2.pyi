@@ -197,18 +197,20 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint")
+    __slots__ = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     topology: str
     max_length: int
     vocab_size: int
     tokenizer_fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., topology: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
+    chat_template: str
+    def __init__(self, name: _Optional[str] = ..., topology: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., chat_template: _Optional[str] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("open", "propose")
