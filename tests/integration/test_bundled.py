@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from inference.backends.onnx_pack import packed_decoder
 from inference.cli.launch import free_port, server_process
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 from inference.types import SamplingParams
@@ -19,6 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 MAX_NEW_TOKENS = 32
 REPOSITORY_LIMIT_BYTES = 40_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packed() -> None:
+    for model in (BUNDLED_TARGET, BUNDLED_DRAFT):
+        packed_decoder(model, "float32", None)
 
 
 def bundled_prompts() -> list[str]:

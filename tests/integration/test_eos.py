@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from inference.backends.onnx_pack import packed_decoder
 from inference.cli.launch import ServerProcess
 from inference.types import SamplingParams, Schedule
 from inference.workers.completion import CompletionRequest
@@ -25,6 +26,7 @@ async def test_a_draft_with_other_eos_ids_does_not_change_where_the_target_ends(
     draft = shutil.copytree(models.related, tmp_path / "draft")
     eos = list(range(20, 80))  # every few tokens one of them
     (draft / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    packed_decoder(draft, "float32", None)
     requests = [
         CompletionRequest(
             f"the {i} wind", SamplingParams(temperature=1.0), seed=i, max_new_tokens=60, schedule=schedule

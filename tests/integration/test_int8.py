@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 
+from inference.backends.onnx_pack import packed_decoder
+from inference.cli.launch import ServerProcess
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 from inference.types import SamplingParams
 from inference.workers.completion import CompletionRequest
@@ -16,21 +20,28 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 INT8 = ("--dtype", "int8")
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def servers() -> AsyncGenerator[list[ServerProcess], None]:
+    """A target, a worker that takes turns with it (run-ahead may come too late to help), and a fused server."""
+    for model in (BUNDLED_TARGET, BUNDLED_DRAFT):
+        packed_decoder(model, "int8", None)
+    async with (
+        target_server(BUNDLED_TARGET, *INT8) as target,
+        draft_server(BUNDLED_DRAFT, target, "--schedule", "sync", *INT8) as draft,
+        fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, *INT8) as fused,
+    ):
+        yield [target, draft, fused]
+
+
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8)], ids=["greedy", "sampled"])
-async def test_every_topology_gives_the_same_tokens(sampling: SamplingParams) -> None:
+async def test_every_topology_gives_the_same_tokens(servers: list[ServerProcess], sampling: SamplingParams) -> None:
     requests = [
         CompletionRequest(prompt, sampling, seed=seed, max_new_tokens=24)
         for seed, prompt in enumerate(BUNDLED_PROMPTS.read_text().splitlines())
     ]
-    async with (
-        target_server(BUNDLED_TARGET, *INT8) as target,
-        draft_server(
-            BUNDLED_DRAFT, target, "--schedule", "sync", *INT8
-        ) as draft,  # run-ahead may come too late to help
-        fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, *INT8) as fused,
-    ):
-        alone = await complete_all(target, [replace(request, gamma=0) for request in requests])
-        for server in (draft, fused):
-            helped = await complete_all(server, requests)
-            assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
-            assert sum(h.num_accepted_tokens for h in helped) > 0
+    target, *helpers = servers
+    alone = await complete_all(target, [replace(request, gamma=0) for request in requests])
+    for server in helpers:
+        helped = await complete_all(server, requests)
+        assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+        assert sum(h.num_accepted_tokens for h in helped) > 0
