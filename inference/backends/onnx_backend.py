@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from inference.backends.onnx_graph import decoder_graph
 from inference.backends.onnx_pack import PackedDecoder, discard, packed_decoder
 from inference.backends.onnx_pass import OnnxPass
 from inference.backends.onnx_slots import OnnxSlots
@@ -72,8 +73,12 @@ class OnnxBackend:
 
     def _pass(self, num_places: int) -> OnnxPass:
         if num_places not in self._passes:
+            decoder, slots = self._decoder, self._slots
+            graph = decoder_graph(
+                decoder.shape, decoder.weights, dtype=decoder.dtype, num_places=num_places, room=slots.room
+            )
             self._passes[num_places] = OnnxPass(
-                self._decoder, self._slots, num_places=num_places, num_threads=self._num_threads
+                decoder, slots, graph, num_places=num_places, num_threads=self._num_threads
             )
         return self._passes[num_places]
 

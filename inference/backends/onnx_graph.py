@@ -59,11 +59,14 @@ def decoder_graph(
         num_places: spans of a pass, >= 1.
         room: positions of a slot, one of them for the spare token.
     """
-    return _Graph(shape, dtype, num_places, room).build(weights)
+    return DecoderGraph(shape, dtype, num_places, room).build(weights)
 
 
-class _Graph:
-    """Collects nodes; each method adds some and returns the name of their result."""
+class DecoderGraph:
+    """Collects nodes; each method adds some and returns the name of their result.
+
+    `benchmarks.framework` overrides what is neither a matrix product nor attention, to see what that costs.
+    """
 
     def __init__(self, shape: DecoderShape, dtype: str, num_places: int, room: int) -> None:
         self._shape = shape
@@ -104,12 +107,15 @@ class _Graph:
         hidden, residual = self._project_and_norm("out", layer, attended, residual, f"mlp_norm_{layer}")
         gate = self._linear("gate", layer, hidden)
         up = self._linear("up", layer, hidden)
-        # x * sigmoid(1 * x) is SiLU, as one operator.
-        gate = self._add("QuickGelu", [gate], [f"active_{layer}"], CONTRIB, alpha=1.0)
-        product = self._add("Mul", [gate, up], [f"gated_{layer}"])
+        product = self._activate(layer, gate, up)
         is_last = layer + 1 == self._shape.num_layers
         next_norm = "final_norm" if is_last else f"attention_norm_{layer + 1}"
         return self._project_and_norm("down", layer, product, residual, next_norm)
+
+    def _activate(self, layer: int, gate: str, up: str) -> str:
+        # x * sigmoid(1 * x) is SiLU, as one operator.
+        gate = self._add("QuickGelu", [gate], [f"active_{layer}"], CONTRIB, alpha=1.0)
+        return self._add("Mul", [gate, up], [f"gated_{layer}"])
 
     def _linear(self, name: str, layer: int, hidden: str) -> str:
         product = self._multiply(hidden, f"{name}_{layer}", f"{name}_output_{layer}")

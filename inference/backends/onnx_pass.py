@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+import onnx
 import onnxruntime  # type: ignore[import-untyped]
 
-from inference.backends.onnx_graph import cache_names, decoder_graph
+from inference.backends.onnx_feeds import MAX_KEPT, Feeds
+from inference.backends.onnx_graph import cache_names
 from inference.backends.onnx_pack import PackedDecoder, session_options
 from inference.backends.onnx_shape import Weight
 from inference.backends.onnx_slots import OnnxSlots
@@ -23,12 +24,11 @@ SWEEP_SIZES = (6, 12)
 
 
 class OnnxPass:
-    """Runs passes of exactly `num_places` spans."""
+    """Runs passes of exactly `num_places` spans, which is what `graph` is made for."""
 
-    def __init__(self, decoder: PackedDecoder, slots: OnnxSlots, *, num_places: int, num_threads: int) -> None:
-        graph = decoder_graph(
-            decoder.shape, decoder.weights, dtype=decoder.dtype, num_places=num_places, room=slots.room
-        )
+    def __init__(
+        self, decoder: PackedDecoder, slots: OnnxSlots, graph: onnx.ModelProto, *, num_places: int, num_threads: int
+    ) -> None:
         options = session_options(num_threads)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(decoder.folder))
         self._session = onnxruntime.InferenceSession(
@@ -40,6 +40,8 @@ class OnnxPass:
         self._spare_rows = [0] if decoder.dtype == "int8" else []  # MatMulInteger refuses to multiply no row at all
         self._fills_up = decoder.dtype == "float32" and "avx512f" in instruction_sets()
         self._bound: list[int | None] = [None] * num_places  # slot of each place
+        self._kept: dict[tuple[int, int], Feeds] = {}  # by number of tokens and of logits
+        self._bound_feeds: Feeds | None = None
         layers = range(decoder.shape.num_layers)
         self._names = [[name for layer in layers for name in cache_names(layer, place)] for place in range(num_places)]
 
@@ -48,28 +50,32 @@ class OnnxPass:
         for place, span in enumerate(spans):
             if self._bound[place] != span.slot:
                 self._bind_slot(place, span.slot)
-        self._bind_inputs(spans)
-        wanted = wanted_rows(spans)
-        rows = np.array(wanted or self._spare_rows, np.int64)
-        self._binding.bind_cpu_input("rows", rows)
-        logits = np.empty((1, len(rows), self._vocab_size), np.float32)
-        self._binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
-        self._session.run_with_iobinding(self._binding)
-        rows_of_logits: Weight = logits[0, : len(wanted)]
-        return rows_of_logits
-
-    def _bind_inputs(self, spans: Sequence[Span]) -> None:
         token_ids = [token_id for span in spans for token_id in span.token_ids]
-        ends = [span.start + len(span.token_ids) for span in spans]
+        widths = [len(span.token_ids) for span in spans]
+        ends = [span.start + width for span, width in zip(spans, widths, strict=True)]
         num_filling = self._num_filling(len(token_ids), ends[-1])
         token_ids += [0] * num_filling  # behind the last span, where nobody looks
+        widths[-1] += num_filling
         ends[-1] += num_filling
-        self._binding.bind_cpu_input("token_ids", np.array([token_ids], np.int64))  # [1, num_tokens]
-        self._binding.bind_cpu_input("ends", np.array(ends, np.int32))
-        if len(spans) > 1:
-            widths = [len(span.token_ids) for span in spans]
-            widths[-1] += num_filling
-            self._binding.bind_cpu_input("widths", np.array(widths, np.int64))
+        wanted = wanted_rows(spans)
+        rows = wanted or self._spare_rows
+        feeds = self._feeds(len(token_ids), len(rows))
+        feeds.write(token_ids, ends, widths, rows)
+        self._session.run_with_iobinding(self._binding)
+        return feeds.logits(len(wanted))
+
+    def _feeds(self, num_tokens: int, num_rows: int) -> Feeds:
+        """Memory for a pass of this shape, bound."""
+        shape = num_tokens, num_rows
+        feeds = self._kept.get(shape)
+        if feeds is None:
+            feeds = Feeds(len(self._bound), num_tokens, num_rows, self._vocab_size)
+            if feeds.worth_keeping and len(self._kept) < MAX_KEPT:
+                self._kept[shape] = feeds
+        if feeds is not self._bound_feeds:
+            feeds.bind(self._binding)
+            self._bound_feeds = feeds
+        return feeds
 
     def _num_filling(self, num_tokens: int, end: int) -> int:
         """Tokens to add to a pass so that it takes one sweep, if its last span has room for them."""
