@@ -24,7 +24,8 @@ from benchmarks.decoding import GREEDY, decode, encode_all, load_model, read_pro
 from benchmarks.report import print_json, print_table
 from benchmarks.timing import interleaved
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
-from inference.speculation.decoder import SlotDecoder, SpeculativeDecoder
+from inference.speculation.decoder import SlotDecoder
+from inference.speculation.fused import SpeculativeDecoder
 from inference.speculation.proposer import ModelProposer
 from inference.types import Backend, Draft, Span
 

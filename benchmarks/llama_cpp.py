@@ -25,7 +25,8 @@ from benchmarks.llama_build import built_programs
 from benchmarks.llama_gguf import write_gguf
 from benchmarks.report import print_json, print_table
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, ROOT
-from inference.speculation.decoder import SlotDecoder, SpeculativeDecoder
+from inference.speculation.decoder import SlotDecoder
+from inference.speculation.fused import SpeculativeDecoder
 from inference.speculation.proposer import ModelProposer
 from inference.tokenizer import Tokenizer
 from inference.types import Backend, Decoder

@@ -26,6 +26,10 @@ SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 DEFAULT_BRANCHES = 3
 MAX_BRANCHES = 16
 """Branches of one sequence at once; each has a slot of the draft model."""
+FUSED_GAMMA = 16
+"""Draft tokens per pass at most, where as many are drafted as pay."""
+COMPILED_GAMMA = 4
+"""Draft tokens per pass of a compiled graph, whose length is fixed."""
 
 
 def _require(condition: bool, message: str) -> None:

@@ -11,8 +11,10 @@ from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
+    COMPILED_GAMMA,
     DEFAULT_BRANCHES,
     DTYPES,
+    FUSED_GAMMA,
     SPECULATION_METHODS,
 )
 from inference.types import Schedule
@@ -103,6 +105,14 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text} is not a JSON object")
     return value
+
+
+GAMMA_OF_A_ROUND = "draft tokens per round, 0 for none (%(default)s)"
+GAMMA_OF_A_SERVER = "draft tokens per round, 0 for none (default: the server's)"
+GAMMA_THAT_PAYS = (
+    f"draft tokens per pass at most, as many as pay; 0 for none (default: {FUSED_GAMMA}; "
+    f"where draft and target are one compiled graph, always so many: {COMPILED_GAMMA})"
+)
 
 
 class _MergeObjects(argparse.Action):
@@ -266,9 +276,8 @@ def add_attach(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--attach", metavar="HOST:PORT[,...]", help=text)
 
 
-def add_speculation(parser: argparse.ArgumentParser, *, default: int | None) -> None:
+def add_speculation(parser: argparse.ArgumentParser, *, default: int | None, text: str = GAMMA_OF_A_ROUND) -> None:
     group = parser.add_argument_group("speculation")
-    text = "draft tokens per round, 0 for none " + ("(%(default)s)" if default else "(default: the server's)")
     group.add_argument("--gamma", "--speculation_length", type=int, default=default, metavar="N", help=text)
 
 

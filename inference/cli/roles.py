@@ -14,6 +14,8 @@ from inference.cli.config_file import ConfigFileParser
 from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
+    COMPILED_GAMMA,
+    FUSED_GAMMA,
     ModelConfig,
     NeuronOptions,
     ProposerConfig,
@@ -115,7 +117,7 @@ async def _target(args: argparse.Namespace) -> int:
 
 def _fused_target_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_model_pair(parser)
-    flags.add_speculation(parser, default=4)
+    flags.add_speculation(parser, default=None, text=flags.GAMMA_THAT_PAYS)
     flags.add_listen(parser)
     flags.add_http(parser, default_port=None)
     flags.add_metrics(parser)
@@ -127,6 +129,8 @@ async def _fused_target(args: argparse.Namespace) -> int:
     from inference.cli.serve import serve_fused
 
     _default_to_fused(args, has_draft=args.draft_model != flags.NGRAM)
+    if args.gamma is None:
+        args.gamma = COMPILED_GAMMA if args.backend == "neuron" else FUSED_GAMMA
     # One process, one model at a time: both may use all cores.
     target = _model_config(args, args.target_model, num_threads=usable_cores(), gamma=args.gamma)
     # Medusa's draft is in the target's own checkpoint.
@@ -197,7 +201,7 @@ async def _draft(args: argparse.Namespace) -> int:
 def _client_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_connection(parser, what="host of the server")
     flags.add_concurrency(parser)
-    flags.add_speculation(parser, default=None)
+    flags.add_speculation(parser, default=None, text=flags.GAMMA_OF_A_SERVER)
     flags.add_prompts(parser)
     flags.add_sampling(parser)
 

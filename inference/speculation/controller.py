@@ -78,10 +78,11 @@ class PassTimes:
 class Acceptance:
     """Decayed share of draft tokens that were accepted among those that were put to the test.
 
-    A rejected token ends a proposal: what comes behind it was not tested. A prior counts as `_PRIOR_TESTED` further
+    A rejected token ends a proposal: what comes behind it was not tested. A prior counts as `prior_tested` further
     tokens. Evidence fades with every pass, also without a test, so a draft that was given up gets another chance.
     """
 
+    prior_tested: float = _PRIOR_TESTED
     _tested: float = 0.0
     _accepted: float = 0.0
 
@@ -93,7 +94,7 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        return (self._accepted + _PRIOR_RATE * _PRIOR_TESTED) / (self._tested + _PRIOR_TESTED)
+        return (self._accepted + _PRIOR_RATE * self.prior_tested) / (self._tested + self.prior_tested)
 
 
 def choose_widths(available: Sequence[int], rates: Sequence[float], *, base_s: float, slope_s: float) -> list[int]:

@@ -18,7 +18,9 @@ from inference.capabilities import CompiledDecoder, max_pass_draft_tokens, promp
 from inference.config import DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.drafting import DraftEngine
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, TargetEngine
-from inference.speculation.decoder import SlotDecoder, SpeculativeDecoder
+from inference.speculation.decoder import SlotDecoder
+from inference.speculation.draft_length import DraftLength
+from inference.speculation.fused import SpeculativeDecoder
 from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
 from inference.speculation.proposer import ModelProposer
 from inference.tokenizer import Tokenizer, model_vocab_size
@@ -58,7 +60,7 @@ async def fused_engine(
     backend = await load(target)
     proposer, draft_words = await load_proposer(draft)
     require_one_vocabulary(draft_words, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
-    decoder = SpeculativeDecoder(SlotDecoder(backend), proposer)
+    decoder = SpeculativeDecoder(SlotDecoder(backend), proposer, DraftLength())
     async with running(_engine(decoder, backend, limits)) as engine:
         yield engine
 

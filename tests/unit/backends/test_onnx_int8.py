@@ -14,7 +14,8 @@ from inference.backends.onnx_backend import OnnxBackend
 from inference.backends.registry import load_backend
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
-from inference.speculation.decoder import SlotDecoder, SpeculativeDecoder
+from inference.speculation.decoder import SlotDecoder
+from inference.speculation.fused import SpeculativeDecoder
 from inference.speculation.proposer import ModelProposer
 from inference.types import Array, Decoder, SamplingParams, Span, Turn
 from tests.tiny_models import DEFAULT_VOCAB_SIZE, save_tiny_model

@@ -11,7 +11,8 @@ from inference.backends.pytorch import load_torch_backend
 from inference.config import ModelConfig
 from inference.engine.drafting import DraftEngine
 from inference.engine.target import TargetEngine
-from inference.speculation.decoder import SlotDecoder, SpeculativeDecoder
+from inference.speculation.decoder import SlotDecoder
+from inference.speculation.fused import SpeculativeDecoder
 from inference.speculation.proposer import ModelProposer
 from inference.types import GenerationRequest
 from tests.conftest import ModelDirectories
