@@ -11,6 +11,7 @@ _COMMON: list[tuple[str, int]] = [
     # A peer that vanished without closing its connection is noticed after 10 + 5 seconds.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     # Keepalive goes on while a long pass keeps a stream silent.
     ("grpc.http2.max_pings_without_data", 0),
 ]

@@ -31,7 +31,9 @@ class PlainTokenizer:
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """Token ids of a text, as "input_ids"."""
-        return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+        # `encode` would keep other threads from running for as long as it takes.
+        [encoding] = self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return {"input_ids": encoding.ids}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
         """Text of token ids; never cleans up."""

@@ -23,6 +23,7 @@ MAX_COUNT = 2**32 - 1
 MAX_GAMMA = 64
 MAX_LOGPROBS = 20
 """Best tokens of a position whose log-probabilities can be asked for."""
+MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 """Tokens of one request that can be given a bias."""
 
@@ -144,6 +145,8 @@ class GenerationRequest:
         limit = self.max_new_tokens
         _require(1 <= limit <= MAX_COUNT, f"max_new_tokens {limit} is outside 1..{MAX_COUNT}")
         _require(self.gamma is None or 0 <= self.gamma <= MAX_GAMMA, f"gamma {self.gamma} is outside 0..{MAX_GAMMA}")
+        num_stops = len(self.stop_token_ids)
+        _require(num_stops <= MAX_STOP_TOKEN_IDS, f"{num_stops} stop_token_ids exceed {MAX_STOP_TOKEN_IDS}")
         _require(
             0 <= self.num_committed_tokens < num_prompt_tokens,
             f"num_committed_tokens {self.num_committed_tokens} is not below the prompt's {num_prompt_tokens} tokens",

@@ -39,9 +39,13 @@ def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> Abstr
 
 
 def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
+    """With a fixed length, unless the flags say otherwise: a tiny draft costs as much as its target, and never pays."""
     port = free_port()
+    fixed = ("--no-adaptive_gamma", "--gamma", "4")
     models = ("--target_model", str(target), "--draft_model", str(draft))
-    return server_process("fused", "fused_target", *models, "--port", str(port), "--threads", "1", *flags, port=port)
+    return server_process(
+        "fused", "fused_target", *models, "--port", str(port), "--threads", "1", *fixed, *flags, port=port
+    )
 
 
 @dataclass

@@ -281,6 +281,12 @@ def add_speculation(parser: argparse.ArgumentParser, *, default: int | None, tex
     group.add_argument("--gamma", "--speculation_length", type=int, default=default, metavar="N", help=text)
 
 
+def add_adaptive_gamma(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("speculation length")
+    text = "draft only as many of gamma tokens as pay, by the draft's confidence and the measured times (%(default)s)"
+    group.add_argument("--adaptive_gamma", action=argparse.BooleanOptionalAction, default=True, help=text)
+
+
 def add_prompts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompts and output")
     source = group.add_mutually_exclusive_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -24,6 +25,7 @@ from inference.gateway.server import HttpServer, http_server
 from inference.metrics import Metrics
 from inference.workers.client import RemoteCompleter
 from inference.workers.completion import Completer
+from inference.workers.draining import DrainingCompleter
 from inference.workers.generation import GenerationServicer, ModelCard
 from inference.workers.metered import MeteredCompleter
 
@@ -44,13 +46,15 @@ async def serve_gateway(args: argparse.Namespace) -> int:
             remote = RemoteCompleter(continuing(channel, observers.telemetry), where, deadline_s=args.deadline_s)
             card = _named(args, ModelCard.from_message(await remote.model()))
             metrics = Metrics(card.name)
-            completer = MeteredCompleter(observers.around(remote, model=card.name), metrics)
+            draining = DrainingCompleter(observers.around(remote, model=card.name))
+            completer = MeteredCompleter(draining, metrics)
             metrics.watch(completer)
             gateway = _gateway(args, completer, card, metrics, lambda: _is_serving(channel), observers.telemetry)
             async with http_server(gateway, server.host, server.port, grace_s=server.grace_s) as http:
                 signal = await stop_signal()
                 logger.info("%s: running requests get %g s", signal.name, server.grace_s)
                 http.refuse_new()
+                asyncio.get_running_loop().call_later(server.grace_s, draining.end)
     logger.info("stopped")
     return 0
 

@@ -118,6 +118,7 @@ async def _target(args: argparse.Namespace) -> int:
 def _fused_target_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_model_pair(parser)
     flags.add_speculation(parser, default=None, text=flags.GAMMA_THAT_PAYS)
+    flags.add_adaptive_gamma(parser)
     flags.add_listen(parser)
     flags.add_http(parser, default_port=None)
     flags.add_metrics(parser)

@@ -24,7 +24,9 @@ from inference.config import ModelConfig, ProposerConfig, ServerConfig, check_ga
 from inference.engine.drafting import DraftEngine
 from inference.engine.engine import Engine
 from inference.errors import ConfigError, SpecDecError
+from inference.identity import model_identity
 from inference.metrics import Metrics
+from inference.speculation.draft_length import DraftLength
 from inference.tokenizer import Tokenizer
 from inference.types import Generator
 from inference.workers import generation, verification
@@ -54,6 +56,7 @@ async def serve_target(args: argparse.Namespace, config: ModelConfig, server: Se
                 engine,
                 pool,
                 vocabulary=Vocabulary(tokenizer.fingerprint, engine.vocab_size),
+                model_id=model_identity(config.path, config.dtype, config.backend, config.device),
                 idle_timeout_s=server.idle_timeout_s,
                 profile=observers.profile,
                 metrics=metrics,
@@ -76,7 +79,8 @@ async def serve_fused(
     tokenizer, metrics = Tokenizer.load(target.path), Metrics(target.path.name)
     gamma = check_gamma(args.gamma)
     with observed(args) as observers:
-        async with fused_engine(target, draft, max_waiting=server.max_waiting, gamma=gamma) as engine:
+        length = DraftLength() if args.adaptive_gamma else None
+        async with fused_engine(target, draft, max_waiting=server.max_waiting, gamma=gamma, length=length) as engine:
             return await _serve_generation(
                 _generation(engine, tokenizer, target.path.name, "fused", observers, metrics),
                 args,

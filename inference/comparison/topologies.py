@@ -117,7 +117,10 @@ class Deployment:
         if server.role == "target":
             return ["--model", target, "--port", str(port)]
         if server.role == "fused_target":
-            return ["--target_model", target, "--draft_model", draft, "--port", str(port), *gamma]
+            fixed = (
+                ["--no-adaptive_gamma"] if len(self._config.gammas) > 1 else []
+            )  # a sweep is over lengths, not limits
+            return ["--target_model", target, "--draft_model", draft, "--port", str(port), *gamma, *fixed]
         flags = ["--model", draft, *gamma, "--branches", str(server.branches)]
         flags += ["--tokenizer", target] if draft == NGRAM else []
         if server.pooled:

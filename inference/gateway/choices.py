@@ -15,6 +15,8 @@ from inference.workers.completion import Chat, Completer, CompletionRequest, Eve
 
 ChoiceEvent: TypeAlias = tuple[int, Event]
 """(index of the choice, what became of it)"""
+MAX_AT_ONCE = 32
+"""Choices of one request that run or wait in the server at once; the queue is for other requests too."""
 
 
 def completion_requests(body: CompletionBody) -> list[CompletionRequest]:
@@ -97,7 +99,10 @@ async def _single(completer: Completer, request: CompletionRequest) -> AsyncGene
 async def _merged(completer: Completer, requests: Sequence[CompletionRequest]) -> AsyncGenerator[ChoiceEvent, None]:
     """Every choice on a task of its own; the first failure ends them all."""
     queue: asyncio.Queue[ChoiceEvent | Exception | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_pump(completer, index, request, queue)) for index, request in enumerate(requests)]
+    room = asyncio.Semaphore(MAX_AT_ONCE)
+    tasks = [
+        asyncio.create_task(_pump(completer, index, request, queue, room)) for index, request in enumerate(requests)
+    ]
     try:
         num_left = len(tasks)
         while num_left:
@@ -119,9 +124,10 @@ async def _pump(
     index: int,
     request: CompletionRequest,
     queue: asyncio.Queue[ChoiceEvent | Exception | None],
+    room: asyncio.Semaphore,
 ) -> None:
     try:
-        async with aclosing(completer.complete(request)) as events:
+        async with room, aclosing(completer.complete(request)) as events:
             async for event in events:
                 queue.put_nowait((index, event))
     except Exception as exc:

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from inference import errors
 
 INVALID_REQUEST = "invalid_request_error"
-_ADDRESS = re.compile(r"^\S+:\d+: ")
+_ADDRESS = re.compile(r"^(\S+:\d+: )+")
 # What a message about a request begins with, or speaks of, names the field at fault.
 _FIELDS = (
     "temperature|top_p|top_k|min_p|repetition_penalty|presence_penalty|frequency_penalty|logit_bias|logprobs|stop|seed|"

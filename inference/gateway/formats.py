@@ -110,7 +110,9 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int) -> dict[str, 
     return {
         "tokens": tokens,
         "token_logprobs": [position.chosen.logprob for position in positions],
-        "top_logprobs": [{_name(token): token.logprob for token in position.top} for position in positions],
+        "top_logprobs": [
+            {_name(token): token.logprob for token in (*position.top, position.chosen)} for position in positions
+        ],
         "text_offset": offsets,
     }
 

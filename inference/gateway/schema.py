@@ -116,7 +116,7 @@ class GenerationBody(_Body):
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     logit_bias: dict[
-        Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")], Annotated[float, Field(ge=-100.0, le=100.0)]
+        Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$(?!\n)")], Annotated[float, Field(ge=-100.0, le=100.0)]
     ] = Field(
         default_factory=dict,
         max_length=MAX_LOGIT_BIASES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -58,7 +59,7 @@ async def http_server(gateway: Gateway, host: str, port: int, *, grace_s: float)
         log_config=None,
         log_level="warning",
         timeout_keep_alive=75,  # longer than the pools of usual clients keep a connection: they close it, not we
-        timeout_graceful_shutdown=max(1, round(grace_s)),
+        timeout_graceful_shutdown=max(1, math.ceil(grace_s) + 1),
         backlog=BACKLOG,
         server_header=False,
     )

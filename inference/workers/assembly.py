@@ -43,9 +43,13 @@ async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenera
 
 @asynccontextmanager
 async def fused_engine(
-    target: ModelConfig, draft: ProposerConfig, *, max_waiting: int, gamma: int
+    target: ModelConfig, draft: ProposerConfig, *, max_waiting: int, gamma: int, length: DraftLength | None
 ) -> AsyncGenerator[TargetEngine, None]:
     """A running engine over a target and a proposer.
+
+    Args:
+        gamma: draft tokens of one session in one pass at most.
+        length: chooses how many; without it, and in a compiled graph, it is always gamma.
 
     Raises:
         IncompatibleDraftError: they do not share a vocabulary.
@@ -60,7 +64,7 @@ async def fused_engine(
     backend = await load(target)
     proposer, draft_words = await load_proposer(draft)
     require_one_vocabulary(draft_words, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
-    decoder = SpeculativeDecoder(SlotDecoder(backend), proposer, DraftLength())
+    decoder = SpeculativeDecoder(SlotDecoder(backend), proposer, length)
     async with running(_engine(decoder, backend, limits)) as engine:
         yield engine
 

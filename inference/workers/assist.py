@@ -14,7 +14,7 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.engine.draft_session import DraftSession
 from inference.engine.drafting import DraftEngine
-from inference.errors import CapacityError, SpecDecError, UnavailableError
+from inference.errors import CapacityError, RequestError, SpecDecError
 from inference.types import Commit
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.proposals import ProposalSender
@@ -61,7 +61,7 @@ class PoolMember:
         """Help for ever.
 
         Raises:
-            SpecDecError: the target refuses this worker; a target that cannot be reached is dialled again.
+            RequestError: the target refuses this worker; one that cannot be reached, or fails, is dialled again.
         """
         lost = False
         async with open_channel(self._address) as channel:
@@ -69,7 +69,9 @@ class PoolMember:
             while True:
                 try:
                     await self._help(stub)
-                except UnavailableError as exc:
+                except RequestError:
+                    raise
+                except SpecDecError as exc:
                     if not lost:
                         logger.warning("no target, dialling until there is one: %s", exc)
                     lost = True
@@ -188,18 +190,31 @@ async def assist(
     num_slots: int,
     max_branches: int = 0,
 ) -> None:
-    """Help several targets, each with an equal share of the slots, for ever.
+    """Help several targets, each with an equal share of the slots, as long as one of them takes this worker.
 
     Raises:
-        SpecDecError: a target refuses this worker.
+        RequestError: the last of them refuses it.
     """
     share, limits = max(1, num_slots // len(addresses)), DraftLimits(gamma, max_branches)
     members = [
         PoolMember(engine, address, vocabulary=vocabulary, limits=limits, num_slots=share) for address in addresses
     ]
+    helping = {asyncio.create_task(member.run()) for member in members}
     try:
-        async with asyncio.TaskGroup() as group:
-            for member in members:
-                group.create_task(member.run())
-    except* SpecDecError as group_error:
-        raise group_error.exceptions[0] from None
+        while True:
+            ended, helping = await asyncio.wait(helping, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                _go_on_without(task, is_last=not helping)
+    finally:
+        for task in helping:
+            task.cancel()
+
+
+def _go_on_without(member: asyncio.Task[None], *, is_last: bool) -> None:
+    """Log why a target refuses the worker; raise it if there is no other target left."""
+    try:
+        member.result()
+    except RequestError as refusal:
+        if is_last:
+            raise
+        logger.warning("goes on without a target that refuses it: %s", refusal)

@@ -12,6 +12,9 @@ from inference.workers.completion import CompletionRequest, Event
 from inference.workers.convert import completion_to_message, event_from_message
 from inference.workers.status import from_rpc_error
 
+MAX_DEADLINE_S = 1e8
+"""gRPC takes much longer ones for times that are over."""
+
 
 class RemoteCompleter:
     """A `Completer` at HOST:PORT.
@@ -25,7 +28,7 @@ class RemoteCompleter:
     def __init__(self, channel: grpc.aio.Channel, address: str, *, deadline_s: float) -> None:
         self._stub = rpc.GenerationServiceStub(channel)
         self._address = address
-        self._deadline_s = deadline_s
+        self._deadline_s = min(deadline_s, MAX_DEADLINE_S)
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""

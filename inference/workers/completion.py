@@ -6,6 +6,7 @@ process; `RemoteCompleter` (client.py) reaches any GenerationService.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncGenerator
@@ -32,6 +33,8 @@ from inference.types import (
 )
 
 DEFAULT_MAX_NEW_TOKENS = 128
+MAX_INLINE_CHARACTERS = 20_000
+"""Longer prompts are tokenized on a thread: megabytes take seconds, in which nobody else would be served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class LocalCompleter:
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        generation = self._generation(request)
+        generation = self._generation(request, await self._prompt(request.prompt))
         output = _Output(self._tokenizer, request.stop)
         started: Started | None = self._started(request, generation)
         async with aclosing(self._generator.generate(generation)) as commits:
@@ -179,13 +182,20 @@ class LocalCompleter:
             text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
         return Started(len(token_ids), generation.sampling.seed, text)
 
-    def _prompt(self, prompt: str | tuple[int, ...] | Chat) -> tuple[int, ...]:
+    async def _prompt(self, prompt: str | tuple[int, ...] | Chat) -> tuple[int, ...]:
+        if isinstance(prompt, tuple):
+            return prompt
+        length = len(prompt) if isinstance(prompt, str) else sum(len(text) for _, text in prompt.messages)
+        if length > MAX_INLINE_CHARACTERS:
+            return await asyncio.to_thread(self._encode, prompt)
+        return self._encode(prompt)
+
+    def _encode(self, prompt: str | Chat) -> tuple[int, ...]:
         if isinstance(prompt, Chat):
             return self._tokenizer.encode_chat(prompt.messages)
-        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return self._tokenizer.encode(prompt)
 
-    def _generation(self, request: CompletionRequest) -> GenerationRequest:
-        prompt = self._prompt(request.prompt)
+    def _generation(self, request: CompletionRequest, prompt: tuple[int, ...]) -> GenerationRequest:
         if not prompt:
             raise InvalidRequestError("the prompt is empty: it has no token")
         check_logit_bias(request.sampling, vocab_size=self._generator.vocab_size)

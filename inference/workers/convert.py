@@ -12,6 +12,9 @@ from inference.workers import completion
 
 PROTOCOL_VERSION = 1
 
+MAX_BRANCHES_OF_MESSAGE = 1024
+"""Far more than any draft has use for; each is kept until its place in the tree is decided."""
+
 Branch: TypeAlias = tuple[str, int, Sequence[int]]
 """("prefix" | "node", prefix length | node number, token ids)"""
 
@@ -256,6 +259,8 @@ def open_from_message(message: pb.Open) -> types.GenerationRequest:
 
 
 def branches_from_message(message: pb.Propose) -> list[Branch]:
+    if len(message.branches) > MAX_BRANCHES_OF_MESSAGE:
+        raise InvalidRequestError(f"{len(message.branches)} branches of one message exceed {MAX_BRANCHES_OF_MESSAGE}")
     return [_branch_from_message(branch) for branch in message.branches]
 
 

@@ -18,11 +18,11 @@ from inference.config import DraftConfig
 from inference.engine.draft_session import DraftSession
 from inference.engine.drafting import DraftEngine
 from inference.engine.target import check_token_ids
-from inference.errors import UnavailableError
+from inference.errors import CapacityError, UnavailableError
 from inference.types import Commit, GenerationRequest, Schedule
 from inference.workers.rounds import rounds
 from inference.workers.run_ahead import run_ahead
-from inference.workers.verifier import verify_stream
+from inference.workers.verifier import Origin, verify_stream
 from inference.workers.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -79,24 +79,29 @@ class DraftWorker:
     async def _commits(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
         """Commits to the last one, over as many streams as it takes."""
         lost_at: float | None = None
+        origin = Origin()
         while True:
             try:
-                async with aclosing(self._stream(_resumed(request, draft), draft)) as commits:
+                async with aclosing(self._stream(_resumed(request, draft), draft, origin)) as commits:
                     async for commit in commits:
                         if lost_at is not None:
                             logger.info("the target is back after %.1f s", time.monotonic() - lost_at)
                             lost_at = None
                         yield commit
                 return
-            except UnavailableError as exc:
+            except (UnavailableError, CapacityError) as exc:
+                if isinstance(exc, CapacityError) and lost_at is None:
+                    raise  # a request that resumes waits for a place: its own lost session may still hold one
                 if lost_at is None:  # once, not at every attempt
                     lost_at = time.monotonic()
                     logger.info("lost the target, dialling again: %s", exc)
                 if time.monotonic() - lost_at > self._config.reconnect_timeout_s:
-                    raise
+                    raise UnavailableError(str(exc)) from exc
                 await asyncio.sleep(REDIAL_S)
 
-    async def _stream(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
+    async def _stream(
+        self, request: GenerationRequest, draft: DraftSession, origin: Origin
+    ) -> AsyncGenerator[Commit, None]:
         """Commits of one stream."""
         gamma = self._config.gamma if request.gamma is None else request.gamma
         schedule = request.schedule or self._config.schedule
@@ -104,7 +109,7 @@ class DraftWorker:
             schedule = Schedule.ASYNC  # without drafts, rounds would cost a round trip a token
         opening = replace(request, gamma=gamma, schedule=schedule)
         address, deadline_s = self._config.target_address, self._config.deadline_s
-        async with verify_stream(self._stub, address, deadline_s=deadline_s) as target:
+        async with verify_stream(self._stub, address, origin, deadline_s=deadline_s) as target:
             await target.open(opening, self._vocabulary)
             if schedule is Schedule.SYNC:
                 commits = rounds(opening, self._engine, draft, target, gamma=gamma)

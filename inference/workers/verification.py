@@ -35,6 +35,9 @@ LINGER_S = 2.0
 """How long a finished stream stays open for drafts that are on their way, unless the draft ends it first. A write that
 meets a closed stream would fail the draft's call as a whole, with the last commits unread."""
 
+MAX_WORKER_SLOTS = 4096
+"""Sessions that one worker of the pool may offer to draft for."""
+
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
 
 
@@ -57,6 +60,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         pool: DraftPool,
         *,
         vocabulary: Vocabulary,
+        model_id: str,
         idle_timeout_s: float,
         profile: Profile | None = None,
         metrics: Metrics | None = None,
@@ -69,10 +73,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._annotate = annotate
         self._idle_timeout_s = idle_timeout_s
         self._vocabulary = vocabulary
+        self._model_id = model_id
 
     async def Verify(self, _: object, context: Context) -> None:
         """Serve one session from Open to its last Commit."""
-        session = self._open(await context.read())
+        session = self._open(await self._first(context))
         stats = self._stats(session)
         tasks = [
             asyncio.create_task(self._read_proposals(session, context)),
@@ -97,18 +102,19 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     async def Assist(self, _: object, context: Context) -> None:
         """Serve one draft worker of the pool until it leaves."""
-        message: Any = await context.read()
+        message = await self._first(context)
         if message == grpc.aio.EOF or message.WhichOneof("message") != "attach":
             raise InvalidRequestError("the first message of a pool worker must be Attach")
         self._check_fits(message.attach)
-        if message.attach.num_slots < 1:
-            raise InvalidRequestError("num_slots 0 is below 1: the worker has no room")
+        if not 1 <= message.attach.num_slots <= MAX_WORKER_SLOTS:
+            raise InvalidRequestError(f"num_slots {message.attach.num_slots} is outside 1..{MAX_WORKER_SLOTS}")
         await serve_worker(StreamWorker(message.attach), self._pool, context, pass_us=self._engine.pass_us)
 
     def _open(self, message: Any) -> TargetSession:
         if message == grpc.aio.EOF or message.WhichOneof("message") != "open":
             raise InvalidRequestError("the first message of a session must be Open")
         self._check_fits(message.open)
+        self._check_resumes(message.open)
         return self._engine.open(open_from_message(message.open), drafted=True)
 
     def _check_fits(self, message: pb.Open | pb.Attach) -> None:
@@ -117,6 +123,21 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
             )
         require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
+
+    def _check_resumes(self, message: pb.Open) -> None:
+        """A sequence that one model began is not another's to go on with."""
+        if message.num_committed_tokens and message.model_id not in ("", self._model_id):
+            raise IncompatibleDraftError(
+                f"the session began with model {message.model_id}, here is {self._model_id}: it cannot resume"
+            )
+
+    async def _first(self, context: Context) -> Any:
+        """The first message of a stream, which does not wait for ever."""
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                return await context.read()
+        except TimeoutError:
+            raise DeadlineError(f"no first message came for {self._idle_timeout_s:g} s") from None
 
     def _commits(self, session: TargetSession) -> AsyncGenerator[Commit, None]:
         commits = self._engine.commits(session)
@@ -136,6 +157,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             max_length=self._engine.max_length,
             max_tree_tokens=MAX_TREE_TOKENS,
             pass_us=self._engine.pass_us,
+            model_id=self._model_id,
         )
         return pb.VerifyResponse(opened=opened)
 

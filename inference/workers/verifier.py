@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -23,12 +23,25 @@ from inference.workers.vocabulary import Vocabulary
 _FRAME_BYTES = 5  # gRPC's length prefix of each message
 
 
+@dataclass(slots=True)
+class Origin:
+    """The model that a request's tokens come from, over all of its streams; empty before the first one says."""
+
+    model_id: str = ""
+
+
 class VerifyStream:
     """One session at a remote target."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse], address: str) -> None:
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse],
+        address: str,
+        origin: Origin,
+    ) -> None:
         self._call = call
         self._address = address
+        self._origin = origin
         self.round_trip = RoundTrip()
         self.proposals = ProposalSender(self._propose, self.round_trip)
         self._bytes_up = 0
@@ -38,6 +51,7 @@ class VerifyStream:
         """Open the session; does not wait for the answer, so that drafting begins at once."""
         self._opened_at = time.monotonic()
         message = open_to_message(request, fingerprint=vocabulary.fingerprint, vocab_size=vocabulary.size)
+        message.model_id = self._origin.model_id
         await self._write(pb.VerifyRequest(open=message))
 
     async def commit(self) -> Commit:
@@ -45,6 +59,7 @@ class VerifyStream:
         message = await self._read()
         if message.WhichOneof("message") == "opened":  # the target answers Open at once: a round trip
             self.round_trip.record(time.monotonic() - self._opened_at)
+            self._origin.model_id = message.opened.model_id
             message = await self._read()
         commit = commit_from_message(message.commit)
         self.proposals.answered(commit)
@@ -82,11 +97,11 @@ class VerifyStream:
 
 @asynccontextmanager
 async def verify_stream(
-    stub: rpc.VerificationServiceStub, address: str, *, deadline_s: float
+    stub: rpc.VerificationServiceStub, address: str, origin: Origin, *, deadline_s: float
 ) -> AsyncGenerator[VerifyStream, None]:
     """A stream that is cancelled, and so frees its slot, however the block is left."""
     call = stub.Verify(timeout=deadline_s)
     try:
-        yield VerifyStream(call, address)
+        yield VerifyStream(call, address, origin)
     finally:
         call.cancel()

@@ -68,7 +68,7 @@ async def test_every_topology_samples_the_same_tokens() -> None:
     async with (
         server_process("target", "target", "--port", str(port), "--threads", "1", port=port) as target,
         draft_server(BUNDLED_DRAFT, target) as draft,
-        fused_server(BUNDLED_TARGET, BUNDLED_DRAFT) as fused,
+        fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, "--adaptive_gamma", "--gamma", "16") as fused,
     ):
         alone = await complete_all(target, [replace(request, gamma=0) for request in requests])
         for server in (draft, fused):

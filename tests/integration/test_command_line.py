@@ -77,7 +77,8 @@ async def test_draft_completes_a_prompt_file(
 async def test_thin_client_shows_text(target: ServerProcess) -> None:
     """Text format: prompt and continuation as it streams, then a line of figures; logs stay on stderr."""
     result = await run_command(
-        "--role", "fused_client", "--port", str(target.port), "--prompt", "the wind", "--max_new_tokens", "5"
+        *("--role", "fused_client", "--port", str(target.port), "--prompt", "the wind", "--max_new_tokens", "5"),
+        *("--deadline_s", "inf"),  # gRPC took it for a time that is over
     )
     expected = await complete(target, CompletionRequest("the wind", max_new_tokens=5))
     assert result.code == 0

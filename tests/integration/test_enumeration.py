@@ -64,7 +64,7 @@ async def far_target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
         card = ModelCard("target", "target", 512, backend.vocab_size, tokenizer.fingerprint)
 
         def register(server: grpc.aio.Server) -> None:
-            verifier = VerificationServicer(engine, pool, vocabulary=words, idle_timeout_s=60.0)
+            verifier = VerificationServicer(engine, pool, vocabulary=words, model_id="m", idle_timeout_s=60.0)
             rpc.add_VerificationServiceServicer_to_server(verifier, server)
             generation = GenerationServicer(LocalCompleter(pool, tokenizer), card)
             rpc.add_GenerationServiceServicer_to_server(generation, server)

@@ -259,6 +259,23 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
     assert len(result.objects[0]["token_ids"]) == num_tokens
 
 
+async def test_another_model_in_the_targets_place_does_not_go_on_with_its_text(models: ModelDirectories) -> None:
+    """The story: the target was restarted with other weights of the same tokenizer, and text that one model had begun
+    was ended by the other, without a word."""
+    flags = ("--reconnect_timeout_s", "60", "--seed", "5", "--temperature", "1", "--max_new_tokens", "1500")
+    async with dying_target(models) as (target, port), drafting(models, port, *flags) as process:
+        await until_busy(target)
+        await asyncio.sleep(0.1)
+        target.process.kill()
+        arguments = ("--model", str(models.target), "--port", str(port), "--threads", "1", "--batch", "1")
+        async with server_process("again", "target", *arguments, port=port):
+            result = await result_of(process)
+    assert result.code == 1
+    (fields,) = result.objects
+    assert fields["error"]["code"] == "FAILED_PRECONDITION"
+    assert "cannot resume" in fields["error"]["message"]
+
+
 @asynccontextmanager
 async def dying_target(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
     """A target that the test is going to kill: one slot, no queue."""

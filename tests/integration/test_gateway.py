@@ -221,7 +221,8 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
         old = (await client.completions.create(prompt=PROMPT, logprobs=3, **fields)).choices[0].logprobs
         assert old is not None
         assert old.token_logprobs is not None
-        assert [len(top) for top in old.top_logprobs or []] == [3] * 10
+        assert all(len(top) in (3, 4) for top in old.top_logprobs or [None])  # the chosen token may be none of the best
+        assert all(token in top for token, top in zip(old.tokens or [], old.top_logprobs or [], strict=True))
         chat = await client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=2, **fields)
         new = chat.choices[0].logprobs
         assert new is not None

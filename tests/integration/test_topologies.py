@@ -155,7 +155,7 @@ async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) ->
     rates = {helper: rate(await complete_all(topologies[helper], requests)) for helper in HELPERS}
     assert rates["stranger"] < 0.2 < rates["related"] < 0.8
     assert rates["itself"] == 1.0
-    assert rates["stranger"] < rates["fused"]  # the fused server leaves out drafts that are not worth a step
+    assert rates["fused"] == pytest.approx(rates["related"], abs=0.02)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -13,6 +13,7 @@ import pytest
 
 from inference import errors
 from inference.gateway.app import create_app
+from inference.gateway.choices import MAX_AT_ONCE
 from inference.types import SamplingParams
 from inference.workers.completion import Chat
 from tests.unit.gateway.completers import ScriptedCompleter, gateway
@@ -148,6 +149,18 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> Non
     assert texts == [TEXT] * 4
 
 
+async def test_the_choices_of_one_request_do_not_fill_the_queue() -> None:
+    """The story: 2 prompts with n 64, which the limits allow, were more than slots and queue hold, and got 429."""
+    completer = ScriptedCompleter([["a"]], gap_s=0.005)
+    asking = asyncio.create_task(post(completer, "/v1/completions", {"prompt": ["a", "b"], "n": 64}))
+    most = 0
+    while not asking.done():
+        most = max(most, completer.num_running)
+        await asyncio.sleep(0)
+    assert len((await asking).json()["choices"]) == 128
+    assert 1 < most <= MAX_AT_ONCE
+
+
 REFUSED = {
     "unknown field": ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
     "unknown stream option": ({"prompt": "x", "stream": True, "stream_options": {"x": 1}}, "stream_options", "x"),
@@ -165,6 +178,8 @@ REFUSED = {
     "logprobs": ({"prompt": "x", "logprobs": 21}, "logprobs", "20"),
     "max_tokens": ({"prompt": "x", "max_tokens": 0}, "max_tokens", "1"),
     "logit_bias of no token": ({"prompt": "x", "logit_bias": {"the": 1}}, "logit_bias", "pattern"),
+    "logit_bias of a token beyond 32 bits": ({"prompt": "x", "logit_bias": {"9999999999": 1}}, "logit_bias", "pattern"),
+    "logit_bias of a line": ({"prompt": "x", "logit_bias": {"5\n": 1}}, "logit_bias", "pattern"),
     "logit_bias": ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "100"),
     "echo with logprobs": ({"prompt": "x", "echo": True, "logprobs": 1}, "echo", "echo with logprobs"),
     "stream_options without stream": (

@@ -71,7 +71,9 @@ async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, ca
     """As `main.py --role fused_target` puts it together: one graph, or two slot models."""
     wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
-    async with fused_engine(target, ProposerConfig(draft.path, draft, 3), max_waiting=8, gamma=K) as running:
+    async with fused_engine(
+        target, ProposerConfig(draft.path, draft, 3), max_waiting=8, gamma=K, length=None
+    ) as running:
         answers = [answer_of([commit async for commit in running.generate(request)]) for request in wanted]
         assert running.seed_invariant
     assert [token_ids for token_ids, _ in answers] == greedy_reference(models, wanted)
