@@ -164,9 +164,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder to export target/ and draft/ to")
     parser.add_argument("--prompts", type=Path, default=Path("prompts"), help="folder of prompt files to evaluate on")
     parser.add_argument("--target-steps", type=int, default=1380, help="steps of 8192, later 4096 tokens")
-    parser.add_argument("--pretrain-steps", type=int, default=1500, help="steps of 4096 tokens")
-    parser.add_argument("--written-rows", type=int, default=1056, help="texts of 160 tokens the target writes")
-    parser.add_argument("--distill-steps", type=int, default=900, help="steps of about 2048 tokens")
+    parser.add_argument("--pretrain-steps", type=int, default=2600, help="steps of 4096 tokens")
+    parser.add_argument("--written-rows", type=int, default=8544, help="texts of 160 tokens the target writes")
+    parser.add_argument("--distill-steps", type=int, default=1800, help="steps of about 2048 tokens")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 
