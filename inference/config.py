@@ -26,10 +26,10 @@ SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 DEFAULT_BRANCHES = 3
 MAX_BRANCHES = 16
 """Branches of one sequence at once; each has a slot of the draft model."""
+DEFAULT_GAMMA = 8
+"""Draft tokens per round, per pass at most in run-ahead, or per pass of a compiled graph."""
 FUSED_GAMMA = 16
-"""Draft tokens per pass at most, where as many are drafted as pay."""
-COMPILED_GAMMA = 4
-"""Draft tokens per pass of a compiled graph, whose length is fixed."""
+"""Draft tokens per pass at most where draft and target take turns in one process: as many are drafted as pay."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -172,7 +172,7 @@ class DraftConfig:
     """
 
     target_address: str
-    gamma: int = 4
+    gamma: int = DEFAULT_GAMMA
     schedule: Schedule = Schedule.ASYNC
     deadline_s: float = 600.0
     reconnect_timeout_s: float = 30.0

@@ -11,8 +11,8 @@ from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
-    COMPILED_GAMMA,
     DEFAULT_BRANCHES,
+    DEFAULT_GAMMA,
     DTYPES,
     FUSED_GAMMA,
     SPECULATION_METHODS,
@@ -111,7 +111,7 @@ GAMMA_OF_A_ROUND = "draft tokens per round, 0 for none (%(default)s)"
 GAMMA_OF_A_SERVER = "draft tokens per round, 0 for none (default: the server's)"
 GAMMA_THAT_PAYS = (
     f"draft tokens per pass at most, as many as pay; 0 for none (default: {FUSED_GAMMA}; "
-    f"where draft and target are one compiled graph, always so many: {COMPILED_GAMMA})"
+    f"where draft and target are one compiled graph, always so many: {DEFAULT_GAMMA})"
 )
 
 
@@ -127,7 +127,7 @@ class _MergeObjects(argparse.Action):
 def add_verification(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("verification")
     text = "draft tokens that a compiled pass has room for, 0 for none (%(default)s; other backends take any number)"
-    group.add_argument("--gamma", "--speculation_length", type=int, default=4, metavar="N", help=text)
+    group.add_argument("--gamma", "--speculation_length", type=int, default=DEFAULT_GAMMA, metavar="N", help=text)
 
 
 def add_backend(group: argparse._ArgumentGroup) -> None:

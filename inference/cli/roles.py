@@ -14,7 +14,7 @@ from inference.cli.config_file import ConfigFileParser
 from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
-    COMPILED_GAMMA,
+    DEFAULT_GAMMA,
     FUSED_GAMMA,
     ModelConfig,
     NeuronOptions,
@@ -131,7 +131,7 @@ async def _fused_target(args: argparse.Namespace) -> int:
 
     _default_to_fused(args, has_draft=args.draft_model != flags.NGRAM)
     if args.gamma is None:
-        args.gamma = COMPILED_GAMMA if args.backend == "neuron" else FUSED_GAMMA
+        args.gamma = DEFAULT_GAMMA if args.backend == "neuron" else FUSED_GAMMA
     # One process, one model at a time: both may use all cores.
     target = _model_config(args, args.target_model, num_threads=usable_cores(), gamma=args.gamma)
     # Medusa's draft is in the target's own checkpoint.
@@ -171,7 +171,7 @@ async def _compile(args: argparse.Namespace) -> int:
 def _draft_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_draft_model(parser)
     flags.add_connection(parser, what="host of the target")
-    flags.add_speculation(parser, default=4)
+    flags.add_speculation(parser, default=DEFAULT_GAMMA)
     flags.add_schedule(parser)
     flags.add_prompts(parser)
     flags.add_sampling(parser)

@@ -18,7 +18,7 @@ from inference.comparison.config import (
     Topology,
     WorkloadConfig,
 )
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_BRANCHES, ROOT, SPECULATION_METHODS
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_BRANCHES, DEFAULT_GAMMA, ROOT, SPECULATION_METHODS
 from inference.errors import ConfigError
 from inference.types import Schedule
 
@@ -150,7 +150,7 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     text = "draft model directories; ngram is prompt lookup without a model (%(default)s)"
     group.add_argument("--draft_models", type=_list_of(str), default=str(BUNDLED_DRAFT), metavar="LIST", help=text)
     text = "draft tokens per round; several are a sweep (%(default)s)"
-    group.add_argument("--gamma", type=_list_of(int), default="4", metavar="LIST", help=text)
+    group.add_argument("--gamma", type=_list_of(int), default=str(DEFAULT_GAMMA), metavar="LIST", help=text)
     text = "of distributed: sync (rounds), async (the draft runs ahead), or both (%(default)s)"
     group.add_argument("--schedule", type=_list_of(_schedule), default="sync,async", metavar="LIST", help=text)
     text = "beside the chain of a draft that runs ahead, at most; 0 is none (%(default)s)"

@@ -146,10 +146,9 @@ async def test_sampling_equals_the_target_alone(topologies: Topologies, target: 
 
 async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) -> None:
     """The three drafts above differ in what is accepted; else they would be one test three times."""
+    in_rounds: Any = {"gamma": 4, "schedule": Schedule.SYNC}
     requests = [
-        CompletionRequest(
-            prompt, SamplingParams(temperature=1.0), seed=7, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC
-        )
+        CompletionRequest(prompt, SamplingParams(temperature=1.0), seed=7, max_new_tokens=NUM_TOKENS, **in_rounds)
         for prompt in PROMPTS[:16]
     ]
     rates = {helper: rate(await complete_all(topologies[helper], requests)) for helper in HELPERS}
