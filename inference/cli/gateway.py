@@ -19,7 +19,6 @@ from inference.cli.generate import connected
 from inference.cli.observe import observed
 from inference.cli.telemetry import continuing
 from inference.config import ServerConfig
-from inference.errors import ConfigError
 from inference.gateway.app import Gateway
 from inference.gateway.server import HttpServer, http_server
 from inference.metrics import Metrics
@@ -96,8 +95,6 @@ def _gateway(
     is_healthy: Callable[[], Awaitable[bool]],
     telemetry: Telemetry | None,
 ) -> Gateway:
-    if args.max_body_mib <= 0:
-        raise ConfigError(f"max_body_mib {args.max_body_mib} is not above 0")
     return Gateway(
         completer=completer,
         card=card,
