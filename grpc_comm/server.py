@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from grpc_comm.channel import states
 from grpc_comm.interceptors import ErrorInterceptor, HandlerInterceptor, StatusOf
 from grpc_comm.options import SERVER_OPTIONS
 
@@ -74,11 +75,9 @@ class Server:
 
     async def _follow(self, upstream: grpc.aio.Channel) -> None:
         """Report whether upstream is there; of the states between, none says that it is lost, or back."""
-        while True:
-            state = upstream.get_state(try_to_connect=True)
+        async for state in states(upstream):
             if (status := _STATUS_BEHIND.get(state)) is not None:
                 await self._report(status)
-            await upstream.wait_for_state_change(state)
 
     async def _report(self, status: int) -> None:
         for name in self._names:
