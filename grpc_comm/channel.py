@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import grpc
 
@@ -29,3 +30,11 @@ async def wait_until_ready(channel: grpc.aio.Channel, address: str, *, timeout_s
             await channel.channel_ready()
     except TimeoutError:
         raise UnreachableError(f"no server answers at {address} within {timeout_s:g} s") from None
+
+
+async def states(channel: grpc.aio.Channel) -> AsyncGenerator[grpc.ChannelConnectivity, None]:
+    """What the connection is now, and whenever that changes; it is made again when it is lost. Ends by cancelling."""
+    while True:
+        state = channel.get_state(try_to_connect=True)
+        yield state
+        await channel.wait_for_state_change(state)

@@ -12,12 +12,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from grpc_comm.channel import states
 from grpc_comm.interceptors import ErrorInterceptor, HandlerInterceptor, StatusOf
 from grpc_comm.options import SERVER_OPTIONS
 
 logger = logging.getLogger(__name__)
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
+_STATUS_BEHIND = {
+    grpc.ChannelConnectivity.READY: health_pb2.HealthCheckResponse.SERVING,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE: health_pb2.HealthCheckResponse.NOT_SERVING,
+}
+"""What a server can do whose upstream's channel is in this state."""
 
 
 class PortTakenError(Exception):
@@ -33,6 +39,7 @@ class Server:
         register: adds the servicers.
         status_of: maps exceptions of handlers to statuses.
         inner: interceptors that see these exceptions first.
+        upstream: the channel to a server without which nothing can be served: health follows its connection.
     """
 
     def __init__(
@@ -43,10 +50,13 @@ class Server:
         register: Callable[[grpc.aio.Server], None],
         status_of: StatusOf,
         inner: Sequence[HandlerInterceptor] = (),
+        upstream: grpc.aio.Channel | None = None,
     ) -> None:
         interceptors = [ErrorInterceptor(status_of), *inner]
         self._server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
         self._health = HealthServicer()
+        self._upstream = upstream
+        self._following: asyncio.Task[None] | None = None
         self._names = [*service_names, ""]  # "" is the server as a whole
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([*service_names, _HEALTH_SERVICE, reflection.SERVICE_NAME], self._server)
@@ -60,6 +70,14 @@ class Server:
         """Listen, and report SERVING."""
         await self._server.start()
         await self._report(health_pb2.HealthCheckResponse.SERVING)
+        if self._upstream is not None:
+            self._following = asyncio.create_task(self._follow(self._upstream))
+
+    async def _follow(self, upstream: grpc.aio.Channel) -> None:
+        """Report whether upstream is there; of the states between, none says that it is lost, or back."""
+        async for state in states(upstream):
+            if (status := _STATUS_BEHIND.get(state)) is not None:
+                await self._report(status)
 
     async def _report(self, status: int) -> None:
         for name in self._names:
@@ -67,6 +85,8 @@ class Server:
 
     async def stop(self, drain: Callable[[], Awaitable[None]], *, grace_s: float) -> None:
         """Report NOT_SERVING, let `drain` finish or fail the work at hand, then close the streams."""
+        if self._following is not None:
+            self._following.cancel()
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
         await drain()
         await self._server.stop(grace_s)

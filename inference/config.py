@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -210,6 +211,7 @@ class ServerConfig:
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
         _require(self.idle_timeout_s > 0, f"idle_timeout_s {self.idle_timeout_s} is not above 0")
         _require(self.grace_s >= 0, f"grace_s {self.grace_s} is below 0")
+        _require(math.isfinite(self.grace_s), f"grace_s {self.grace_s} is not finite")
 
     @property
     def on_loopback(self) -> bool:

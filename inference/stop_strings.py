@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.errors import InvalidRequestError
+from inference.unicode import check_unicode
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Refuse stop strings that are too many, empty or too long.
+    """Refuse stop strings that are too many, empty, too long or no text.
 
     Raises:
         InvalidRequestError: naming the limit.
@@ -21,6 +22,7 @@ def check_stops(stops: Sequence[str]) -> None:
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
             raise InvalidRequestError(f"stop has a string of {len(stop)} characters; 1..{MAX_STOP_CHARACTERS} may be")
+        check_unicode(stop, "stop")
 
 
 class StopStrings:

@@ -179,10 +179,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The chosen token of one position, and the best ones there, best first."""
+    """The chosen token of one position, and the best ones there, best first.
+
+    Attributes:
+        num_characters: of text that became certain with the chosen token, even if a stop string holds them back; 0
+            until someone with a tokenizer says. Its bytes cannot tell: a special token's are a name, and no text.
+    """
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
+    num_characters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

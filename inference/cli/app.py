@@ -32,6 +32,13 @@ def main(arguments: Sequence[str]) -> int:
         return _report(exc, EXIT_USAGE)
     except SpecDecError as exc:
         return _report(exc, 1)
+    except OSError as exc:
+        return _report_lost_output(exc)
+    except ExceptionGroup as group:  # several prompts run in a task group
+        lost, others = group.split(OSError)
+        if lost is None or others is not None:
+            raise
+        return _report_lost_output(lost)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
@@ -47,6 +54,17 @@ def _run(coroutine: object) -> int:
 def _report(error: Exception, code: int) -> int:
     print(f"error: {error}", file=sys.stderr)
     return code
+
+
+def _report_lost_output(error: Exception) -> int:
+    """End after a write that failed; without a word if stdout's reader has left, as `head` does.
+
+    What is still in stdout's buffer goes nowhere: Python would try to write it at exit, and complain once more.
+    """
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1 if isinstance(error, BrokenPipeError) else _report(error, 1)
 
 
 def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:

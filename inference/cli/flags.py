@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,22 @@ class _MergeObjects(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), **values})
 
 
+def _port(text: str) -> int:
+    """A port to listen on; 0 takes a free one."""
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"port {port} is outside 0..65535")
+    return port
+
+
+def _mebibytes(text: str) -> float:
+    """A size that can be counted in bytes."""
+    size = float(text)
+    if not 0 < size < math.inf:
+        raise argparse.ArgumentTypeError(f"{size} MiB is not above 0 and finite")
+    return size
+
+
 def add_verification(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("verification")
     text = "draft tokens that a compiled pass has room for, 0 for none (%(default)s; other backends take any number)"
@@ -177,7 +194,7 @@ def add_listen(parser: argparse.ArgumentParser) -> None:
 def add_metrics(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("metrics")
     text = "serve Prometheus metrics at /metrics of this port, on the server's host (default: nowhere)"
-    group.add_argument("--metrics_port", type=int, metavar="PORT", help=text)
+    group.add_argument("--metrics_port", type=_port, metavar="PORT", help=text)
 
 
 def add_telemetry(parser: argparse.ArgumentParser) -> None:
@@ -189,12 +206,12 @@ def add_telemetry(parser: argparse.ArgumentParser) -> None:
 def add_http(parser: argparse.ArgumentParser, *, default_port: int | None) -> None:
     group = parser.add_argument_group("OpenAI-compatible HTTP")
     text = "port of the HTTP server" + (" (%(default)s)" if default_port else "; without it there is none")
-    group.add_argument("--http_port", type=int, default=default_port, metavar="PORT", help=text)
+    group.add_argument("--http_port", type=_port, default=default_port, metavar="PORT", help=text)
     text = "what a stream's event carries: one token, or all tokens of a target pass (%(default)s)"
     group.add_argument("--stream_chunk", choices=["token", "pass"], default="token", help=text)
     group.add_argument("--served_model_name", metavar="NAME", help="name of the model (default: its directory's)")
     text = "largest request body in MiB (%(default)s)"
-    group.add_argument("--max_body_mib", type=float, default=8.0, metavar="MIB", help=text)
+    group.add_argument("--max_body_mib", type=_mebibytes, default=8.0, metavar="MIB", help=text)
     group.add_argument("--no_page", action="store_true", help="no page at /")
 
 

@@ -6,20 +6,21 @@ import argparse
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from grpc_comm.channel import states
 from grpc_comm.options import address
 from grpc_comm.server import stop_signal
 from inference.cli.generate import connected
 from inference.cli.observe import observed
 from inference.cli.telemetry import continuing
 from inference.config import ServerConfig
-from inference.errors import ConfigError
+from inference.errors import SpecDecError
 from inference.gateway.app import Gateway
 from inference.gateway.server import HttpServer, http_server
 from inference.metrics import Metrics
@@ -51,7 +52,9 @@ async def serve_gateway(args: argparse.Namespace) -> int:
             metrics.watch(completer)
             gateway = _gateway(args, completer, card, metrics, lambda: _is_serving(channel), observers.telemetry)
             async with http_server(gateway, server.host, server.port, grace_s=server.grace_s) as http:
+                following = asyncio.create_task(_follow_model(gateway, remote, channel, args))
                 signal = await stop_signal()
+                following.cancel()
                 logger.info("%s: running requests get %g s", signal.name, server.grace_s)
                 http.refuse_new()
                 asyncio.get_running_loop().call_later(server.grace_s, draining.end)
@@ -69,6 +72,16 @@ def local_http_server(
     """HTTP in front of a completer of this process."""
     gateway = _gateway(args, service.completer, _named(args, service.card), metrics, _always, telemetry)
     return http_server(gateway, server.host, args.http_port, grace_s=server.grace_s)
+
+
+async def _follow_model(
+    gateway: Gateway, remote: RemoteCompleter, channel: grpc.aio.Channel, args: argparse.Namespace
+) -> None:
+    """Ask for the model whenever the connection is made: a server that comes back may serve another one."""
+    async for state in states(channel):
+        if state is grpc.ChannelConnectivity.READY:
+            with suppress(SpecDecError):  # it left again, and will be asked when it is back
+                gateway.card = _named(args, ModelCard.from_message(await remote.model()))
 
 
 async def _always() -> bool:
@@ -96,8 +109,6 @@ def _gateway(
     is_healthy: Callable[[], Awaitable[bool]],
     telemetry: Telemetry | None,
 ) -> Gateway:
-    if args.max_body_mib <= 0:
-        raise ConfigError(f"max_body_mib {args.max_body_mib} is not above 0")
     return Gateway(
         completer=completer,
         card=card,

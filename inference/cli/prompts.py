@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from inference.errors import ConfigError
+from inference.unicode import check_unicode
 
 
 def read_prompts(prompt: str | None, file: Path) -> list[str]:
@@ -12,8 +13,10 @@ def read_prompts(prompt: str | None, file: Path) -> list[str]:
 
     Raises:
         ConfigError: the file cannot be read as UTF-8, or has no prompt.
+        InvalidRequestError: the prompt itself is no UTF-8.
     """
     if prompt is not None:
+        check_unicode(prompt, "prompt")
         return [prompt]
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also split at U+2028 and others

@@ -109,6 +109,7 @@ async def serve_draft(args: argparse.Namespace, config: ProposerConfig, server: 
                 engine,
                 metrics,
                 observers,
+                upstream=channel,
             )
 
 
@@ -183,11 +184,15 @@ async def _serve_generation(
     engine: Engine[Any, Any, Any],
     metrics: Metrics,
     observers: Observers,
+    *,
+    upstream: grpc.aio.Channel | None = None,
 ) -> int:
     def register(grpc_server: grpc.aio.Server) -> None:
         rpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
 
-    return await _until_signal(args, config, [generation.SERVICE_NAME], register, engine, servicer, metrics, observers)
+    return await _until_signal(
+        args, config, [generation.SERVICE_NAME], register, engine, servicer, metrics, observers, upstream=upstream
+    )
 
 
 async def _until_signal(
@@ -199,11 +204,15 @@ async def _until_signal(
     service: GenerationServicer,
     metrics: Metrics,
     observers: Observers,
+    *,
+    upstream: grpc.aio.Channel | None = None,
 ) -> int:
     where, telemetry = address(config.host, config.port), observers.telemetry
     spans = [] if telemetry is None else [SpanInterceptor(telemetry.serving)]
     try:
-        server = Server(where, service_names=names, register=register, status_of=to_status, inner=spans)
+        server = Server(
+            where, service_names=names, register=register, status_of=to_status, inner=spans, upstream=upstream
+        )
     except PortTakenError as exc:
         raise ConfigError(str(exc)) from exc
     metrics.watch(engine)

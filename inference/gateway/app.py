@@ -45,13 +45,13 @@ PAGE_POLICY = (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: another model may come to be served behind it
 class Gateway:
     """What the application stands in front of, and how it answers.
 
     Attributes:
         completer: serves the requests.
-        card: of the model.
+        card: of the model that is served now.
         metrics: are shown at /metrics.
         is_healthy: whether requests can be served now.
         per_token: one event of a stream per token; else one per target pass.

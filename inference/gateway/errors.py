@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 
 from inference import errors
+
+logger = logging.getLogger(__name__)
 
 INVALID_REQUEST = "invalid_request_error"
 _ADDRESS = re.compile(r"^(\S+:\d+: )+")
@@ -69,9 +72,18 @@ class ApiError(Exception):
 def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
     """What one of our exceptions means to an HTTP client."""
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
-    message = _ADDRESS.sub("", str(error))  # which server is behind the gateway is not the client's affair
+    message = _message(error)
     param = _field(message, chat=chat) if status == 400 else None
     return ApiError(status, message, kind, param, code, getattr(error, "retry_after_s", None))
+
+
+def _message(error: errors.SpecDecError) -> str:
+    """Without addresses: which server is behind the gateway is not the client's affair. The log has them."""
+    message = _ADDRESS.sub("", str(error))
+    if isinstance(error, errors.UnavailableError) and message != str(error):  # gRPC's own words name them again
+        logger.info("unavailable: %s", error)
+        return "the server behind this one cannot be reached"
+    return message
 
 
 def unexpected() -> ApiError:

@@ -44,7 +44,7 @@ class TextFormat(_Base):
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
         """See `Format`."""
         logprobs = text_logprobs(part.logprobs, choice.num_characters) if part.logprobs else None
-        choice.num_characters += sum(map(_num_characters, part.logprobs))
+        choice.num_characters += sum(position.num_characters for position in part.logprobs)
         return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": _reason(part)}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int) -> dict[str, 
     offsets = []
     for position in positions:
         offsets.append(offset)
-        offset += _num_characters(position)
+        offset += position.num_characters
     return {
         "tokens": tokens,
         "token_logprobs": [position.chosen.logprob for position in positions],
@@ -115,11 +115,6 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int) -> dict[str, 
         ],
         "text_offset": offsets,
     }
-
-
-def _num_characters(position: TokenLogprobs) -> int:
-    """Of the token itself: what a chunk shows of it may be held back for a stop string."""
-    return len(position.chosen.text.decode(errors="ignore"))
 
 
 def chat_logprobs(positions: Sequence[TokenLogprobs]) -> dict[str, Any]:

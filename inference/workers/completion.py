@@ -235,7 +235,7 @@ class _Output:
 
     def delta(self, commit: Commit) -> Delta:
         """The commit with its text, cut behind the token that completed a stop string."""
-        pieces = self._pieces(commit.token_ids)
+        pieces, lengths = self._pieces(commit.token_ids)
         rest = self._rest() if commit.finish_reason is not None else ""
         if pieces:
             pieces[-1] += rest
@@ -248,25 +248,31 @@ class _Output:
             num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
             timings=commit.timings,
             piece_lengths=tuple(map(len, pieces)),
-            logprobs=tuple(map(self._with_text, commit.logprobs[: len(pieces)])),
+            logprobs=tuple(map(self._with_text, commit.logprobs, lengths)),
             finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
         )
 
-    def _pieces(self, token_ids: tuple[int, ...]) -> list[str]:
-        """What each token adds to the text, up to the one that completes a stop string."""
+    def _pieces(self, token_ids: tuple[int, ...]) -> tuple[list[str], list[int]]:
+        """What each token adds to the text, up to the one that completes a stop string.
+
+        Also how many characters it would add if no stop string held any back.
+        """
         pieces: list[str] = []
+        lengths: list[int] = []
         for token_id in token_ids:
-            pieces.append(self._stops.push(self._stream.push(token_id)))
+            text = self._stream.push(token_id)
+            pieces.append(self._stops.push(text))
+            lengths.append(len(text))
             if self._stops.found:
                 break
-        return pieces
+        return pieces, lengths
 
     def _rest(self) -> str:
         """What the end of the sequence makes certain."""
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
 
-    def _with_text(self, logprobs: TokenLogprobs) -> TokenLogprobs:
-        return TokenLogprobs(self._named(logprobs.chosen), tuple(map(self._named, logprobs.top)))
+    def _with_text(self, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
+        return TokenLogprobs(self._named(logprobs.chosen), tuple(map(self._named, logprobs.top)), num_characters)
 
     def _named(self, token: TokenLogprob) -> TokenLogprob:
         return replace(token, text=self._tokenizer.token_bytes(token.token_id))

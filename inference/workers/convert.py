@@ -77,7 +77,11 @@ def sampling_from_message(message: pb.SamplingParams) -> types.SamplingParams:
 
 
 def logprobs_to_message(logprobs: types.TokenLogprobs) -> pb.TokenLogprobs:
-    return pb.TokenLogprobs(chosen=_logprob_to_message(logprobs.chosen), top=map(_logprob_to_message, logprobs.top))
+    return pb.TokenLogprobs(
+        chosen=_logprob_to_message(logprobs.chosen),
+        top=map(_logprob_to_message, logprobs.top),
+        num_characters=logprobs.num_characters,
+    )
 
 
 def _logprob_to_message(token: types.TokenLogprob) -> pb.TokenLogprob:
@@ -85,7 +89,8 @@ def _logprob_to_message(token: types.TokenLogprob) -> pb.TokenLogprob:
 
 
 def logprobs_from_message(message: pb.TokenLogprobs) -> types.TokenLogprobs:
-    return types.TokenLogprobs(_logprob_from_message(message.chosen), tuple(map(_logprob_from_message, message.top)))
+    top = tuple(map(_logprob_from_message, message.top))
+    return types.TokenLogprobs(_logprob_from_message(message.chosen), top, message.num_characters)
 
 
 def _logprob_from_message(message: pb.TokenLogprob) -> types.TokenLogprob:

@@ -107,6 +107,7 @@ LOADING = [
 SERVING = [
     (("--max_waiting", "-1"), "max_waiting -1 is below 0"),
     (("--grace_s", "-1"), "grace_s -1.0 is below 0"),
+    (("--grace_s", "inf"), "grace_s inf is not finite"),
 ]
 CASES = [
     *(("fused_client", *case) for case in (*SAMPLING, *DIALLING)),
@@ -133,6 +134,27 @@ def test_a_bad_value_is_named_with_its_limit(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.strip() == f"error: {message}"
+
+
+@pytest.mark.parametrize(("flag", "value"), [
+    ("--max_body_mib", "inf"), ("--max_body_mib", "nan"), ("--max_body_mib", "0"),
+    ("--metrics_port", "70000"), ("--metrics_port", "-1"), ("--http_port", "70000"),
+])  # fmt: skip
+def test_servers_refuse_what_they_cannot_use_before_they_load(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These were an OverflowError's traceback after both models were loaded."""
+    usage_error("--role", "fused_target", "--target_model", "/nowhere", flag, value)
+    assert f"error: argument {flag}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "flags"), [
+    ("prompt", ("--prompt", "a\udcff")), ("stop", ("--prompt", "x", "--stop", "a\udcff"))
+])  # fmt: skip
+def test_text_that_is_no_utf8_is_refused(name: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    r"""A byte such as $'\xff' of the command line reached protobuf, and ended in an ExceptionGroup's traceback."""
+    usage_error("--role", "fused_client", *flags)
+    assert capsys.readouterr().err == f"error: {name}: character 1 is no UTF-8\n"
 
 
 @pytest.mark.parametrize(("flags", "name"), [(("--format", "xml"), "format"), (("--log_level", "loud"), "log_level")])

@@ -49,7 +49,7 @@ class ScriptedCompleter:
 
 
 def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | None) -> Delta:
-    entries = [TokenLogprob(7, -0.5, piece.encode()) for piece in pieces] if logprobs is not None else []
+    entries = [(TokenLogprob(7, -0.5, piece.encode()), len(piece)) for piece in pieces] if logprobs is not None else []
     return Delta(
         token_ids=(7,) * len(pieces),
         text="".join(pieces),
@@ -57,7 +57,7 @@ def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | No
         num_accepted_tokens=len(pieces) - 1,
         timings=Timings(queue_us=10, compute_us=20, bytes_up=5),
         piece_lengths=tuple(map(len, pieces)),
-        logprobs=tuple(TokenLogprobs(entry, (entry,) * (logprobs or 0)) for entry in entries),
+        logprobs=tuple(TokenLogprobs(entry, (entry,) * (logprobs or 0), length) for entry, length in entries),
         finish_reason=reason,
     )
 

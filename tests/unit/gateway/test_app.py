@@ -217,10 +217,15 @@ async def test_a_bad_chat_is_refused_by_field(body: dict[str, Any], param: str |
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+UNREACHABLE = errors.UnavailableError(
+    "10.0.0.7:5: failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:5: connection refused"
+)
+"""Once only the address in front was taken away, and clients read the second one."""
 FAILURES = {
     "invalid": (errors.InvalidRequestError("127.0.0.1:5: the prompt has 500 tokens"), 400, "prompt", None),
     "full": (errors.CapacityError("all 8 slots are busy", retry_after_s=1.2), 429, None, "2"),
     "gone": (errors.UnavailableError("the server is shutting down"), 503, None, None),
+    "unreachable": (UNREACHABLE, 503, None, None),
     "late": (errors.DeadlineError("too late"), 504, None, None),
     "ours": (errors.InternalError("the model failed"), 500, None, None),
     "unexpected": (RuntimeError("secret"), 500, None, None),

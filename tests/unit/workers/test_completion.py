@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from inference.errors import InvalidRequestError
+from inference.gateway.formats import text_logprobs
 from inference.tokenizer import Tokenizer
-from inference.types import Commit, GenerationRequest
-from inference.workers.completion import MAX_INLINE_CHARACTERS, Chat, CompletionRequest, LocalCompleter
+from inference.types import Commit, FinishReason, GenerationRequest, TokenLogprob, TokenLogprobs
+from inference.workers.completion import MAX_INLINE_CHARACTERS, Chat, CompletionRequest, Delta, LocalCompleter
+from inference.workers.convert import event_from_message, event_to_message
 from tests.tiny_models import tiny_tokenizer
 
 
@@ -45,3 +47,39 @@ async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.
     loop_went_on.set()
     with pytest.raises(InvalidRequestError, match="tokens"):
         await asking
+
+
+class WritingGenerator:
+    """Writes the tokens that it is given, each with its log-probability, in one pass."""
+
+    max_length, vocab_size, seed_invariant = 8, 288, True
+
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        self._token_ids = token_ids
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+        logprobs = tuple(TokenLogprobs(TokenLogprob(token_id, -0.5)) for token_id in self._token_ids)
+        yield Commit(1, self._token_ids, finish_reason=FinishReason.LENGTH, logprobs=logprobs)
+
+
+E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
+
+
+@pytest.mark.parametrize("stop", [(), ("é!",)], ids=["", "held back"])
+@pytest.mark.parametrize(
+    ("token_ids", "offsets"),
+    [((*E_ACUTE, *E_ACUTE), [0, 0, 1, 1]), ((1, 1, 1, 1), [0, 0, 0, 0]), ((1, *E_ACUTE, 1), [0, 0, 0, 1])],
+    ids=["characters of two tokens", "special tokens", "both"],
+)
+async def test_offsets_count_the_text_that_tokens_have(
+    token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
+) -> None:
+    """The story: the gateway counted each token's bytes by themselves.
+
+    A half of a character counted nothing, even with its other half, and a special token as much as its name, although
+    it has no text: text_offset drifted away from the text.
+    """
+    completer = LocalCompleter(WritingGenerator(token_ids), Tokenizer(tiny_tokenizer(), frozenset()))
+    events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]
+    (delta,) = [event for event in map(event_from_message, map(event_to_message, events)) if isinstance(event, Delta)]
+    assert text_logprobs(delta.logprobs, 0)["text_offset"] == offsets

@@ -1,0 +1,40 @@
+"""A program whose stdout takes nothing more ends as others do: without a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from inference.config import ROOT
+
+WRITER = """
+import asyncio, sys
+from inference.cli import app, generate
+
+async def write(args):
+    async with asyncio.TaskGroup():
+        print("x", flush=True)
+
+generate.run_client = write
+sys.exit(app.main(["--role", "fused_client"]))
+"""
+
+
+def written_to(stdout: int) -> tuple[int, str]:
+    """Exit code and stderr of a client that writes there, in a task group as for prompts."""
+    done = subprocess.run([sys.executable, "-c", WRITER], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    return done.returncode, done.stderr
+
+
+def test_a_reader_that_left_is_no_failure_to_speak_of() -> None:
+    """`fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert written_to(writer) == (1, "")
+    os.close(writer)
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        assert written_to(full.fileno()) == (1, "error: [Errno 28] No space left on device\n")
