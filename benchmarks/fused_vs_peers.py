@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM
 from benchmarks.decoding import GREEDY, decode, encode_all, load_model, read_prompts
 from benchmarks.report import print_json, print_table
 from benchmarks.timing import interleaved
-from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
+from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, FUSED_GAMMA
 from inference.speculation.decoder import SlotDecoder
+from inference.speculation.draft_length import DraftLength
 from inference.speculation.fused import SpeculativeDecoder
 from inference.speculation.proposer import ModelProposer
 from inference.types import Backend, Draft, Span
@@ -79,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num_prompts", type=int, default=6, help="the file's first ones (%(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="per prompt (%(default)s)")
     parser.add_argument("--backends", default="torch,onnx", help="%(default)s")
-    parser.add_argument("--gammas", type=lambda text: [int(part) for part in text.split(",")], default=[2, 4, 6])
+    parser.add_argument("--gammas", type=lambda text: [int(part) for part in text.split(",")], default=[2, 4, 8])
     parser.add_argument("--threads", type=int, default=1, help="%(default)s")
     return parser
 
@@ -122,6 +123,8 @@ def _ours(name: str, target: Backend, draft: Backend, gammas: Sequence[int], num
     for gamma in gammas:
         decoder = SpeculativeDecoder(SlotDecoder(target), ModelProposer(draft))
         variants[_fused(name, gamma)] = partial(decode, decoder, gamma=gamma, num_tokens=num_tokens)
+    adaptive = SpeculativeDecoder(SlotDecoder(target), ModelProposer(draft), DraftLength())
+    variants[f"{name} fused, as many as pay"] = partial(decode, adaptive, gamma=FUSED_GAMMA, num_tokens=num_tokens)
     return variants
 
 

@@ -24,14 +24,17 @@ from benchmarks.decoding import decode, encode_all, load_model, read_prompts
 from benchmarks.llama_build import built_programs
 from benchmarks.llama_gguf import write_gguf
 from benchmarks.report import print_json, print_table
-from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, ROOT
+from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, FUSED_GAMMA, ROOT
 from inference.speculation.decoder import SlotDecoder
+from inference.speculation.draft_length import DraftLength
 from inference.speculation.fused import SpeculativeDecoder
 from inference.speculation.proposer import ModelProposer
 from inference.tokenizer import Tokenizer
 from inference.types import Backend, Decoder
 
 BUILD_FOLDER = ROOT / "build" / "llamacpp"
+LLAMA_P_MIN = "0.75"
+"""At which probability of its draft llama.cpp stops drafting, if it is told nothing else."""
 GREEDY = ("--temp", "0", "--top-k", "1", "--samplers", "top_k")
 PLAIN_RATE = re.compile(r"eval time =\s+([\d.]+) ms /\s+(\d+) runs")
 SPECULATIVE_RATE = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")
@@ -77,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=Path, default=BUNDLED_PROMPTS, help="one per line")
     parser.add_argument("--num_prompts", type=int, default=6, help="the file's first ones (%(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="per prompt (%(default)s)")
-    parser.add_argument("--gammas", type=lambda text: [int(part) for part in text.split(",")], default=[2, 4, 6, 8])
+    parser.add_argument("--gammas", type=lambda text: [int(part) for part in text.split(",")], default=[4, 8, 16])
     parser.add_argument("--file_types", default="f32,q8_0", help="of llama.cpp (%(default)s)")
     parser.add_argument("--dtypes", default="float32,int8", help="of our backend (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="%(default)s")
@@ -97,10 +100,13 @@ def _llama_variants(
     variants: dict[str, Variant] = {
         f"llama.cpp {file_type} target-only": lambda i: _run_plain([*plain, "-p", prompts[i]])
     }
-    for gamma in args.gammas:
-        command = [str(programs["llama-speculative-simple"]), *common, "-md", str(files["draft"])]
-        command += ["--spec-type", "draft-simple", "--spec-draft-n-max", str(gamma), "--spec-draft-p-min", "0"]
-        variants[f"llama.cpp {file_type} speculative, gamma {gamma}"] = partial(_run_speculative, command, prompts)
+    speculative = [str(programs["llama-speculative-simple"]), *common, "-md", str(files["draft"])]
+    lengths = {f"gamma {gamma}": (gamma, "0") for gamma in args.gammas}
+    lengths[f"up to {FUSED_GAMMA}, {LLAMA_P_MIN}"] = FUSED_GAMMA, LLAMA_P_MIN
+    for name, (gamma, p_min) in lengths.items():
+        command = [*speculative, "--spec-type", "draft-simple"]
+        command += ["--spec-draft-n-max", str(gamma), "--spec-draft-p-min", p_min]
+        variants[f"llama.cpp {file_type} speculative, {name}"] = partial(_run_speculative, command, prompts)
     return variants
 
 
@@ -143,6 +149,8 @@ def _our_variants(args: argparse.Namespace, prompts: Sequence[str]) -> dict[str,
         for gamma in args.gammas:
             fused = SpeculativeDecoder(SlotDecoder(target), ModelProposer(draft))
             variants[f"{name} fused, gamma {gamma}"] = partial(run, fused, gamma)
+        adaptive = SpeculativeDecoder(SlotDecoder(target), ModelProposer(draft), DraftLength())
+        variants[f"{name} fused, as many as pay"] = partial(run, adaptive, FUSED_GAMMA)
     return variants
 
 

@@ -171,7 +171,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num_prompts", type=_positive, metavar="N", help=text)
     group.add_argument("--num_runs", type=int, default=3, metavar="N", help="repeats, interleaved (%(default)s)")
     group.add_argument(
-        "--max_new_tokens", type=int, default=48, metavar="N", help="output tokens per request (%(default)s)"
+        "--max_new_tokens", type=int, default=96, metavar="N", help="output tokens per request (%(default)s)"
     )
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="key of the noise, 0 .. 2^64-1 (%(default)s)")
