@@ -13,10 +13,10 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from inference.backends.onnx_shape import Weight
 
-MAX_KEPT = 32
-"""Shapes whose memory is kept."""
+MAX_KEPT = 24
+"""Shapes whose memory is kept, for each number of spans: all widths of a pass over one."""
 
-MAX_KEPT_BYTES = 1 << 20
+MAX_KEPT_BYTES = 1 << 18
 """Largest logits that are kept: beyond, writing them takes longer than finding memory for them."""
 
 
