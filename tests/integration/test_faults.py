@@ -24,7 +24,7 @@ from inference.types import SamplingParams
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.integration.raw import raw_session
-from tests.servers import command, complete, complete_all, result_of, run_command, target_server
+from tests.servers import command, complete, complete_all, draft_server, result_of, run_command, target_server
 
 pytestmark = pytest.mark.slow
 
@@ -262,18 +262,18 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
 async def test_another_model_in_the_targets_place_does_not_go_on_with_its_text(models: ModelDirectories) -> None:
     """The story: the target was restarted with other weights of the same tokenizer, and text that one model had begun
     was ended by the other, without a word."""
-    flags = ("--reconnect_timeout_s", "60", "--seed", "5", "--temperature", "1", "--max_new_tokens", "1500")
-    async with dying_target(models) as (target, port), drafting(models, port, *flags) as process:
-        await until_busy(target)
-        await asyncio.sleep(0.1)
+    async with (
+        dying_target(models) as (target, port),
+        draft_server(models.endless, target, "--sequence_length", "8192", "--reconnect_timeout_s", "60") as draft,
+        generating(draft) as stream,
+    ):
         target.process.kill()
         arguments = ("--model", str(models.target), "--port", str(port), "--threads", "1", "--batch", "1")
         async with server_process("again", "target", *arguments, port=port):
-            result = await result_of(process)
-    assert result.code == 1
-    (fields,) = result.objects
-    assert fields["error"]["code"] == "FAILED_PRECONDITION"
-    assert "cannot resume" in fields["error"]["message"]
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await read_all(stream)
+    assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "cannot resume" in str(refusal.value.details())
 
 
 @asynccontextmanager
