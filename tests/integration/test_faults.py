@@ -319,12 +319,12 @@ def opening(card: pb.GetModelResponse) -> pb.Open:
 
 
 async def until_busy(server: ServerProcess) -> None:
-    """Wait until somebody else holds the only slot: a request of ours waits, or is refused."""
+    """Wait until somebody else holds the only slot: a request of ours is refused, or waits for long."""
     async with asyncio.timeout(60):
         while True:
             async with queued(server, 1) as probe:
                 try:
-                    async with asyncio.timeout(0.5):
+                    async with asyncio.timeout(5.0):
                         await read_all(probe)
                 except (TimeoutError, grpc.aio.AioRpcError):
                     return
