@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.errors import InvalidRequestError
-from inference.types import MAX_SEED, Commit, FinishReason, GenerationRequest, SamplingParams, Schedule, Timings
+from inference.types import (
+    MAX_SEED,
+    MAX_STOP_TOKEN_IDS,
+    Commit,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    Schedule,
+    Timings,
+)
 from inference.workers import convert
 from inference.workers.completion import CompletionRequest, Delta, Finished, Started
 
@@ -128,3 +137,19 @@ def test_what_is_set_to_zero_is_set() -> None:
 def test_reasons_of_a_later_version_are_not_guessed() -> None:
     with pytest.raises(InvalidRequestError, match="finish reason 99"):
         convert.reason_from_message(99)  # type: ignore[arg-type]
+
+
+def test_a_message_of_too_many_branches_is_refused() -> None:
+    """The story: 100,000 branches of one message were kept, each, for as long as the session lived."""
+    branch = pb.Branch(prefix_length=1, token_ids=[5])
+    assert len(convert.branches_from_message(pb.Propose(branches=[branch] * convert.MAX_BRANCHES_OF_MESSAGE))) > 1
+    with pytest.raises(InvalidRequestError, match=f"exceed {convert.MAX_BRANCHES_OF_MESSAGE}"):
+        convert.branches_from_message(pb.Propose(branches=[branch] * (convert.MAX_BRANCHES_OF_MESSAGE + 1)))
+
+
+def test_too_many_stop_tokens_are_refused() -> None:
+    """The story: a session with two million of them was accepted, and took 130 MB."""
+    sampling = SamplingParams()
+    GenerationRequest((1,), sampling, 4, stop_token_ids=frozenset(range(MAX_STOP_TOKEN_IDS)))
+    with pytest.raises(InvalidRequestError, match=f"exceed {MAX_STOP_TOKEN_IDS}"):
+        GenerationRequest((1,), sampling, 4, stop_token_ids=frozenset(range(MAX_STOP_TOKEN_IDS + 1)))
