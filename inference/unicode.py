@@ -8,13 +8,20 @@ from __future__ import annotations
 from inference.errors import InvalidRequestError
 
 
+def place_of_no_character(text: str) -> int | None:
+    """Index of the first half of a surrogate pair; None if the text can be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
 def check_unicode(text: str, name: str) -> None:
     """Refuse what UTF-8 cannot say, before a message of protobuf does so with a traceback.
 
     Raises:
         InvalidRequestError: naming the place.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"{name}: character {error.start} is no UTF-8") from None
+    if (place := place_of_no_character(text)) is not None:
+        raise InvalidRequestError(f"{name}: character {place} is no UTF-8")

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from inference.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 from inference.types import MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, SamplingParams
+from inference.unicode import place_of_no_character
 from inference.workers.completion import Chat
 
 MAX_CHOICES = 128
@@ -30,10 +31,8 @@ def _whole(value: Any) -> Any:
 
 def _unicode(text: str) -> str:
     """JSON can write down half of a surrogate pair, which is no character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} is half of a surrogate pair") from None
+    if (place := place_of_no_character(text)) is not None:
+        raise ValueError(f"character {place} is half of a surrogate pair")
     return text
 
 

@@ -29,8 +29,9 @@ class SpeculativeDecoder:
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Draft up to each turn's gamma in batched steps, then verify all in one pass."""
         started = time.monotonic()
+        self._begin(turns)
         self._read(turns)
-        chains = self._draft([turn for turn in turns if turn.chooses and turn.gamma and not turn.proposal])
+        chains = self._draft(turns)
         drafted = time.monotonic()
         proposed = [_proposed(turn, chains) for turn in turns]
         verdicts = self._target.step(proposed)
@@ -43,15 +44,19 @@ class SpeculativeDecoder:
         parts = [turn for turn in turns if not turn.chooses and len(turn.token_ids) <= self._proposer.max_length]
         if parts:
             self._proposer.extend([Draft(turn.slot, turn.token_ids, turn.sampling, limit=1) for turn in parts])
+
+    def _begin(self, turns: Sequence[Turn]) -> None:
+        """Forget what the slots' requests before these taught."""
         if self._length is not None:
             for turn in turns:
                 if turn.start == 0:
                     self._length.begin(turn.slot)
 
     def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
-        """Chains by slot."""
-        chains: dict[int, list[DraftToken]] = {turn.slot: [] for turn in turns}
-        growing = self._growing(turns, chains, len(turns))
+        """Chains of the turns that may draft, by slot; all turns share the pass, and so its time."""
+        drafting = [turn for turn in turns if turn.chooses and turn.gamma and not turn.proposal]
+        chains: dict[int, list[DraftToken]] = {turn.slot: [] for turn in drafting}
+        growing = self._growing(drafting, chains, len(turns))
         while growing:
             ended = set()
             for turn, tokens in zip(growing, self._extend(growing, chains), strict=True):
