@@ -19,8 +19,9 @@ from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint, workspace
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.engine.target import TargetEngine
-from inference.speculation.decoder import SlotDecoder
-from inference.types import Backend, GenerationRequest
+from inference.model import Backend
+from inference.request import GenerationRequest
+from inference.speculation.slot_decoder import SlotDecoder
 
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT_LENGTH = 64

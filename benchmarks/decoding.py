@@ -7,8 +7,9 @@ from pathlib import Path
 
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
-from inference.tokenizer import Tokenizer
-from inference.types import Backend, Decoder, SamplingParams, Turn
+from inference.model import Backend, Decoder, Turn
+from inference.request import SamplingParams
+from inference.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams()
 MAX_LENGTH = 512

@@ -21,9 +21,10 @@ import torch
 from benchmarks.decoding import load_model
 from benchmarks.report import print_json, print_table
 from inference.config import BUNDLED_TARGET, ROOT
-from inference.sampling import choose_tokens
-from inference.tokenizer import Tokenizer
-from inference.types import Array, Backend, SamplingParams, Span
+from inference.model import Array, Backend, Span
+from inference.request import SamplingParams
+from inference.sampling.choice import choose_tokens
+from inference.text.tokenizer import Tokenizer
 
 ENGINES = "onnx/float32,onnx/int8,torch/float32,torch/bfloat16"
 SEQUENCE_LENGTH = 256

@@ -17,13 +17,14 @@ from benchmarks.engines import PAST_LENGTH, token_ids
 from benchmarks.report import print_json, print_table
 from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint, workspace
 from benchmarks.timing import Times, interleaved
-from inference.backends.onnx_backend import OnnxBackend
-from inference.backends.onnx_graph import DecoderGraph
-from inference.backends.onnx_pack import PackedDecoder, packed_decoder
-from inference.backends.onnx_pass import OnnxPass
-from inference.backends.onnx_slots import OnnxSlots
-from inference.sampling import choose_tokens
-from inference.types import SamplingParams, Span
+from inference.backends.onnx.backend import OnnxBackend
+from inference.backends.onnx.graph import DecoderGraph
+from inference.backends.onnx.packed import PackedDecoder, packed_decoder
+from inference.backends.onnx.passes import OnnxPass
+from inference.backends.onnx.slots import OnnxSlots
+from inference.model import Span
+from inference.request import SamplingParams
+from inference.sampling.choice import choose_tokens
 
 WIDTHS = (1, 6)
 

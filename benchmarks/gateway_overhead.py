@@ -29,16 +29,16 @@ import uvloop
 from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.launch import free_port
+from inference.commit import FinishReason, Timings
 from inference.config import ROOT
 from inference.gateway.app import Gateway
 from inference.gateway.server import http_server
-from inference.metrics import Metrics
-from inference.types import FinishReason, Timings
-from inference.workers.client import RemoteCompleter
-from inference.workers.completion import CompletionRequest, Delta, Event, Finished, Started
-from inference.workers.generation import SERVICE_NAME, GenerationServicer, ModelCard
-from inference.workers.metered import MeteredCompleter
+from inference.observe.metrics import Metrics
+from inference.serving.processes import free_port
+from inference.workers.completion import CompletionRequest, Delta, Event, Finished, ModelCard, Started
+from inference.workers.generation import SERVICE_NAME, GenerationServicer
+from inference.workers.observed import MeteredCompleter
+from inference.workers.remote import RemoteCompleter
 from inference.workers.status import to_status
 
 CARD = ModelCard("scripted", "target", 1 << 20, 1 << 16, "0")

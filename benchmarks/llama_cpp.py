@@ -25,12 +25,12 @@ from benchmarks.llama_build import built_programs
 from benchmarks.llama_gguf import write_gguf
 from benchmarks.report import print_json, print_table
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, FUSED_GAMMA, ROOT
-from inference.speculation.decoder import SlotDecoder
-from inference.speculation.draft_length import DraftLength
-from inference.speculation.fused import SpeculativeDecoder
-from inference.speculation.proposer import ModelProposer
-from inference.tokenizer import Tokenizer
-from inference.types import Backend, Decoder
+from inference.model import Backend, Decoder
+from inference.scheduling.draft_length import DraftLength
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from inference.text.tokenizer import Tokenizer
 
 BUILD_FOLDER = ROOT / "build" / "llamacpp"
 LLAMA_P_MIN = "0.75"

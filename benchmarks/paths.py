@@ -19,9 +19,9 @@ from benchmarks.report import print_json, print_table
 from benchmarks.timing import interleaved
 from inference.backends.registry import load_backend
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT, ModelConfig
-from inference.speculation.decoder import SlotDecoder
-from inference.speculation.proposer import ModelProposer
-from inference.types import Backend, Draft, DraftToken, Span
+from inference.model import Backend, Draft, DraftToken, Span
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
 
 MAX_PATHS = 3
 PAST_LENGTH = 128

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.decoding import load_model
 from benchmarks.report import print_json, print_table
 from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint, workspace
-from inference.types import Span
+from inference.model import Span
 
 ENGINES = "torch/float32,onnx/float32,onnx/int8"
 KIB_PER_MIB = 1024
@@ -65,6 +65,7 @@ def _measure(path: Path, engine: str, args: argparse.Namespace) -> dict[str, Any
 def _load(path: Path, engine: str, threads: int) -> dict[str, Any]:
     """Load a model and run one pass; in the child."""
     import inference.backends.onnx_backend
+
     import inference.backends.pytorch  # noqa: F401 - imports are not what is measured
 
     before = _memory_mib()

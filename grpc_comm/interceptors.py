@@ -1,15 +1,17 @@
-"""What stands around a server's handlers; the one place where their exceptions become gRPC statuses."""
+"""What a handler is given besides its request."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
-from grpc_comm.context import Context
 from grpc_comm.errors import Status
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+"""Its messages are typed where they are converted; here they are anything."""
 
 logger = logging.getLogger(__name__)
 

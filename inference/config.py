@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import ConfigError
-from inference.types import MAX_GAMMA, Schedule
+from inference.request import MAX_GAMMA, Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED_TARGET = ROOT / "models" / "target"

@@ -15,11 +15,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from grpc_comm.channel import open_channel
-from inference.cli.launch import free_port, server_process
-from inference.comparison.proxy import LinkConditions, delay_proxy, precise_event_loop
-from inference.types import Schedule
-from inference.workers.client import RemoteCompleter
+from inference.comparison.run.proxy import LinkConditions, delay_proxy, precise_event_loop
+from inference.request import Schedule
+from inference.serving.processes import free_port, server_process
 from inference.workers.completion import CompletionRequest
+from inference.workers.remote import RemoteCompleter
 from scripts import plot_trace
 
 PROMPT = "The capital of the country"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.backends.onnx_pack import packed_decoder
-from tests.tiny_models import CHAT_TEMPLATE, save_tiny_model, tiny_model, tiny_tokenizer
+from inference.backends.onnx.packed import packed_decoder
+from tests.support.models import CHAT_TEMPLATE, save_tiny_model, tiny_model, tiny_tokenizer
 
 # Packed weights of models that live as long as a test belong neither into the user's cache nor into the next run's.
 _CACHE = tempfile.mkdtemp(prefix="specdec-tests-")

@@ -9,17 +9,16 @@ import logging
 from importlib import import_module
 from pathlib import Path
 
-from inference.capabilities import CompiledDecoder
 from inference.config import ModelConfig
 from inference.errors import ConfigError
-from inference.types import Backend
+from inference.model import Backend, CompiledDecoder
 
 logger = logging.getLogger(__name__)
 
 # name -> module and its loading function, ModelConfig -> Backend
 LOADERS = {
-    "torch": ("inference.backends.pytorch", "load_torch_backend"),
-    "onnx": ("inference.backends.onnx_backend", "load_onnx_backend"),
+    "torch": ("inference.backends.pytorch.backend", "load_torch_backend"),
+    "onnx": ("inference.backends.onnx.backend", "load_onnx_backend"),
     "neuron": ("inference.backends.neuron.slots", "load_neuron_backend"),
     "transformers-neuronx": ("inference.backends.neuron.legacy", "load_legacy_backend"),
 }

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from inference.config import ServerConfig
-from inference.metrics import Metrics, metrics_server
+from inference.observe.metrics import Metrics, metrics_server
 from inference.workers.generation import GenerationServicer
 
 if TYPE_CHECKING:
-    from inference.telemetry import Telemetry
+    from inference.observe.spans import Telemetry
 
 
 class HttpServer(Protocol):

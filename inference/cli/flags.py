@@ -18,7 +18,7 @@ from inference.config import (
     FUSED_GAMMA,
     SPECULATION_METHODS,
 )
-from inference.types import Schedule
+from inference.request import Schedule
 from inference.workers.completion import DEFAULT_MAX_NEW_TOKENS
 
 DEFAULT_PORT = 50051

@@ -17,21 +17,20 @@ from grpc_comm.channel import states
 from grpc_comm.options import address
 from grpc_comm.server import stop_signal
 from inference.cli.generate import connected
-from inference.cli.observe import observed
-from inference.cli.telemetry import continuing
 from inference.config import ServerConfig
 from inference.errors import SpecDecError
 from inference.gateway.app import Gateway
 from inference.gateway.server import HttpServer, http_server
-from inference.metrics import Metrics
-from inference.workers.client import RemoteCompleter
-from inference.workers.completion import Completer
+from inference.observe.metrics import Metrics
+from inference.serving.observers import continuing, observed
+from inference.workers.completion import Completer, ModelCard
 from inference.workers.draining import DrainingCompleter
-from inference.workers.generation import GenerationServicer, ModelCard
-from inference.workers.metered import MeteredCompleter
+from inference.workers.generation import GenerationServicer
+from inference.workers.observed import MeteredCompleter
+from inference.workers.remote import RemoteCompleter
 
 if TYPE_CHECKING:
-    from inference.telemetry import Telemetry
+    from inference.observe.spans import Telemetry
 
 logger = logging.getLogger(__name__)
 

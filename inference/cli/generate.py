@@ -11,20 +11,21 @@ import grpc
 
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from grpc_comm.options import address
-from inference.cli.output import JsonSink, Sink, TextSink, TokenSink, print_summary
-from inference.cli.progress import PromptProgress
-from inference.cli.prompts import read_prompts
-from inference.cli.reports import report_profile, traced
-from inference.cli.results import Result
-from inference.cli.runner import run_prompts
+from inference.cli.prompts.output import JsonSink, Sink, TextSink, TokenSink, print_summary
+from inference.cli.prompts.progress import PromptProgress
+from inference.cli.prompts.results import Result
+from inference.cli.prompts.runner import run_prompts
+from inference.cli.prompts.source import read_prompts
 from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig, check_batch
 from inference.errors import UnavailableError
-from inference.profile import Profile
-from inference.tokenizer import Tokenizer
-from inference.types import GenerationRequest, SamplingParams, Schedule
-from inference.workers.assembly import draft_worker, load_proposer, target_engine
-from inference.workers.client import RemoteCompleter
-from inference.workers.completion import Completer, CompletionRequest, LocalCompleter
+from inference.observe.profile import Profile
+from inference.request import GenerationRequest, SamplingParams, Schedule
+from inference.serving.assembly import draft_worker, load_proposer, target_engine
+from inference.serving.observers import report_profile, traced
+from inference.text.tokenizer import Tokenizer
+from inference.workers.completion import Completer, CompletionRequest
+from inference.workers.local import LocalCompleter
+from inference.workers.remote import RemoteCompleter
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from inference.config import (
     usable_cores,
 )
 from inference.errors import ConfigError
-from inference.types import Schedule
+from inference.request import Schedule
 
 logger = logging.getLogger(__name__)
 

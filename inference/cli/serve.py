@@ -13,33 +13,33 @@ import grpc
 
 from grpc_comm.options import address
 from grpc_comm.server import PortTakenError, Server, stop_signal
+from grpc_comm.spans import SpanInterceptor
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from grpc_comm.telemetry import SpanInterceptor
+from inference.backends.identity import model_identity
 from inference.cli.beside import HttpServer, beside_grpc
 from inference.cli.generate import connected, draft_config
-from inference.cli.observe import Observers, observed
-from inference.cli.reports import traced
-from inference.cli.telemetry import continuing
+from inference.commit import Generator
 from inference.config import ModelConfig, ProposerConfig, ServerConfig, check_gamma
-from inference.engine.drafting import DraftEngine
-from inference.engine.engine import Engine
+from inference.engine.draft import DraftEngine
+from inference.engine.loop import Engine
+from inference.engine.pool import DraftPool
 from inference.errors import ConfigError, SpecDecError
-from inference.identity import model_identity
-from inference.metrics import Metrics
-from inference.speculation.draft_length import DraftLength
-from inference.tokenizer import Tokenizer
-from inference.types import Generator
-from inference.workers import generation, verification
-from inference.workers.assembly import draft_worker, fused_engine, load_proposer, running, target_engine
-from inference.workers.assist import assist
-from inference.workers.client import RemoteCompleter
-from inference.workers.completion import LocalCompleter
-from inference.workers.generation import GenerationServicer, ModelCard
-from inference.workers.metered import MeteredCompleter
-from inference.workers.pool import DraftPool
+from inference.observe.metrics import Metrics
+from inference.scheduling.draft_length import DraftLength
+from inference.serving.assembly import draft_worker, fused_engine, load_proposer, running, target_engine
+from inference.serving.observers import Observers, continuing, observed, traced
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary
+from inference.workers import generation
+from inference.workers.completion import ModelCard
+from inference.workers.draft.pool_member import assist
+from inference.workers.generation import GenerationServicer
+from inference.workers.local import LocalCompleter
+from inference.workers.observed import MeteredCompleter
+from inference.workers.remote import RemoteCompleter
 from inference.workers.status import to_status
-from inference.workers.verification import VerificationServicer
-from inference.workers.vocabulary import Vocabulary
+from inference.workers.target import verification
+from inference.workers.target.verification import VerificationServicer
 
 logger = logging.getLogger(__name__)
 

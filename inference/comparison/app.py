@@ -12,19 +12,19 @@ from typing import Any
 
 from rich.console import Console
 
-from inference.comparison.agreement import check_agreement
-from inference.comparison.config import ComparisonConfig
-from inference.comparison.findings import Findings, find
-from inference.comparison.flags import parse_config
-from inference.comparison.grid import Sample, walk
-from inference.comparison.load import require_locust
-from inference.comparison.measurement import WARM_UP, measure
-from inference.comparison.progress import Progress
-from inference.comparison.proxy import precise_event_loop
-from inference.comparison.report import prepare_directory, write_report
-from inference.comparison.summary import Summarizer
-from inference.comparison.table import print_tables
-from inference.comparison.topologies import deployment
+from inference.comparison.plan.config import ComparisonConfig
+from inference.comparison.plan.flags import parse_config
+from inference.comparison.plan.grid import Sample, walk
+from inference.comparison.report.agreement import check_agreement
+from inference.comparison.report.files import prepare_directory, write_report
+from inference.comparison.report.findings import Findings, find
+from inference.comparison.report.summary import Summarizer
+from inference.comparison.report.table import print_tables
+from inference.comparison.run.load import require_locust
+from inference.comparison.run.measurement import WARM_UP, measure
+from inference.comparison.run.progress import Progress
+from inference.comparison.run.proxy import precise_event_loop
+from inference.comparison.run.topologies import deployment
 from inference.errors import ConfigError, SpecDecError
 
 EXIT_FAILED = 1

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from inference.engine.draft_path import DraftPath
-from inference.speculation.confidence import Confidence
-from inference.speculation.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
-from inference.types import Draft, DraftToken, SamplingParams
+from inference.model import Draft, DraftToken
+from inference.request import SamplingParams
+from inference.scheduling.confidence import Confidence
+from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
 
 
 @dataclass(frozen=True, slots=True)

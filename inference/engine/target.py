@@ -11,21 +11,18 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from inference.capabilities import check_request, is_seed_invariant
-from inference.engine.engine import Engine
+from inference.commit import Commit
+from inference.engine.loop import Engine
 from inference.engine.target_session import TargetSession
 from inference.errors import InvalidRequestError
-from inference.speculation.controller import PassTimes, choose_widths, waiting_pays
-from inference.types import Commit, Decoder, GenerationRequest, Schedule, Turn, Verdict
+from inference.model import Decoder, Turn, Verdict, check_request, is_seed_invariant
+from inference.request import GenerationRequest, Schedule
+from inference.scheduling.pass_times import PassTimes
+from inference.scheduling.waiting import MAX_WAIT_OF_PASS, waiting_pays
+from inference.scheduling.widths import PROBE_EVERY, choose_widths
 
 MAX_PASS_DRAFT_TOKENS = 16
 """Draft tokens of one session in one pass at most, where nobody asked for fewer."""
-
-MAX_WAIT_OF_PASS = 1.5
-"""So many passes the target waits at most for draft tokens that are due, whatever they did before."""
-
-PROBE_EVERY = 32
-"""Of so many passes that take no draft tokens though there are some, one takes a session's."""
 
 _Timed = tuple[Verdict, float, float]
 

@@ -1,18 +1,45 @@
-"""One request's state at a target: its tokens, what of them the slot holds, and the draft tree that grows on them."""
+"""The road from an engine to whoever waits for a session's tokens."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inference.engine.arrivals import Arrivals
-from inference.engine.commits import CommitQueue
+from inference.commit import Commit, FinishReason, Timings
 from inference.errors import InvalidRequestError
-from inference.speculation.controller import Acceptance
+from inference.model import Turn, Verdict
+from inference.request import GenerationRequest, Schedule
+from inference.scheduling.acceptance import Acceptance
+from inference.scheduling.arrivals import Arrivals
 from inference.speculation.tree import MAX_TREE_TOKENS, DraftTree
-from inference.types import Commit, FinishReason, GenerationRequest, Schedule, Timings, Turn, Verdict
+
+
+class CommitQueue:
+    """Commits of one session in order, or the error that ended it. Bounded by the session's own max_new_tokens."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Commit | Exception] = asyncio.Queue()
+
+    def put(self, commit: Commit) -> None:
+        self._queue.put_nowait(commit)
+
+    def fail(self, error: Exception) -> None:
+        self._queue.put_nowait(error)
+
+    async def get(self) -> Commit:
+        """The next commit.
+
+        Raises:
+            Exception: what `fail` was given, after the commits before it.
+        """
+        item = await self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""

@@ -18,21 +18,18 @@ from starlette.exceptions import HTTPException
 
 from inference import VERSION
 from inference.errors import SpecDecError
-from inference.gateway.answers import ChunkStream, whole_answer
-from inference.gateway.choices import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
-from inference.gateway.documents import ANSWERS, Model, ModelList, Version
-from inference.gateway.encoding import JsonAnswer
+from inference.gateway.documents import ANSWERS, JsonAnswer, Model, ModelList, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, Format, TextFormat
-from inference.gateway.limits import AnswerCount, BodyLimit
+from inference.gateway.middleware import AnswerCount, BodyLimit, http_spans
+from inference.gateway.requests import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
 from inference.gateway.schema import ChatBody, CompletionBody, GenerationBody
-from inference.gateway.telemetry import http_spans
-from inference.metrics import Metrics
-from inference.workers.completion import Completer, CompletionRequest
-from inference.workers.generation import ModelCard
+from inference.gateway.stream import ChunkStream, whole_answer
+from inference.observe.metrics import Metrics
+from inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 if TYPE_CHECKING:
-    from inference.telemetry import Telemetry
+    from inference.observe.spans import Telemetry
 
 logger = logging.getLogger(__name__)
 

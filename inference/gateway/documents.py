@@ -1,12 +1,29 @@
-"""Answers that are the same for every request, and how failures look, for the OpenAPI schema."""
+"""How documents become JSON.
+
+Escaped to ASCII: a reader that takes U+2028 or U+0085 for the end of a line must not cut an event in two, and half of a
+surrogate pair in a name must not break the answer that complains about it.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from inference.workers.generation import ModelCard
+from inference.workers.completion import ModelCard
+
+encoded = json.JSONEncoder(separators=(",", ":")).encode
+"""A document as compact JSON."""
+
+
+class JsonAnswer(JSONResponse):
+    """An answer in one piece."""
+
+    def render(self, content: Any) -> bytes:
+        """See Starlette's."""
+        return encoded(content).encode()
 
 
 class ErrorDetail(BaseModel):

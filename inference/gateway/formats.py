@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from inference.gateway.parts import Choice, Part
-from inference.types import TokenLogprob, TokenLogprobs
+from inference.commit import TokenLogprob, TokenLogprobs
+from inference.gateway.choice import Choice, Part
 
 
 class Format(Protocol):

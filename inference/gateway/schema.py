@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from inference.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
-from inference.types import MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, SamplingParams
-from inference.unicode import place_of_no_character
+from inference.request import MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, SamplingParams
+from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
+from inference.text.unicode import place_of_no_character
 from inference.workers.completion import Chat
 
 MAX_CHOICES = 128

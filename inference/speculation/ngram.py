@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inference.types import Draft
+from inference.model import Draft
 
 MAX_NGRAM_LENGTH = 1 << 20
 """Tokens of a sequence that is still looked up; there is no KV to fill, only a search to keep short."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference import types
+from inference.commit import Commit, FinishReason, Timings, TokenLogprob, TokenLogprobs
 from inference.errors import InvalidRequestError
+from inference.request import GenerationRequest, SamplingParams, Schedule, check_logit_bias
 from inference.workers import completion
 
 PROTOCOL_VERSION = 1
@@ -19,36 +20,36 @@ Branch: TypeAlias = tuple[str, int, Sequence[int]]
 """("prefix" | "node", prefix length | node number, token ids)"""
 
 _REASON_TO_MESSAGE = {
-    types.FinishReason.STOP: pb.FINISH_REASON_STOP,
-    types.FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
 _SCHEDULE_TO_MESSAGE = {
     None: pb.SCHEDULE_UNSPECIFIED,
-    types.Schedule.SYNC: pb.SCHEDULE_SYNC,
-    types.Schedule.ASYNC: pb.SCHEDULE_ASYNC,
+    Schedule.SYNC: pb.SCHEDULE_SYNC,
+    Schedule.ASYNC: pb.SCHEDULE_ASYNC,
 }
 _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
 
 
-def reason_to_message(reason: types.FinishReason) -> pb.FinishReason:
+def reason_to_message(reason: FinishReason) -> pb.FinishReason:
     return _REASON_TO_MESSAGE[reason]
 
 
-def reason_from_message(number: pb.FinishReason) -> types.FinishReason:
+def reason_from_message(number: pb.FinishReason) -> FinishReason:
     try:
         return _REASON_FROM_MESSAGE[number]
     except KeyError:
         raise InvalidRequestError(f"finish reason {number} is not known here") from None
 
 
-def schedule_from_message(number: pb.Schedule) -> types.Schedule | None:
+def schedule_from_message(number: pb.Schedule) -> Schedule | None:
     if number not in _SCHEDULE_FROM_MESSAGE:
         raise InvalidRequestError(f"schedule {number} is not known here")
     return _SCHEDULE_FROM_MESSAGE[number]
 
 
-def sampling_to_message(sampling: types.SamplingParams, seed: int | None) -> pb.SamplingParams:
+def sampling_to_message(sampling: SamplingParams, seed: int | None) -> pb.SamplingParams:
     return pb.SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -62,8 +63,8 @@ def sampling_to_message(sampling: types.SamplingParams, seed: int | None) -> pb.
     )
 
 
-def sampling_from_message(message: pb.SamplingParams) -> types.SamplingParams:
-    return types.SamplingParams(
+def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,
         top_p=message.top_p if message.HasField("top_p") else 1.0,
@@ -76,7 +77,7 @@ def sampling_from_message(message: pb.SamplingParams) -> types.SamplingParams:
     )
 
 
-def logprobs_to_message(logprobs: types.TokenLogprobs) -> pb.TokenLogprobs:
+def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(
         chosen=_logprob_to_message(logprobs.chosen),
         top=map(_logprob_to_message, logprobs.top),
@@ -84,20 +85,20 @@ def logprobs_to_message(logprobs: types.TokenLogprobs) -> pb.TokenLogprobs:
     )
 
 
-def _logprob_to_message(token: types.TokenLogprob) -> pb.TokenLogprob:
+def _logprob_to_message(token: TokenLogprob) -> pb.TokenLogprob:
     return pb.TokenLogprob(token_id=token.token_id, logprob=token.logprob, text=token.text)
 
 
-def logprobs_from_message(message: pb.TokenLogprobs) -> types.TokenLogprobs:
+def logprobs_from_message(message: pb.TokenLogprobs) -> TokenLogprobs:
     top = tuple(map(_logprob_from_message, message.top))
-    return types.TokenLogprobs(_logprob_from_message(message.chosen), top, message.num_characters)
+    return TokenLogprobs(_logprob_from_message(message.chosen), top, message.num_characters)
 
 
-def _logprob_from_message(message: pb.TokenLogprob) -> types.TokenLogprob:
-    return types.TokenLogprob(message.token_id, message.logprob, message.text)
+def _logprob_from_message(message: pb.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob, message.text)
 
 
-def timings_to_message(timings: types.Timings) -> pb.Timings:
+def timings_to_message(timings: Timings) -> pb.Timings:
     return pb.Timings(
         queue_us=timings.queue_us,
         compute_us=timings.compute_us,
@@ -113,8 +114,8 @@ def timings_to_message(timings: types.Timings) -> pb.Timings:
     )
 
 
-def timings_from_message(message: pb.Timings) -> types.Timings:
-    return types.Timings(
+def timings_from_message(message: pb.Timings) -> Timings:
+    return Timings(
         queue_us=message.queue_us,
         compute_us=message.compute_us,
         draft_us=message.draft_us,
@@ -227,7 +228,7 @@ def event_from_message(message: pb.GenerateResponse) -> completion.Event:
     )
 
 
-def open_to_message(request: types.GenerationRequest, *, fingerprint: str, vocab_size: int) -> pb.Open:
+def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size: int) -> pb.Open:
     return pb.Open(
         protocol_version=PROTOCOL_VERSION,
         tokenizer_fingerprint=fingerprint,
@@ -244,13 +245,13 @@ def open_to_message(request: types.GenerationRequest, *, fingerprint: str, vocab
     )
 
 
-def open_from_message(message: pb.Open) -> types.GenerationRequest:
+def open_from_message(message: pb.Open) -> GenerationRequest:
     if not message.sampling.HasField("seed"):
         raise InvalidRequestError("sampling.seed is unset: draft and target need the same one")
     if message.vocab_size:  # unset where it was named already, in Attach
         sampling = sampling_from_message(message.sampling)
-        completion.check_logit_bias(sampling, vocab_size=message.vocab_size)
-    return types.GenerationRequest(
+        check_logit_bias(sampling, vocab_size=message.vocab_size)
+    return GenerationRequest(
         prompt_token_ids=tuple(message.prompt_token_ids),
         sampling=sampling_from_message(message.sampling),
         max_new_tokens=message.max_new_tokens,
@@ -280,7 +281,7 @@ def _branch_from_message(message: pb.Branch) -> Branch:
     return "prefix", message.prefix_length, tuple(message.token_ids)
 
 
-def commit_to_message(commit: types.Commit) -> pb.Commit:
+def commit_to_message(commit: Commit) -> pb.Commit:
     return pb.Commit(
         position=commit.position,
         token_ids=commit.token_ids,
@@ -294,8 +295,8 @@ def commit_to_message(commit: types.Commit) -> pb.Commit:
     )
 
 
-def commit_from_message(message: pb.Commit) -> types.Commit:
-    return types.Commit(
+def commit_from_message(message: pb.Commit) -> Commit:
+    return Commit(
         position=message.position,
         token_ids=tuple(message.token_ids),
         num_draft_tokens=message.num_draft_tokens,

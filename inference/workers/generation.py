@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import dataclass
 
-from grpc_comm.context import Context
+from grpc_comm.interceptors import Context
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.workers.completion import Completer
+from inference.workers.completion import Completer, ModelCard
 from inference.workers.convert import completion_from_message, event_to_message
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """What GetModel answers; see the message."""
-
-    name: str
-    topology: str
-    max_length: int
-    vocab_size: int
-    tokenizer_fingerprint: str
-    chat_template: str | None = None
-
-    @classmethod
-    def from_message(cls, message: pb.GetModelResponse) -> ModelCard:
-        """What another server answered."""
-        return cls(
-            message.name,
-            message.topology,
-            message.max_length,
-            message.vocab_size,
-            message.tokenizer_fingerprint,
-            message.chat_template if message.HasField("chat_template") else None,
-        )
 
 
 class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from inference.stats import RequestStats
-from inference.telemetry import Telemetry, current, usage
+from inference.observe.spans import Telemetry, current, usage
+from inference.observe.stats import RequestStats
 from inference.workers.completion import Completer, CompletionRequest, Delta, Event, Finished, Started
 
 

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest_asyncio
 
-from inference.cli.launch import ServerProcess
+from inference.serving.processes import ServerProcess
 from tests.conftest import ModelDirectories
-from tests.servers import draft_server, fused_server, target_server
+from tests.support.servers import draft_server, fused_server, target_server
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

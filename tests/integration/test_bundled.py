@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from inference.backends.onnx_pack import packed_decoder
-from inference.cli.launch import free_port, server_process
+from inference.backends.onnx.packed import packed_decoder
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
-from inference.types import SamplingParams
+from inference.request import SamplingParams
+from inference.serving.processes import free_port, server_process
 from inference.workers.completion import CompletionRequest
-from tests.servers import complete_all, draft_server, fused_server, run_command
+from tests.support.servers import complete_all, draft_server, fused_server, run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

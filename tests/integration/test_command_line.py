@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from inference.cli.app import main
-from inference.cli.launch import ServerProcess, free_port
-from inference.types import SamplingParams
+from inference.request import SamplingParams
+from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.integration.prompts import PROMPTS
-from tests.servers import CommandResult, complete, complete_all, run_command
+from tests.support.prompts import PROMPTS
+from tests.support.servers import CommandResult, complete, complete_all, run_command
 
 pytestmark = pytest.mark.slow
 

@@ -17,25 +17,27 @@ from transformers import AutoModelForCausalLM
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.backends.pytorch import TorchBackend
-from inference.comparison.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.backends.pytorch.backend import TorchBackend
+from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.config import DraftConfig, ModelConfig, ProposerConfig
+from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
-from inference.engine.drafting import DraftEngine
+from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
-from inference.speculation.decoder import SlotDecoder
-from inference.tokenizer import Tokenizer
-from inference.types import Array, SamplingParams, Schedule, Span
-from inference.workers.assembly import draft_worker, load_proposer, running
-from inference.workers.assist import assist
-from inference.workers.completion import CompletionRequest, Delta, LocalCompleter
-from inference.workers.generation import GenerationServicer, ModelCard
-from inference.workers.pool import DraftPool
+from inference.model import Array, Span
+from inference.request import SamplingParams, Schedule
+from inference.serving.assembly import draft_worker, load_proposer, running
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary
+from inference.workers.completion import CompletionRequest, Delta, ModelCard
+from inference.workers.draft.pool_member import assist
+from inference.workers.generation import GenerationServicer
+from inference.workers.local import LocalCompleter
 from inference.workers.status import to_status
-from inference.workers.verification import VerificationServicer
-from inference.workers.vocabulary import Vocabulary
+from inference.workers.target.verification import VerificationServicer
 from tests.conftest import ModelDirectories
-from tests.servers import Completion, complete_all
+from tests.support.servers import Completion, complete_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends.onnx_pack import packed_decoder
-from inference.cli.launch import ServerProcess
-from inference.types import SamplingParams, Schedule
+from inference.backends.onnx.packed import packed_decoder
+from inference.request import SamplingParams, Schedule
+from inference.serving.processes import ServerProcess
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.servers import complete_all, draft_server
+from tests.support.servers import complete_all, draft_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

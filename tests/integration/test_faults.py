@@ -19,12 +19,12 @@ from grpc_status import rpc_status
 from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.launch import ServerProcess, free_port, server_process
-from inference.types import SamplingParams
+from inference.request import SamplingParams
+from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.integration.raw import raw_session
-from tests.servers import command, complete, complete_all, draft_server, result_of, run_command, target_server
+from tests.support.raw_worker import raw_session
+from tests.support.servers import command, complete, complete_all, draft_server, result_of, run_command, target_server
 
 pytestmark = pytest.mark.slow
 

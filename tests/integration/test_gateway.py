@@ -17,14 +17,14 @@ import openai
 import pytest
 import pytest_asyncio
 
-from inference.cli.launch import ServerProcess, free_port
 from inference.config import ROOT
-from inference.tokenizer import Tokenizer
-from inference.types import SamplingParams
+from inference.request import SamplingParams
+from inference.serving.processes import ServerProcess, free_port
+from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest
-from tests.browser import CHROMIUM, browser_page
 from tests.conftest import ModelDirectories
-from tests.servers import complete, draft_server, fused_server
+from tests.support.browser import CHROMIUM, browser_page
+from tests.support.servers import complete, draft_server, fused_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ModelDirectories
 from tests.integration.test_gateway import gateway_process, metrics_of, until_running, value
-from tests.servers import fused_server
+from tests.support.servers import fused_server
 
 pytestmark = pytest.mark.slow
 

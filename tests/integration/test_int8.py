@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from inference.backends.onnx_pack import packed_decoder
-from inference.cli.launch import ServerProcess
+from inference.backends.onnx.packed import packed_decoder
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
-from inference.types import SamplingParams
+from inference.request import SamplingParams
+from inference.serving.processes import ServerProcess
 from inference.workers.completion import CompletionRequest
-from tests.servers import complete_all, draft_server, fused_server, target_server
+from tests.support.servers import complete_all, draft_server, fused_server, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

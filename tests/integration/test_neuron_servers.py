@@ -25,17 +25,18 @@ from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.cli.app import main
-from inference.cli.launch import ServerProcess, free_port
 from inference.config import ROOT, ModelConfig
-from inference.tokenizer import Tokenizer
-from inference.types import SamplingParams, Schedule
-from inference.workers.assembly import target_engine
-from inference.workers.completion import CompletionRequest, LocalCompleter
-from tests import nxdi_double, servers
+from inference.request import SamplingParams, Schedule
+from inference.serving.assembly import target_engine
+from inference.serving.processes import ServerProcess, free_port
+from inference.text.tokenizer import Tokenizer
+from inference.workers.completion import CompletionRequest
+from inference.workers.local import LocalCompleter
 from tests.conftest import ModelDirectories
-from tests.integration.prompts import PROMPTS
-from tests.servers import Completion, complete, complete_all, draft_server, fused_server, target_server
-from tests.unit.neuron.checkpoints import save_eagle_draft
+from tests.support import nxdi_double, servers
+from tests.support.neuron.checkpoints import save_eagle_draft
+from tests.support.prompts import PROMPTS
+from tests.support.servers import Completion, complete, complete_all, draft_server, fused_server, target_server
 
 pytestmark = pytest.mark.slow
 

@@ -15,14 +15,14 @@ import pytest_asyncio
 from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.launch import ServerProcess
-from inference.comparison.proxy import delay_proxy
-from inference.types import SamplingParams
-from inference.workers.assist import AssistCall
-from inference.workers.client import RemoteCompleter
+from inference.comparison.run.proxy import delay_proxy
+from inference.request import SamplingParams
+from inference.serving.processes import ServerProcess
 from inference.workers.completion import CompletionRequest, Delta
+from inference.workers.draft.pool_member import AssistCall
+from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories
-from tests.servers import Completion, command, complete, complete_all, target_server
+from tests.support.servers import Completion, command, complete, complete_all, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

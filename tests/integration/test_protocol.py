@@ -11,8 +11,8 @@ import pytest
 from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.launch import ServerProcess
-from tests.integration.raw import RawSession, after, below, failure, positions, proposing, raw_session
+from inference.serving.processes import ServerProcess
+from tests.support.raw_worker import RawSession, after, below, failure, positions, proposing, raw_session
 
 pytestmark = pytest.mark.slow
 

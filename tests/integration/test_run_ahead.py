@@ -10,14 +10,14 @@ import pytest
 import pytest_asyncio
 
 from grpc_comm.channel import open_channel
-from inference.cli.launch import ServerProcess
-from inference.comparison.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.errors import UnavailableError
-from inference.types import SamplingParams, Schedule
-from inference.workers.client import RemoteCompleter
+from inference.request import SamplingParams, Schedule
+from inference.serving.processes import ServerProcess
 from inference.workers.completion import CompletionRequest, Delta
+from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories
-from tests.servers import complete, complete_all, draft_server, target_server, with_gamma
+from tests.support.servers import complete, complete_all, draft_server, target_server, with_gamma
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,10 +15,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_rpc
 
-from inference.cli.launch import free_port
+from inference.serving.processes import free_port
 from tests.conftest import ModelDirectories
 from tests.integration.test_gateway import gateway_process
-from tests.servers import draft_server, run_command, target_server
+from tests.support.servers import draft_server, run_command, target_server
 
 pytestmark = pytest.mark.slow
 

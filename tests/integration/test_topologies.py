@@ -17,13 +17,14 @@ from transformers import AutoModelForCausalLM
 from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.launch import ServerProcess
-from inference.tokenizer import Tokenizer
-from inference.types import MAX_SEED, FinishReason, SamplingParams, Schedule
+from inference.commit import FinishReason
+from inference.request import MAX_SEED, SamplingParams, Schedule
+from inference.serving.processes import ServerProcess
+from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.integration.prompts import PROMPTS
-from tests.servers import Completion, complete, complete_all, with_gamma
+from tests.support.prompts import PROMPTS
+from tests.support.servers import Completion, complete, complete_all, with_gamma
 
 pytestmark = pytest.mark.slow
 

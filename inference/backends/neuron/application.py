@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from inference.backends.architectures import architecture_name
 from inference.backends.neuron.artifacts import artifact_key, artifacts_root, find_or_compile
 from inference.backends.neuron.environment import (
     compiler_environment,
@@ -24,7 +25,6 @@ from inference.backends.neuron.environment import (
     take_cores,
 )
 from inference.backends.neuron.parameters import check_names, parameter_names
-from inference.backends.support import architecture_name
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
 

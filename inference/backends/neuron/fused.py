@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import Compilation, fused_compilation
 from inference.backends.neuron.calls import Row, fused_call, prompt_call
@@ -19,10 +20,9 @@ from inference.backends.neuron.graph_decoder import GraphDecoder, device_samplin
 from inference.backends.neuron.medusa import load_medusa_decoder
 from inference.backends.neuron.settings import device_top_k, fused_arguments
 from inference.backends.neuron.shape import SlotShape, slot_shape
-from inference.backends.support import require_supported_config, resolve_length
 from inference.config import ModelConfig
 from inference.errors import ConfigError, InternalError
-from inference.types import Turn, Verdict
+from inference.model import Turn, Verdict
 
 
 class FusedDecoder(GraphDecoder):

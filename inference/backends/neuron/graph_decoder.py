@@ -15,13 +15,14 @@ from inference.backends.neuron.calls import GREEDY
 from inference.backends.neuron.shape import SlotShape
 from inference.backends.neuron.slots import Application
 from inference.errors import InvalidRequestError
-from inference.types import GenerationRequest, SamplingParams, Turn, Verdict
+from inference.model import Turn, Verdict
+from inference.request import GenerationRequest, SamplingParams
 
 _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class GraphDecoder(ABC):
-    """A compiled graph that drafts and verifies, and its slots; see `inference.types.Decoder`.
+    """A compiled graph that drafts and verifies, and its slots; see `inference.model.Decoder`.
 
     Args:
         application: loaded.
@@ -57,16 +58,16 @@ class GraphDecoder(ABC):
 
     @property
     def seed_invariant(self) -> bool:
-        """See `inference.capabilities.LimitedDecoder`."""
+        """See `inference.model.LimitedDecoder`."""
         return not self._max_top_k
 
     @property
     def prompt_chunk_tokens(self) -> int:
-        """See `inference.capabilities.LimitedDecoder`: a prompt is read at once."""
+        """See `inference.model.LimitedDecoder`: a prompt is read at once."""
         return self._shape.length
 
     def check(self, request: GenerationRequest) -> None:
-        """See `inference.capabilities.LimitedDecoder`."""
+        """See `inference.model.LimitedDecoder`."""
         for fault in self._faults(request):
             raise InvalidRequestError(f"{fault}: this server's speculation_method {self._method} cannot do that")
 

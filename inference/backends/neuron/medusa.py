@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import Compilation, medusa_compilation
 from inference.backends.neuron.calls import Row, medusa_call, prompt_call
@@ -20,9 +21,8 @@ from inference.backends.neuron.medusa_tree import Choice, tree_pass
 from inference.backends.neuron.settings import medusa_arguments
 from inference.backends.neuron.shape import SlotShape, slot_shape
 from inference.backends.neuron.slots import Application
-from inference.backends.support import require_supported_config, resolve_length
 from inference.config import ModelConfig
-from inference.types import Turn, Verdict
+from inference.model import Turn, Verdict
 
 
 class MedusaDecoder(GraphDecoder):

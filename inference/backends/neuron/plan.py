@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inference.backends.neuron.calls import Row
-from inference.types import Span
+from inference.model import Span
 
 REREAD_PASSES = 4
 """More passes than this before the first wanted logits cost more than reading the prompt again."""

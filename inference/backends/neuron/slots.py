@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import slot_compilation
 from inference.backends.neuron.calls import Row, continued_call, prompt_call
@@ -21,10 +22,9 @@ from inference.backends.neuron.plan import Reading, next_rows, prompt_row, readi
 from inference.backends.neuron.settings import slot_arguments
 from inference.backends.neuron.shape import SlotShape, slot_shape
 from inference.backends.spans import check_spans
-from inference.backends.support import require_supported_config, resolve_length
 from inference.config import ModelConfig
 from inference.errors import ConfigError
-from inference.types import Array, Span
+from inference.model import Array, Span
 
 
 class Application(Protocol):
@@ -66,17 +66,17 @@ class NeuronBackend:
 
     @property
     def max_pass_tokens(self) -> int:
-        """See `inference.capabilities.CompiledShapes`."""
+        """See `inference.model.CompiledShapes`."""
         return self._shape.width
 
     @property
     def prompt_chunk_tokens(self) -> int:
-        """See `inference.capabilities.CompiledShapes`: the prompt graph reads a prompt at once, or not at all."""
+        """See `inference.model.CompiledShapes`: the prompt graph reads a prompt at once, or not at all."""
         return self._shape.max_prompt
 
     @torch.no_grad()
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `inference.types.Backend`. A numpy array."""
+        """See `inference.model.Backend`. A numpy array."""
         check_spans(spans, self)
         works = [reading(span, self._held[span.slot]) for span in spans]
         for work in works:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.backends.pytorch import TorchBackend
+from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
-from inference.types import Span
-from tests.tiny_models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
+from inference.model import Span
+from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from inference.backends import registry
-from inference.backends.onnx_backend import OnnxBackend
-from inference.backends.pytorch import TorchBackend
+from inference.backends.onnx.backend import OnnxBackend
+from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.errors import ConfigError
-from tests.tiny_models import save_tiny_model
+from tests.support.models import save_tiny_model
 
 
 def config_for(path: Path, **fields: str) -> ModelConfig:

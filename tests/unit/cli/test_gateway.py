@@ -14,10 +14,11 @@ from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.cli.gateway import _follow_model
 from inference.gateway.app import create_app
-from inference.workers.client import RemoteCompleter
-from inference.workers.generation import GenerationServicer, ModelCard
+from inference.workers.completion import ModelCard
+from inference.workers.generation import GenerationServicer
+from inference.workers.remote import RemoteCompleter
 from inference.workers.status import to_status
-from tests.unit.gateway.completers import CARD, ScriptedCompleter, gateway
+from tests.support.completers import CARD, ScriptedCompleter, gateway
 
 OTHER = replace(CARD, name="other", max_length=64)
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession, Growth
-from inference.engine.drafting import DraftEngine
-from inference.speculation.pacing import Branching, Pacing
+from inference.model import Draft, DraftToken
+from inference.request import SamplingParams
+from inference.scheduling.pacing import Branching, Pacing
 from inference.speculation.tree import DraftTree
-from inference.types import Draft, DraftToken, SamplingParams
-from tests.unit.engine.scripted import until
+from tests.support.scripted import until
 
 NUM_TOKENS = 3
 """Few different tokens, so that commits often follow a branch."""

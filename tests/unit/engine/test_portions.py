@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import replace
 
 from inference.engine.draft_session import DraftSession
-from inference.speculation.confidence import Confidence
-from inference.speculation.pacing import Pacing
-from inference.types import DraftToken, SamplingParams
+from inference.model import DraftToken
+from inference.request import SamplingParams
+from inference.scheduling.confidence import Confidence
+from inference.scheduling.pacing import Pacing
 
 SURE, UNSURE = 20.0, 0.05
 

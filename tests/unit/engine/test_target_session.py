@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from inference.engine import target_session
-from inference.engine.target import MAX_WAIT_OF_PASS, PROBE_EVERY, TargetEngine
+from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
-from inference.types import GenerationRequest, Schedule, Verdict
-from tests.unit.engine.scripted import ScriptedDecoder
+from inference.model import Verdict
+from inference.request import GenerationRequest, Schedule
+from inference.scheduling.waiting import MAX_WAIT_OF_PASS
+from inference.scheduling.widths import PROBE_EVERY
+from tests.support.scripted import ScriptedDecoder
 
 
 class Clock:

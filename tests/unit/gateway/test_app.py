@@ -13,10 +13,10 @@ import pytest
 
 from inference import errors
 from inference.gateway.app import create_app
-from inference.gateway.choices import MAX_AT_ONCE
-from inference.types import SamplingParams
+from inference.gateway.requests import MAX_AT_ONCE
+from inference.request import SamplingParams
 from inference.workers.completion import Chat
-from tests.unit.gateway.completers import ScriptedCompleter, gateway
+from tests.support.completers import ScriptedCompleter, gateway
 
 PASSES = [["Once", " upon"], [" a", " time", ""], ["!"]]
 TEXT = "Once upon a time!"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from inference.commit import TokenLogprob, TokenLogprobs
+from inference.gateway.choice import Choice, Part
 from inference.gateway.formats import TextFormat, text_logprobs
-from inference.gateway.parts import Choice, Part
-from inference.types import TokenLogprob, TokenLogprobs
 
 TOKENS = ("one", " t", "wo", " three")
 HELD_BACK = ("one", "", "", " two three")

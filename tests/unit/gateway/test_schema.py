@@ -6,9 +6,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from inference.cli.launch import free_port
 from inference.gateway.server import http_server
-from tests.unit.gateway.completers import ScriptedCompleter, gateway
+from inference.serving.processes import free_port
+from tests.support.completers import ScriptedCompleter, gateway
 
 
 async def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:

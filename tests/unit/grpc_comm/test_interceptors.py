@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
-from grpc_comm.context import Context
 from grpc_comm.errors import Status, status_of
+from grpc_comm.interceptors import Context
 from grpc_comm.options import address
 from grpc_comm.server import PortTakenError, Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb

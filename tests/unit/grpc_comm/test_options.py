@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from grpc_comm.options import SERVER_OPTIONS
-from inference.comparison.proxy import delay_proxy
+from inference.comparison.run.proxy import delay_proxy
 
 KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
 

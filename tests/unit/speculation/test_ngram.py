@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.model import Draft
+from inference.request import SamplingParams
 from inference.speculation.ngram import MAX_MATCH, NgramProposer, lookup
-from inference.types import Draft, SamplingParams
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 

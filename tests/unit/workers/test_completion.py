@@ -8,13 +8,15 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from inference.commit import Commit, FinishReason, TokenLogprob, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.gateway.formats import text_logprobs
-from inference.tokenizer import Tokenizer
-from inference.types import Commit, FinishReason, GenerationRequest, TokenLogprob, TokenLogprobs
-from inference.workers.completion import MAX_INLINE_CHARACTERS, Chat, CompletionRequest, Delta, LocalCompleter
+from inference.request import GenerationRequest
+from inference.text.tokenizer import Tokenizer
+from inference.workers.completion import Chat, CompletionRequest, Delta
 from inference.workers.convert import event_from_message, event_to_message
-from tests.tiny_models import tiny_tokenizer
+from inference.workers.local import MAX_INLINE_CHARACTERS, LocalCompleter
+from tests.support.models import tiny_tokenizer
 
 
 class RefusingGenerator:

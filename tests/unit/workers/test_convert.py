@@ -7,17 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.commit import Commit, FinishReason, Timings
 from inference.errors import InvalidRequestError
-from inference.types import (
-    MAX_SEED,
-    MAX_STOP_TOKEN_IDS,
-    Commit,
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    Schedule,
-    Timings,
-)
+from inference.request import MAX_SEED, MAX_STOP_TOKEN_IDS, GenerationRequest, SamplingParams, Schedule
 from inference.workers import convert
 from inference.workers.completion import CompletionRequest, Delta, Finished, Started
 

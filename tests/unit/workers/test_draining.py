@@ -9,7 +9,7 @@ import pytest
 from inference.errors import UnavailableError
 from inference.workers.completion import CompletionRequest, Event
 from inference.workers.draining import DrainingCompleter
-from tests.unit.gateway.completers import ScriptedCompleter
+from tests.support.completers import ScriptedCompleter
 
 REQUEST = CompletionRequest("x")
 

@@ -1,0 +1,131 @@
+"""Which architectures the torch backend refuses, and why.
+
+Owns the reading of a Transformers configuration. What a configuration does not tell is found when the backend runs its
+first token (`inference.backends.pytorch.attention.ShapeRecorder`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:  # a packed model is loaded without Transformers
+    from transformers import PretrainedConfig, PreTrainedModel
+
+from inference.errors import ConfigError, UnsupportedModelError
+
+DEFAULT_LENGTH = 2048
+
+# Names that families give to the number of positions they were trained for.
+LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
+
+# Prefixes of `model_type` whose state is not keys and values per position.
+RECURRENT = (
+    "mamba", "falcon_mamba", "falcon_h1", "rwkv", "jamba", "bamba", "zamba", "recurrent_gemma", "xlstm", "lfm2",
+    "qwen3_next", "qwen3_5", "granitemoehybrid", "nemotron_h", "kimi_linear", "olmo_hybrid",
+)  # fmt: skip
+ALIBI = ("bloom", "mpt")
+
+REQUIRED_ARGUMENTS = ("position_ids", "logits_to_keep")
+
+
+class StoredConfig:
+    """A configuration that was written down: what `PretrainedConfig.to_dict` gave, as attributes.
+
+    Stands in for one of a text model; settings that it never had raise AttributeError, as there.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.__dict__.update(fields)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the configuration has no {name}")
+
+    def get_text_config(self) -> StoredConfig:
+        """Itself."""
+        return self
+
+
+Config: TypeAlias = "PretrainedConfig | StoredConfig"
+
+
+def architecture_name(config: Config) -> str:
+    """The name to refuse a model by."""
+    architectures = getattr(config, "architectures", None)
+    return architectures[0] if architectures else type(config).__name__.removesuffix("Config")
+
+
+def resolve_length(config: Config, asked: int | None) -> int:
+    """Positions per slot: what was asked for, or the model's own limit but at most `DEFAULT_LENGTH`."""
+    text_config = config.get_text_config()  # multimodal models keep the language model's settings apart
+    limits = (getattr(text_config, name, None) for name in LENGTH_FIELDS)
+    limit = next((limit for limit in limits if isinstance(limit, int)), None)
+    if asked is None:
+        return DEFAULT_LENGTH if limit is None else min(limit, DEFAULT_LENGTH)
+    if limit is not None and asked > limit:
+        raise ConfigError(f"sequence_length {asked} is above the {limit} positions of {architecture_name(config)}")
+    return asked
+
+
+def require_supported_config(config: Config, max_length: int) -> None:
+    """Raise UnsupportedModelError if slots of `max_length` plain keys and values cannot carry this model."""
+    for reason in _reasons(config, max_length):
+        raise UnsupportedModelError(f"{architecture_name(config)} is not supported: {reason}")
+
+
+def require_supported_model(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError if the model has other state, or cannot be told positions and wanted logits."""
+    reasons = [f"its forward takes no {name}" for name in REQUIRED_ARGUMENTS if name not in forward_arguments(model)]
+    if getattr(model, "_is_stateful", False):  # Transformers' own word for recurrent state
+        reasons.append("it carries recurrent state, which cannot be rolled back by position")
+    for reason in reasons:
+        raise UnsupportedModelError(f"{architecture_name(model.config)} is not supported: {reason}")
+
+
+def forward_arguments(model: PreTrainedModel) -> Collection[str]:
+    """Names that the model's forward takes; others may vanish in its `**kwargs` without a word."""
+    return inspect.signature(model.forward).parameters
+
+
+def _reasons(config: Config, max_length: int) -> Iterator[str]:
+    if config.is_encoder_decoder:
+        yield "it is an encoder-decoder"
+    config = config.get_text_config()
+    model_type = str(config.model_type)
+    if model_type.startswith(RECURRENT):
+        yield "it carries recurrent state, which cannot be rolled back by position"
+    if model_type in ALIBI or getattr(config, "alibi", False):
+        yield "ALiBi position bias is not plain causal attention"
+    yield from _layer_reasons(config, max_length)
+    yield from _rope_reasons(config, max_length)
+
+
+def _layer_reasons(config: Config, max_length: int) -> Iterator[str]:
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    for layer_type in sorted(layer_types - {"full_attention", "sliding_attention"}):
+        yield f"its layers of type {layer_type} keep other state than keys and values"
+    window = getattr(config, "sliding_window", None)
+    applies = getattr(config, "use_sliding_window", True) and layer_types != {"full_attention"}
+    if window is not None and applies and window < max_length:
+        yield f"its sliding window of {window} is below the sequence length of {max_length}"
+
+
+def _rope_reasons(config: Config, max_length: int) -> Iterator[str]:
+    for rope in _ropes(config):
+        kind = str(rope.get("rope_type", rope.get("type", "default")))
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if kind == "longrope" and original is not None and max_length <= original:
+            continue  # short enough to use one set of frequencies throughout
+        if kind in ("longrope", "su") or "dynamic" in kind:
+            yield f"its {kind} rotary frequencies change with the length seen"
+
+
+def _ropes(config: Config) -> Iterator[dict[str, Any]]:
+    """Rotary settings: Transformers 4 keeps them as `rope_scaling`, 5 as `rope_parameters`, some per layer type."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(config, name, None) or {}
+        yield rope
+        yield from (nested for nested in rope.values() if isinstance(nested, dict))

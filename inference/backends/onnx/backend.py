@@ -1,0 +1,136 @@
+"""The onnx backend: Llama-shaped models in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
+
+Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of spans, built
+when first needed; all share the weights in memory. Other families, dtypes and devices are the torch backend's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
+from inference.backends.onnx.graph import decoder_graph
+from inference.backends.onnx.packed import PackedDecoder, discard, packed_decoder
+from inference.backends.onnx.passes import OnnxPass
+from inference.backends.onnx.slots import OnnxSlots
+from inference.backends.spans import check_spans
+from inference.config import ModelConfig
+from inference.errors import ConfigError, UnsupportedModelError
+from inference.model import Array, Span
+
+logger = logging.getLogger(__name__)
+
+MAX_PLACES = 16
+"""Spans of one run of a graph. More are bound by arithmetic, not by reading the weights: they run in groups."""
+
+PREPARE_S = 1.0
+"""Seconds that loading spends on building graphs, smallest first; the rest are built when first needed."""
+
+PROBE_TOLERANCES = {"float32": 1e-3, "int8": 0.3}
+"""Largest difference from Transformers' logits at loading, relative to the largest logit (1, if that is smaller)."""
+
+
+class OnnxBackend:
+    """A decoder and its slots."""
+
+    def __init__(self, decoder: PackedDecoder, *, num_slots: int, max_length: int, num_threads: int) -> None:
+        self._decoder = decoder
+        self._num_threads = num_threads
+        self._slots = OnnxSlots(decoder.shape, num_slots=num_slots, max_length=max_length)
+        self._passes: dict[int, OnnxPass] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.shape.vocab_size
+
+    @property
+    def num_slots(self) -> int:
+        return self._slots.num_slots
+
+    @property
+    def max_length(self) -> int:
+        return self._slots.max_length
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._slots.slot_bytes
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """See `inference.model.ForkingBackend`."""
+        self._slots.fork(source_slot, destination_slot, start, end)
+
+    def forward(self, spans: Sequence[Span]) -> Array:
+        """See `inference.model.Backend`. A numpy array."""
+        check_spans(spans, self)
+        groups = [spans[first : first + MAX_PLACES] for first in range(0, len(spans), MAX_PLACES)]
+        logits = [self._pass(len(group)).run(group) for group in groups]
+        return logits[0] if len(logits) == 1 else np.concatenate(logits)
+
+    def _pass(self, num_places: int) -> OnnxPass:
+        if num_places not in self._passes:
+            decoder, slots = self._decoder, self._slots
+            graph = decoder_graph(
+                decoder.shape, decoder.weights, dtype=decoder.dtype, num_places=num_places, room=slots.room
+            )
+            self._passes[num_places] = OnnxPass(
+                decoder, slots, graph, num_places=num_places, num_threads=self._num_threads
+            )
+        return self._passes[num_places]
+
+    def prepare(self) -> None:
+        """Build graphs ahead, so that the first pass over so many spans does not wait for it."""
+        ends = time.monotonic() + PREPARE_S
+        for num_places in range(1, min(self.num_slots, MAX_PLACES) + 1):
+            if time.monotonic() < ends:
+                self._pass(num_places)
+
+    def probe_error(self) -> float:
+        """Largest difference between this backend's logits and Transformers', relative to the largest of them.
+
+        Runs tokens through slot 0 as a prompt and a continuation; slots that are too short run what fits.
+        """
+        token_ids = self._decoder.probe_token_ids[: self.max_length]
+        expected = self._decoder.probe_logits[: len(token_ids)]
+        split = len(token_ids) // 2
+        parts = [Span(0, 0, token_ids[:split], split), Span(0, split, token_ids[split:], len(token_ids) - split)]
+        logits = np.concatenate([self.forward([part]) for part in parts if part.token_ids])
+        return float(np.abs(logits - expected).max() / max(1.0, np.abs(expected).max()))
+
+
+def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
+    """Load a checkpoint from its directory, or rather from the packed copy that its first load leaves in the cache.
+
+    Raises:
+        ConfigError: the directory, the checkpoint or the settings cannot be used; the message names which.
+    """
+    dtype = _resolve_dtype(config)
+    num_threads = config.num_threads or len(os.sched_getaffinity(0))
+    for _ in range(2):  # a packed form may be damaged, or from a processor that only looks the same
+        decoder = packed_decoder(config.path, dtype, config.sequence_length)
+        max_length = resolve_length(decoder.config, config.sequence_length)
+        require_supported_config(decoder.config, max_length)
+        backend = OnnxBackend(decoder, num_slots=config.num_slots, max_length=max_length, num_threads=num_threads)
+        error = backend.probe_error()
+        if error <= PROBE_TOLERANCES[dtype]:  # not if it is NaN
+            backend.prepare()
+            return backend
+        logger.warning("model %s: packed weights are off by %.2g, making them again", config.path.name, error)
+        discard(decoder)
+    raise UnsupportedModelError(
+        f"{architecture_name(decoder.config)} is not supported by backend onnx: "
+        f"its logits differ from Transformers' by {error:.2g} of the largest: use backend torch"
+    )
+
+
+def _resolve_dtype(config: ModelConfig) -> str:
+    if config.device not in ("auto", "cpu"):
+        raise ConfigError(f"device {config.device}: backend onnx computes on cpu only")
+    dtype = "float32" if config.dtype == "auto" else config.dtype
+    if dtype not in PROBE_TOLERANCES:
+        raise ConfigError(f"dtype {dtype}: backend onnx computes in {' or '.join(PROBE_TOLERANCES)} only")
+    return dtype

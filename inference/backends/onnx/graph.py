@@ -1,0 +1,248 @@
+"""The ONNX graph of a Llama-shaped decoder over slots.
+
+Linear layers run over the flattened tokens of all spans. Attention runs span by span: the graph has a number of
+places, each with its own keys and values, which the operator extends in place. (One batched attention operator will
+not do: ONNX Runtime's takes several new tokens per sequence only for one sequence at a time.)
+
+In int8 every span attends with a spare token behind its own, whose result is dropped: ONNX Runtime multiplies a matrix
+of one row by another kernel, which adds in another order, and a difference in the last bit can move the next layer's
+input by one of its 255 steps. With the spare token a token's logits are the same bits at every width. In float32 the
+last bit matters only to logits that tie to 1e-5; there it would cost 8 % of a pass of the bundled models.
+
+Inputs of a graph with N places, for T tokens of which R are to have logits:
+    token_ids  int64 [1, T]
+    widths     int64 [N]: tokens of each place's span, at least 1; their sum is T. Absent if N = 1.
+    ends       int32 [N]: position after the last token of each span
+    rows       int64 [R]
+    key_L_P, value_L_P  float32 [1, num_kv_heads, room, head_room] of layer L and place P
+Outputs: logits float32 [1, R, vocab_size]; new_key_L_P and new_value_L_P, to be bound to the memory of their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from inference.backends.onnx import int8 as onnx_int8
+from inference.backends.onnx.shape import DecoderShape, Weight
+
+# Released with ONNX 1.14; every operator here is older, and newer runtimes read it.
+IR_VERSION, OPSET = 9, 18
+CONTRIB = "com.microsoft"  # operators that ONNX Runtime itself brings, versioned with it
+
+CONSTANTS = {
+    *("cosines", "sines", "one", "spare_token", "first", "spare_row", "token_axis"),
+    *("qkv_sizes", "heads_shape", "flat_shape"),
+    *onnx_int8.CONSTANTS,
+}
+"""Initializers that are no weights: every graph brings its own."""
+
+
+def cache_names(layer: int, place: int) -> tuple[str, str]:
+    """Names of the inputs for a place's keys and values; outputs are called `new_` + the same."""
+    return f"key_{layer}_{place}", f"value_{layer}_{place}"
+
+
+def decoder_graph(
+    shape: DecoderShape, weights: Iterable[onnx.TensorProto], *, dtype: str, num_places: int, room: int
+) -> onnx.ModelProto:
+    """Build the graph.
+
+    Args:
+        shape: of the decoder.
+        weights: named as in `onnx_weights`, or in `onnx_int8` if `dtype` is; usually references to a file.
+        dtype: arithmetic of the linear layers, "float32" or "int8".
+        num_places: spans of a pass, >= 1.
+        room: positions of a slot, one of them for the spare token.
+    """
+    return DecoderGraph(shape, dtype, num_places, room).build(weights)
+
+
+class DecoderGraph:
+    """Collects nodes; each method adds some and returns the name of their result.
+
+    `benchmarks.framework` overrides what is neither a matrix product nor attention, to see what that costs.
+    """
+
+    def __init__(self, shape: DecoderShape, dtype: str, num_places: int, room: int) -> None:
+        self._shape = shape
+        self._is_int8 = dtype == "int8"
+        self._quantized: set[str] = set()  # activations that are quantized already
+        self._attended: dict[int, tuple[str, str]] = {}  # place -> last position, total length
+        self._places = range(num_places)
+        self._room = room
+        self._nodes: list[onnx.NodeProto] = []
+
+    def build(self, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
+        self._positions()
+        self._decoder()
+        graph = helper.make_graph(
+            self._nodes, "decoder", self._inputs(), self._outputs(), [*weights, *self._constants()]
+        )
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+
+    def _add(self, operator: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any) -> str:
+        self._nodes.append(helper.make_node(operator, inputs, outputs, domain=domain, **attributes))
+        return outputs[0]
+
+    def _decoder(self) -> None:
+        residual = self._add("Gather", ["embedding", "token_ids"], ["embedded"])  # [1, T, hidden_size]
+        hidden = self._rms_norm(residual, "attention_norm_0", "attention_input_0", self._shape.rms_eps)
+        for layer in range(self._shape.num_layers):
+            hidden, residual = self._layer(layer, hidden, residual)
+        last = self._add("Gather", [hidden, "rows"], ["last"], axis=1)  # [1, R, hidden_size]
+        self._multiply(last, "head", "logits")
+
+    def _layer(self, layer: int, hidden: str, residual: str) -> tuple[str, str]:
+        """Return the next layer's normalized input and the residual stream behind it."""
+        qkv = self._linear("qkv", layer, hidden)
+        if self._shape.normalizes_heads:
+            qkv = self._normalize_heads(layer, qkv)
+        attended = self._attention(layer, qkv)
+        hidden, residual = self._project_and_norm("out", layer, attended, residual, f"mlp_norm_{layer}")
+        gate = self._linear("gate", layer, hidden)
+        up = self._linear("up", layer, hidden)
+        product = self._activate(layer, gate, up)
+        is_last = layer + 1 == self._shape.num_layers
+        next_norm = "final_norm" if is_last else f"attention_norm_{layer + 1}"
+        return self._project_and_norm("down", layer, product, residual, next_norm)
+
+    def _activate(self, layer: int, gate: str, up: str) -> str:
+        # x * sigmoid(1 * x) is SiLU, as one operator.
+        gate = self._add("QuickGelu", [gate], [f"active_{layer}"], CONTRIB, alpha=1.0)
+        return self._add("Mul", [gate, up], [f"gated_{layer}"])
+
+    def _linear(self, name: str, layer: int, hidden: str) -> str:
+        product = self._multiply(hidden, f"{name}_{layer}", f"{name}_output_{layer}")
+        if name not in self._shape.biases:
+            return product
+        return self._add("Add", [product, f"{name}_bias_{layer}"], [f"{name}_biased_{layer}"])
+
+    def _multiply(self, hidden: str, weight: str, output: str) -> str:
+        if not self._is_int8:
+            return self._add("MatMul", [hidden, weight], [output])
+        if hidden not in self._quantized:  # gate and up share theirs
+            self._quantized.add(hidden)
+            self._nodes += onnx_int8.row_nodes(hidden)
+        self._nodes += onnx_int8.product_nodes(hidden, weight, output)
+        return output
+
+    def _rms_norm(self, hidden: str, weight: str, output: str, eps: float) -> str:
+        return self._add("SimplifiedLayerNormalization", [hidden, weight], [output], axis=-1, epsilon=eps)
+
+    def _project_and_norm(self, name: str, layer: int, hidden: str, residual: str, norm: str) -> tuple[str, str]:
+        """Linear layer, residual sum and norm of the sum: [1, T, hidden_size] each."""
+        projected = self._linear(name, layer, hidden)
+        normed, summed = f"{name}_normed_{layer}", f"{name}_sum_{layer}"
+        outputs = [normed, "", "", summed]
+        inputs = [projected, residual, norm]
+        self._add("SkipSimplifiedLayerNormalization", inputs, outputs, CONTRIB, epsilon=self._shape.rms_eps)
+        return normed, summed
+
+    def _normalize_heads(self, layer: int, qkv: str) -> str:
+        """RMS norm of every head of queries and keys; eps is scaled as the mean over padded heads is."""
+        shape = self._shape
+        query, key, value = (f"{name}_part_{layer}" for name in ("query", "key", "value"))
+        self._add("Split", [qkv, "qkv_sizes"], [query, key, value], axis=2)
+        eps = shape.rms_eps * shape.head_dim / shape.head_room
+        parts = []
+        for name, part in (("query", query), ("key", key)):
+            heads = self._add("Reshape", [part, "heads_shape"], [f"{name}_heads_{layer}"])  # [1, T, heads, head_room]
+            normed = self._rms_norm(heads, f"{name}_norm_{layer}", f"{name}_normed_{layer}", eps)
+            parts.append(self._add("Reshape", [normed, "flat_shape"], [f"{name}_flat_{layer}"]))
+        return self._add("Concat", [*parts, value], [f"qkv_normed_{layer}"], axis=2)
+
+    def _attention(self, layer: int, qkv: str) -> str:
+        """Rotary positions, extension of each place's slot, attention: [1, T, query_size]."""
+        if len(self._places) == 1:
+            return self._attend(layer, 0, qkv)
+        parts = [f"qkv_{layer}_{place}" for place in self._places]
+        self._add("Split", [qkv, "widths"], parts, axis=1)
+        attended = [self._attend(layer, place, parts[place]) for place in self._places]
+        return self._add("Concat", attended, [f"attended_{layer}"], axis=1)
+
+    def _attend(self, layer: int, place: int, qkv: str) -> str:
+        key, value = cache_names(layer, place)
+        name = f"{layer}_{place}"
+        if self._is_int8:
+            qkv = self._add("Concat", [qkv, "spare_token"], [f"qkv_spare_{name}"], axis=1)
+        attended = self._add(
+            "GroupQueryAttention",
+            [qkv, "", "", key, value, *self._attended[place], "cosines", "sines"],
+            [f"attended_{name}", f"new_{key}", f"new_{value}"],
+            CONTRIB,
+            num_heads=self._shape.num_heads,
+            kv_num_heads=self._shape.num_kv_heads,
+            scale=self._shape.score_scale,
+            do_rotary=1,
+        )
+        if self._is_int8:
+            attended = self._add("Slice", [attended, "first", "spare_row", "token_axis"], [f"attended_own_{name}"])
+        return attended
+
+    def _positions(self) -> None:
+        """Per place, the last position attended to, and what the attention operator calls the total length."""
+        ends = ["ends"]
+        if len(self._places) > 1:
+            ends = [f"end_{place}" for place in self._places]
+            self._add("Split", ["ends"], ends, num_outputs=len(ends))
+        for place, end in enumerate(ends):
+            if self._is_int8:  # the spare token stands at the end
+                self._attended[place] = end, self._add("Add", [end, "one"], [f"length_{place}"])
+            else:
+                self._attended[place] = self._add("Sub", [end, "one"], [f"last_{place}"]), end
+
+    def _constants(self) -> list[onnx.TensorProto]:
+        shape = self._shape
+        cosines, sines = rotary_tables(shape, self._room)
+        constants: dict[str, np.ndarray[Any, Any]] = {
+            "cosines": cosines,
+            "sines": sines,
+            "one": np.array([1], np.int32),
+        }
+        if self._is_int8:
+            constants |= onnx_int8.CONSTANTS
+            constants["spare_token"] = np.zeros((1, 1, shape.query_size + 2 * shape.kv_size), np.float32)
+            constants |= {"first": np.array([0]), "spare_row": np.array([-1]), "token_axis": np.array([1])}
+        if shape.normalizes_heads:
+            constants["qkv_sizes"] = np.array([shape.query_size, shape.kv_size, shape.kv_size])
+            constants["heads_shape"] = np.array([0, 0, -1, shape.head_room])  # 0 keeps a dimension, -1 is the rest
+            constants["flat_shape"] = np.array([0, 0, -1])
+        return [numpy_helper.from_array(array, name) for name, array in constants.items()]
+
+    def _inputs(self) -> list[onnx.ValueInfoProto]:
+        num_places = len(self._places)
+        inputs = [
+            helper.make_tensor_value_info("token_ids", TensorProto.INT64, [1, "T"]),
+            helper.make_tensor_value_info("ends", TensorProto.INT32, [num_places]),
+            helper.make_tensor_value_info("rows", TensorProto.INT64, ["R"]),
+        ]
+        if num_places > 1:
+            inputs.append(helper.make_tensor_value_info("widths", TensorProto.INT64, [num_places]))
+        return [*inputs, *self._rooms("")]
+
+    def _outputs(self) -> list[onnx.ValueInfoProto]:
+        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "R", self._shape.vocab_size])
+        return [logits, *self._rooms("new_")]
+
+    def _rooms(self, prefix: str) -> list[onnx.ValueInfoProto]:
+        dimensions = [1, self._shape.num_kv_heads, self._room, self._shape.head_room]
+        return [
+            helper.make_tensor_value_info(prefix + name, TensorProto.FLOAT, dimensions)
+            for layer in range(self._shape.num_layers)
+            for place in self._places
+            for name in cache_names(layer, place)
+        ]
+
+
+def rotary_tables(shape: DecoderShape, max_length: int) -> tuple[Weight, Weight]:
+    """Cosines and sines, float32 [max_length, head_room / 2]; padding is not turned."""
+    frequencies = np.array(shape.inverse_frequencies, np.float32)
+    angles = np.zeros((max_length, shape.head_room // 2), np.float32)
+    angles[:, : len(frequencies)] = np.arange(max_length, dtype=np.float32)[:, None] * frequencies
+    return np.cos(angles) * np.float32(shape.rotary_scale), np.sin(angles) * np.float32(shape.rotary_scale)

@@ -1,0 +1,90 @@
+"""Linear layers in int8: one scale per output of a weight matrix, one scale per token of what is multiplied with it.
+
+A scale for the whole tensor, as ONNX Runtime's and torch's own dynamic quantization have it, would let a token's logits
+depend on its neighbours in the pass; a scale per token does not. The products are sums of integers, which no order of
+adding changes: what a token gets is the same bits at every width.
+
+Activations become unsigned, 128 standing for 0, because processors multiply unsigned with signed bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from inference.backends.onnx.processor import instruction_sets, is_x86
+from inference.backends.onnx.shape import Weight
+
+Int8: TypeAlias = "np.ndarray[Any, np.dtype[np.int8]]"
+
+MATRICES = ("qkv", "out", "gate", "up", "down", "head")
+ROW_LEVELS = 127
+ZERO_POINT = 128
+SMALLEST_SCALE = 1e-30  # of a row of zeros
+
+CONSTANTS: dict[str, np.ndarray[Any, Any]] = {
+    "row_step": np.array(1 / ROW_LEVELS, np.float32),
+    "zero_point": np.array(ZERO_POINT, np.uint8),
+    "smallest_scale": np.array(SMALLEST_SCALE, np.float32),
+    "last_axis": np.array([-1], np.int64),
+}
+"""What the nodes below need beside weights."""
+
+
+def weight_levels() -> int:
+    """Largest quantized weight.
+
+    x86 processors without VNNI instructions add two products in 16 bits, which only 7-bit weights cannot overflow.
+    """
+    return 127 if "vnni" in instruction_sets() or not is_x86() else 63
+
+
+def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Replace each matrix [in, out] of a linear layer by an int8 one, and float32 [1, 1, out] named `NAME_scale`.
+
+    That is the scale of the products with rows as `row_nodes` makes them.
+    """
+    for name, array in weights:
+        if name.split("_")[0] not in MATRICES or array.ndim != 2:
+            yield name, array
+            continue
+        matrix, scale = quantize_columns(array, levels)
+        yield name, matrix
+        yield f"{name}_scale", (scale / np.float32(ROW_LEVELS))[None, None]
+
+
+def quantize_columns(matrix: Weight, levels: int) -> tuple[Int8, Weight]:
+    """int8 [in, out] and float32 [out]; their product is near the matrix."""
+    largest = np.abs(matrix).max(axis=0)
+    scale = np.maximum(largest / np.float32(levels), np.float32(SMALLEST_SCALE))
+    return np.rint(matrix / scale).astype(np.int8), scale
+
+
+def row_nodes(hidden: str) -> list[onnx.NodeProto]:
+    """Quantize float32 [1, T, size] token by token: `HIDDEN_rows` uint8 [1, T, size], `HIDDEN_scale` float32 [1, T, 1].
+
+    The scale is a token's largest magnitude.
+    """
+    name = f"{hidden}_{{}}".format
+    return [
+        helper.make_node("Abs", [hidden], [name("magnitudes")]),
+        helper.make_node("ReduceMax", [name("magnitudes"), "last_axis"], [name("largest")], keepdims=1),
+        helper.make_node("Max", [name("largest"), "smallest_scale"], [name("scale")]),
+        helper.make_node("Div", [hidden, name("scale")], [name("scaled")]),  # in -1 .. 1
+        helper.make_node("QuantizeLinear", [name("scaled"), "row_step", "zero_point"], [name("rows")]),
+    ]
+
+
+def product_nodes(hidden: str, weight: str, output: str) -> list[onnx.NodeProto]:
+    """Multiply what `row_nodes` made of `hidden` with an int8 matrix: float32 [1, T, out]."""
+    inputs = [f"{hidden}_rows", weight, "zero_point"]
+    return [
+        helper.make_node("MatMulInteger", inputs, [f"{output}_sums"]),
+        helper.make_node("Cast", [f"{output}_sums"], [f"{output}_floats"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [f"{output}_floats", f"{weight}_scale"], [f"{output}_scaled"]),
+        helper.make_node("Mul", [f"{output}_scaled", f"{hidden}_scale"], [output]),
+    ]

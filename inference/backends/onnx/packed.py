@@ -1,0 +1,125 @@
+"""Weights on disk in the form in which ONNX Runtime multiplies them, made once per checkpoint and memory-mapped.
+
+ONNX Runtime rearranges matrices for its kernels when it loads them, which would be one copy per graph. Where it finds
+the same bytes in a file that it wrote before (`session.save_external_prepacked_constant_initializers`), it maps the
+file instead and drops its own: all graphs of a process, and all processes of a machine, share one copy in memory. The
+file holds each matrix in both forms, because the search goes by the result of rearranging. The form belongs to one
+version of the library on one kind of processor: both are part of the folder's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+
+from inference.backends.architectures import StoredConfig
+from inference.backends.onnx.graph import CONSTANTS
+from inference.backends.onnx.layout import (
+    CONFIG_FILE,
+    GRAPH_FILE,
+    LAYOUT_VERSION,
+    PROBE_FILE,
+    SHAPE_FILE,
+    WEIGHT_PATTERNS,
+    WEIGHTS_FILE,
+)
+from inference.backends.onnx.processor import instruction_sets
+from inference.backends.onnx.shape import DecoderShape
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDecoder:
+    """A decoder on disk.
+
+    Attributes:
+        folder: holds the weights' file.
+        dtype: arithmetic of the linear layers, "float32" or "int8".
+        config: Transformers' configuration of the checkpoint, as far as it can be written down.
+        weights: references into it, to be the initializers of a graph.
+        probe_token_ids: some tokens.
+        probe_logits: what Transformers makes of them, [num_tokens, vocab_size].
+    """
+
+    folder: Path
+    dtype: str
+    shape: DecoderShape
+    config: StoredConfig
+    weights: tuple[onnx.TensorProto, ...]
+    probe_token_ids: list[int]
+    probe_logits: np.ndarray[Any, np.dtype[np.float32]]
+
+
+def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> PackedDecoder:
+    """Return the checkpoint's packed form in "float32" or "int8"; make it if this is the first time.
+
+    Raises:
+        ConfigError: the checkpoint cannot be used, or the cache cannot be written.
+    """
+    folder = _cache_folder(path, dtype)
+    if folder.exists():
+        try:
+            return _read(folder, dtype)
+        except Exception as error:  # whatever the readers of the files' formats raise about a damaged one
+            logger.warning("model %s: its packed form at %s cannot be read: %r", path.name, folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+    from inference.backends.onnx.packing import make  # torch and Transformers take seconds to import, only to make it
+
+    make(path, folder, dtype, sequence_length)
+    return _read(folder, dtype)
+
+
+def discard(decoder: PackedDecoder) -> None:
+    """Forget a packed form that turned out not to give Transformers' logits."""
+    shutil.rmtree(decoder.folder, ignore_errors=True)
+
+
+def _cache_folder(path: Path, dtype: str) -> Path:
+    """One folder per checkpoint and arithmetic, in it one per state of the checkpoint's files."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = path.resolve()
+    return root / "specdec" / "onnx" / f"{place.name}-{dtype}-{_digest(str(place))}" / _digest(_facts(path))
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _facts(path: Path) -> list[object]:
+    """What the packed form depends on: the checkpoint's files, the library and the processor."""
+    facts: list[object] = [LAYOUT_VERSION, onnxruntime.__version__, instruction_sets()]
+    for file in sorted(file for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)):
+        status = file.stat()
+        facts.append((file.name, status.st_size, status.st_mtime_ns))
+    return facts
+
+
+def _read(folder: Path, dtype: str) -> PackedDecoder:
+    shape = DecoderShape.load(folder / SHAPE_FILE)
+    config = StoredConfig(json.loads((folder / CONFIG_FILE).read_text()))
+    graph = onnx.load(str(folder / GRAPH_FILE), load_external_data=False).graph
+    weights = tuple(tensor for tensor in graph.initializer if tensor.name not in CONSTANTS)
+    _require_all(weights, folder / WEIGHTS_FILE)
+    probe = np.load(folder / PROBE_FILE)
+    return PackedDecoder(folder, dtype, shape, config, weights, probe["token_ids"].tolist(), probe["logits"])
+
+
+def _require_all(weights: Iterable[onnx.TensorProto], file: Path) -> None:
+    """Raise where the file is shorter than its references say: reading mapped memory behind its end kills a process."""
+    size = file.stat().st_size
+    for tensor in weights:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries and int(entries["offset"]) + int(entries["length"]) > size:
+            raise ValueError(f"{file} ends before {tensor.name}")

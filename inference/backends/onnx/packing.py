@@ -1,0 +1,126 @@
+"""Makes the packed form of a checkpoint that `packed` reads. Needs Transformers and torch; reading does not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import torch
+from transformers import PreTrainedModel
+
+from inference.backends.architectures import require_supported_config, resolve_length
+from inference.backends.checkpoint import load_config, load_weights
+from inference.backends.onnx.graph import decoder_graph
+from inference.backends.onnx.int8 import quantized_weights, weight_levels
+from inference.backends.onnx.layout import (
+    CONFIG_FILE,
+    GRAPH_FILE,
+    MAKING,
+    PROBE_FILE,
+    SHAPE_FILE,
+    WEIGHTS_FILE,
+    session_options,
+)
+from inference.backends.onnx.shape import DecoderShape, require_llama_shaped, shape_of
+from inference.backends.onnx.weights import decoder_weights
+from inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+NUM_PROBE_TOKENS = 8
+NamedArray: TypeAlias = "tuple[str, np.ndarray[Any, Any]]"
+
+
+def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> None:
+    """Pack the checkpoint at `path` into `folder`.
+
+    Raises:
+        ConfigError: the checkpoint cannot be used, is broken, or the cache cannot be written.
+    """
+    started = time.monotonic()
+    config = load_config(path)
+    require_supported_config(config, resolve_length(config, sequence_length))
+    require_llama_shaped(config)
+    model = load_weights(path, config, dtype=torch.float32, device=torch.device("cpu"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=MAKING) as temporary:
+            made = Path(temporary) / "made"
+            made.mkdir()
+            _write(model, made, dtype)
+            _publish(made, folder)
+    except OSError as error:
+        raise ConfigError(f"model {path}: cannot keep its packed weights in {folder.parent}: {error}") from error
+    logger.info("model %s: packed for ONNX Runtime in %.1f s, at %s", path.name, time.monotonic() - started, folder)
+
+
+def _publish(made: Path, folder: Path) -> None:
+    """Put the folder in its place, and remove those of earlier states of the checkpoint."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.exists():  # else another process was faster, and made the same
+            raise
+    for other in folder.parent.iterdir():
+        if other != folder and not other.name.startswith(MAKING):
+            shutil.rmtree(other, ignore_errors=True)  # who has it mapped keeps what is mapped
+
+
+def _write(model: PreTrainedModel, folder: Path, dtype: str) -> None:
+    shape = shape_of(model.eval())
+    plain = folder / "plain.bin"
+    weights = _write_plain(_weights(model, shape, dtype), plain)
+    graph = decoder_graph(shape, weights, dtype=dtype, num_places=1, room=NUM_PROBE_TOKENS)
+    _write_packed(graph, folder)
+    plain.unlink()
+    shape.save(folder / SHAPE_FILE)
+    (folder / CONFIG_FILE).write_text(json.dumps(model.config.to_dict(), default=str))
+    token_ids = np.arange(NUM_PROBE_TOKENS) * 7919 % shape.vocab_size
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(token_ids)[None], use_cache=False).logits[0]
+    np.savez(folder / PROBE_FILE, token_ids=token_ids, logits=logits.numpy())
+
+
+def _weights(model: PreTrainedModel, shape: DecoderShape, dtype: str) -> Iterator[NamedArray]:
+    weights = decoder_weights(model, shape)
+    return quantized_weights(weights, weight_levels()) if dtype == "int8" else weights
+
+
+def _write_plain(weights: Iterable[NamedArray], file: Path) -> list[onnx.TensorProto]:
+    """Write arrays behind one another; return references to them."""
+    references = []
+    with file.open("wb") as out:
+        for name, array in weights:
+            offset = out.tell()
+            array.tofile(out)
+            data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            reference = onnx.TensorProto(name=name, data_type=data_type, dims=array.shape)
+            reference.data_location = onnx.TensorProto.EXTERNAL
+            location = {"location": file.name, "offset": str(offset), "length": str(array.nbytes)}
+            for key, value in location.items():
+                reference.external_data.add(key=key, value=value)
+            references.append(reference)
+    return references
+
+
+def _write_packed(graph: onnx.ModelProto, folder: Path) -> None:
+    """Let ONNX Runtime load the graph and write it again, with packed weights in a file beside it."""
+    options = session_options(num_threads=1)
+    options.optimized_model_filepath = str(folder / GRAPH_FILE)
+    for key, value in {
+        "session.model_external_initializers_file_folder_path": str(folder),
+        "session.optimized_model_external_initializers_file_name": WEIGHTS_FILE,
+        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+        "session.save_external_prepacked_constant_initializers": "1",
+    }.items():
+        options.add_session_config_entry(key, value)
+    onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,94 @@
+"""One compiled graph, ready to run passes of a fixed number of spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+
+from inference.backends.onnx.feeds import MAX_KEPT, Feeds
+from inference.backends.onnx.graph import cache_names
+from inference.backends.onnx.layout import session_options
+from inference.backends.onnx.packed import PackedDecoder
+from inference.backends.onnx.processor import instruction_sets
+from inference.backends.onnx.shape import Weight
+from inference.backends.onnx.slots import OnnxSlots
+from inference.backends.spans import wanted_rows
+from inference.model import Span
+
+SWEEP_SIZES = (6, 12)
+"""Rows that ONNX Runtime multiplies with a float32 matrix in one sweep over it, on processors with AVX-512.
+
+7 to 11 rows take two sweeps, which cost more than one over 12: such passes are filled up.
+"""
+
+
+class OnnxPass:
+    """Runs passes of exactly `num_places` spans, which is what `graph` is made for."""
+
+    def __init__(
+        self, decoder: PackedDecoder, slots: OnnxSlots, graph: onnx.ModelProto, *, num_places: int, num_threads: int
+    ) -> None:
+        options = session_options(num_threads)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(decoder.folder))
+        self._session = onnxruntime.InferenceSession(
+            graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        self._binding = self._session.io_binding()
+        self._slots = slots
+        self._vocab_size = decoder.shape.vocab_size
+        self._spare_rows = [0] if decoder.dtype == "int8" else []  # MatMulInteger refuses to multiply no row at all
+        self._fills_up = decoder.dtype == "float32" and "avx512f" in instruction_sets()
+        self._bound: list[int | None] = [None] * num_places  # slot of each place
+        self._kept: dict[tuple[int, int], Feeds] = {}  # by number of tokens and of logits
+        self._bound_feeds: Feeds | None = None
+        layers = range(decoder.shape.num_layers)
+        self._names = [[name for layer in layers for name in cache_names(layer, place)] for place in range(num_places)]
+
+    def run(self, spans: Sequence[Span]) -> Weight:
+        """Logits of the wanted rows, float32 [num_rows, vocab_size]."""
+        for place, span in enumerate(spans):
+            if self._bound[place] != span.slot:
+                self._bind_slot(place, span.slot)
+        token_ids = [token_id for span in spans for token_id in span.token_ids]
+        widths = [len(span.token_ids) for span in spans]
+        ends = [span.start + width for span, width in zip(spans, widths, strict=True)]
+        num_filling = self._num_filling(len(token_ids), ends[-1])
+        token_ids += [0] * num_filling  # behind the last span, where nobody looks
+        widths[-1] += num_filling
+        ends[-1] += num_filling
+        wanted = wanted_rows(spans)
+        rows = wanted or self._spare_rows
+        feeds = self._feeds(len(token_ids), len(rows))
+        feeds.write(token_ids, ends, widths, rows)
+        self._session.run_with_iobinding(self._binding)
+        return feeds.logits(len(wanted))
+
+    def _feeds(self, num_tokens: int, num_rows: int) -> Feeds:
+        """Memory for a pass of this shape, bound."""
+        shape = num_tokens, num_rows
+        feeds = self._kept.get(shape)
+        if feeds is None:
+            feeds = Feeds(len(self._bound), num_tokens, num_rows, self._vocab_size)
+            if feeds.worth_keeping and len(self._kept) < MAX_KEPT:
+                self._kept[shape] = feeds
+        if feeds is not self._bound_feeds:
+            feeds.bind(self._binding)
+            self._bound_feeds = feeds
+        return feeds
+
+    def _num_filling(self, num_tokens: int, end: int) -> int:
+        """Tokens to add to a pass so that it takes one sweep, if its last span has room for them."""
+        shorter, longer = SWEEP_SIZES
+        if not self._fills_up or not shorter < num_tokens < longer:
+            return 0
+        num_filling = longer - num_tokens
+        return num_filling if end + num_filling <= self._slots.max_length else 0
+
+    def _bind_slot(self, place: int, slot: int) -> None:
+        """Let a place read and extend a slot's memory."""
+        for name, value in zip(self._names[place], self._slots.values(slot), strict=True):
+            self._binding.bind_ortvalue_input(name, value)
+            self._binding.bind_ortvalue_output(f"new_{name}", value)
+        self._bound[place] = slot

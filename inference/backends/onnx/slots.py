@@ -1,0 +1,45 @@
+"""Keys and values of every layer and slot, as memory that ONNX Runtime writes in place."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+
+from inference.backends.onnx.shape import DecoderShape
+from inference.errors import ConfigError
+
+
+class OnnxSlots:
+    """Room for `num_slots` sequences of `max_length` positions each, and for the graph's spare token behind them.
+
+    Raises:
+        ConfigError: there is not enough memory.
+    """
+
+    def __init__(self, shape: DecoderShape, *, num_slots: int, max_length: int) -> None:
+        self.num_slots = num_slots
+        self.max_length = max_length
+        self.room = max_length + 1
+        # [num_slots, layers and key or value, 1, num_kv_heads, room, head_room]
+        rooms = (num_slots, 2 * shape.num_layers, 1, shape.num_kv_heads, self.room, shape.head_room)
+        try:
+            self.memory = np.zeros(rooms, np.float32)
+        except (MemoryError, ValueError) as error:
+            message = f"{num_slots} slots of {max_length} positions do not fit into the memory of cpu"
+            raise ConfigError(message) from error
+        self._values: dict[int, list[onnxruntime.OrtValue]] = {}
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one slot over all layers."""
+        return int(self.memory[0].nbytes)
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """Copy the positions start .. end-1 of one slot to another."""
+        self.memory[destination_slot, ..., start:end, :] = self.memory[source_slot, ..., start:end, :]
+
+    def values(self, slot: int) -> list[onnxruntime.OrtValue]:
+        """The slot's keys and values, layer by layer: key, value, key, value, ..., not copied."""
+        if slot not in self._values:
+            self._values[slot] = [onnxruntime.OrtValue.ortvalue_from_numpy(room) for room in self.memory[slot]]
+        return self._values[slot]

@@ -1,0 +1,116 @@
+"""What people and programs see of the results. Text and JSON go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from inference.cli.prompts.progress import PromptProgress
+from inference.cli.prompts.results import Result
+from inference.text.tokenizer import Tokenizer
+from inference.workers.completion import Delta
+
+
+class Sink(Protocol):
+    """Is shown results one after another."""
+
+    def begin(self, result: Result) -> None: ...
+
+    def show(self, result: Result, delta: Delta) -> None: ...
+
+    def end(self, result: Result) -> None: ...
+
+
+class TextSink:
+    """The prompt, its continuation as it streams, and a line of figures."""
+
+    def begin(self, result: Result) -> None:
+        print(f"\n>>> {result.prompt}", flush=True)
+        sys.stdout.write(result.prompt)
+
+    def show(self, result: Result, delta: Delta) -> None:
+        sys.stdout.write(delta.text)
+        sys.stdout.flush()
+
+    def end(self, result: Result) -> None:
+        if result.error is not None:
+            print(f"\n--- failed: {result.error}", flush=True)
+            return
+        stats = result.stats
+        parts = [f"{stats.num_output_tokens} tokens", f"{stats.tokens_per_s:.1f} tokens/s"]
+        if stats.acceptance_rate is not None:
+            parts.append(f"acceptance {stats.acceptance_rate:.2f}")
+        reason = result.finish_reason.value if result.finish_reason else "?"
+        print(f"\n--- {', '.join(parts)}, finish {reason}, seed {result.seed}", flush=True)
+
+
+class TokenSink(TextSink):
+    """Each token on a line of its own, then the text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def begin(self, result: Result) -> None:
+        print(f"\n>>> {result.prompt}", flush=True)
+
+    def show(self, result: Result, delta: Delta) -> None:
+        first = len(result.token_ids) - len(delta.token_ids)
+        for index, token_id in enumerate(delta.token_ids, start=first):
+            print(f"{index:5d} {token_id:7d}  {self._tokenizer.decode([token_id])!r}", flush=True)
+
+    def end(self, result: Result) -> None:
+        print(result.prompt + result.text, end="")
+        super().end(result)
+
+
+class JsonSink:
+    """One object per prompt, one line each, and nothing else on stdout."""
+
+    def __init__(self, progress: PromptProgress) -> None:
+        self._progress = progress
+
+    def begin(self, result: Result) -> None:
+        pass
+
+    def show(self, result: Result, delta: Delta) -> None:
+        self._progress.came(len(delta.token_ids))
+
+    def end(self, result: Result) -> None:
+        print(json.dumps(result.to_json(), ensure_ascii=False), flush=True)
+        self._progress.done(result)
+
+
+def print_summary(results: Sequence[Result]) -> None:
+    """A table of figures per prompt, on stderr; as narrow as the narrowest usual terminal."""
+    table = Table(title="profile", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("prompt", no_wrap=True, max_width=13)
+    for name in ("tokens", "tok/s", "TTFT ms", "TPOT ms", "accepted", "tok/pass", "B/tok"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        table.add_row(*_summary_row(result))
+    Console(stderr=True).print(table)
+
+
+def _summary_row(result: Result) -> list[str]:
+    stats = result.stats
+    return [
+        escape(result.prompt),
+        str(stats.num_output_tokens),
+        f"{stats.tokens_per_s:.1f}",
+        f"{stats.ttft_s * 1e3:.1f}",
+        _figure(stats.tpot_s, scale=1e3, digits=2),
+        _figure(stats.acceptance_rate, digits=3),
+        _figure(stats.mean_acceptance_length, digits=2),
+        f"{stats.wire_bytes / max(1, stats.num_output_tokens):.1f}",
+    ]
+
+
+def _figure(value: float | None, *, digits: int, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value * scale:.{digits}f}"

@@ -1,0 +1,59 @@
+"""What became of one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from inference.commit import FinishReason
+from inference.errors import SpecDecError
+from inference.observe.stats import RequestStats
+from inference.workers.completion import Delta, Event, Finished, Started
+from inference.workers.status import code_name
+
+
+@dataclass(slots=True)
+class Result:
+    """Grows with the events of one completion."""
+
+    prompt: str
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    seed: int | None = None
+    stats: RequestStats = field(default_factory=RequestStats)
+    error: SpecDecError | None = None
+
+    def restart(self) -> None:
+        """Forget an attempt that gave nothing; the clock starts when the request is sent."""
+        self.stats = RequestStats()
+
+    def record(self, event: Event) -> None:
+        """Take in what has just arrived."""
+        if isinstance(event, Started):
+            self.seed = event.seed
+            self.stats.num_prompt_tokens = event.num_prompt_tokens
+        elif isinstance(event, Delta):
+            self.text += event.text
+            self.token_ids.extend(event.token_ids)
+            self.stats.record(len(event.token_ids), event.num_draft_tokens, event.num_accepted_tokens, event.timings)
+        elif isinstance(event, Finished):
+            self.finish_reason = event.reason
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that --format json prints; times in seconds."""
+        stats = self.stats
+        fields: dict[str, Any] = {
+            "prompt": self.prompt,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason.value if self.finish_reason else None,
+            "seed": self.seed,
+            "num_prompt_tokens": stats.num_prompt_tokens,
+            "acceptance_rate": stats.acceptance_rate,
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "timings": {"ttft_s": stats.ttft_s, "tpot_s": stats.tpot_s, "end_to_end_s": stats.end_to_end_s},
+        }
+        if self.error is not None:
+            fields["error"] = {"code": code_name(self.error), "message": str(self.error)}
+        return fields

@@ -1,0 +1,72 @@
+"""Runs many prompts at once and shows them one after another, each as it streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from inference.cli.prompts.output import Sink
+from inference.cli.prompts.results import Result
+from inference.errors import CapacityError, SpecDecError
+from inference.workers.completion import Completer, CompletionRequest, Delta
+
+logger = logging.getLogger(__name__)
+
+_Deltas = asyncio.Queue[Delta | None]
+
+
+async def run_prompts(
+    completer: Completer, prompts: Sequence[str], template: CompletionRequest, *, concurrency: int, sink: Sink
+) -> list[Result]:
+    """Complete every prompt, at most `concurrency` at a time; a failed one does not stop the others.
+
+    Args:
+        template: the request of each prompt, but for the prompt.
+        sink: is shown the results in the order of the prompts.
+    """
+    places = asyncio.Semaphore(concurrency)
+    results = [Result(prompt) for prompt in prompts]
+    queues = [_Deltas() for _ in prompts]
+    async with asyncio.TaskGroup() as group:
+        for result, queue in zip(results, queues, strict=True):
+            group.create_task(_run(completer, replace(template, prompt=result.prompt), places, result, queue))
+        for result, queue in zip(results, queues, strict=True):
+            await _show(result, queue, sink)
+    return results
+
+
+async def _show(result: Result, queue: _Deltas, sink: Sink) -> None:
+    sink.begin(result)
+    while (delta := await queue.get()) is not None:
+        sink.show(result, delta)
+    sink.end(result)
+
+
+async def _run(
+    completer: Completer, request: CompletionRequest, places: asyncio.Semaphore, result: Result, queue: _Deltas
+) -> None:
+    async with places:
+        try:
+            while (retry_after_s := await _attempt(completer, request, result, queue)) is not None:
+                logger.info("the server is full; the next attempt is in %.1f s", retry_after_s)
+                await asyncio.sleep(retry_after_s)
+        except SpecDecError as exc:
+            result.error = exc
+    queue.put_nowait(None)
+
+
+async def _attempt(completer: Completer, request: CompletionRequest, result: Result, queue: _Deltas) -> float | None:
+    """Complete one request; seconds to wait if the server was full."""
+    result.restart()
+    try:
+        async with aclosing(completer.complete(request)) as events:
+            async for event in events:
+                result.record(event)
+                if isinstance(event, Delta):
+                    queue.put_nowait(event)
+    except CapacityError as exc:
+        return exc.retry_after_s
+    return None

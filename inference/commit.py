@@ -1,0 +1,117 @@
+"""What an answer is made of: tokens that became final together, what they cost, and why the sequence ended."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from inference.request import GenerationRequest
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # a stop token was committed
+    LENGTH = "length"  # max_new_tokens or the context limit was reached
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token and its log-probability.
+
+    Attributes:
+        logprob: natural logarithm of its probability under the model's raw logits: before bias, penalties, temperature
+            and truncation.
+        text: the token's bytes; empty until someone with a tokenizer fills them in.
+    """
+
+    token_id: int
+    logprob: float
+    text: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The chosen token of one position, and the best ones there, best first.
+
+    Attributes:
+        num_characters: of text that became certain with the chosen token, even if a stop string holds them back; 0
+            until someone with a tokenizer says. Its bytes cannot tell: a special token's are a name, and no text.
+    """
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+    num_characters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one commit went, in microseconds, and what it cost; what is not known here is 0.
+
+    Attributes:
+        queue_us: from the moment the target could have begun to the start of its pass.
+        compute_us: the target's pass, including the choice of tokens.
+        draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
+        network_us: sending and receiving, as the draft worker sees it.
+        bytes_up, bytes_down: messages of this round from draft worker to target, and back.
+        num_branch_hits: 1 if the target left the draft's chain for one of its branches.
+        num_wasted_tokens: draft tokens that were dropped.
+        round_trip_us: present estimate of the way to the target and back.
+        window: how far the draft may run ahead from here, in draft tokens.
+        max_branches: how many branches it may keep beside its chain from here.
+    """
+
+    queue_us: int = 0
+    compute_us: int = 0
+    draft_us: int = 0
+    network_us: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    num_branch_hits: int = 0
+    num_wasted_tokens: int = 0
+    round_trip_us: int = 0
+    window: int = 0
+    max_branches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tokens that became final in one target pass.
+
+    Attributes:
+        position: absolute position of the first of them.
+        token_ids: ids in order; empty only in a last commit that says nothing but why the sequence ended.
+        num_draft_tokens: draft tokens that the pass verified.
+        num_accepted_tokens: how many of those were accepted.
+        timings: of the pass and the round that led to it.
+        finish_reason: set on the last commit of a sequence.
+        logprobs: one per token, if the request asked for them.
+        num_received_tokens: draft tokens that have come from the draft worker so far; 0: none since the last commit.
+        hold_us: microseconds since the last of them came.
+    """
+
+    position: int
+    token_ids: tuple[int, ...]
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    timings: Timings = Timings()
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_received_tokens: int = 0
+    hold_us: int = 0
+
+
+class Generator(Protocol):
+    """Anything that turns a request into committed tokens: an engine, or a draft worker with a remote target."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that prompt and output may have together."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+        """Yield commits until one has a finish_reason; closing the iterator frees the request's slot."""

@@ -1,0 +1,326 @@
+"""What is to be compared: frozen, validated once, messages name value and limit. Knows no process and no clock."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inference.comparison.plan.backend import NGRAM, BackendConfig, Server
+from inference.comparison.plan.machine import Machine, split_into_machines
+from inference.config import DEFAULT_BRANCHES, check_branches
+from inference.errors import ConfigError
+from inference.request import MAX_GAMMA, MAX_SEED, Schedule
+
+MAX_RTT_MS = 10_000.0
+MAX_CONCURRENCY = 4096
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+class Topology(enum.Enum):
+    """Where draft and target are."""
+
+    TARGET = "target"
+    FUSED = "fused"
+    DISTRIBUTED = "distributed"
+    POOL = "pool"
+
+    @property
+    def is_split(self) -> bool:
+        """Draft and target are on different machines."""
+        return self in (Topology.DISTRIBUTED, Topology.POOL)
+
+    @property
+    def serves_at_edge(self) -> bool:
+        """Requests arrive at the draft."""
+        return self is Topology.DISTRIBUTED
+
+
+class ClientSite(enum.Enum):
+    """Where the thin client sits; decides which links have the round trip time."""
+
+    EDGE = "edge"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """Prompts of one kind.
+
+    Attributes:
+        kind: such as "structured"; the file's name.
+        prompts: at least one.
+    """
+
+    kind: str
+    prompts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _require(len(self.prompts) > 0, f"prompt kind {self.kind} has no prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """The network between edge and target.
+
+    Attributes:
+        rtts_ms: round trip times to measure at; half of it delays each direction.
+        jitter_ms: each direction delays every chunk by up to so much more, evenly spread.
+        bandwidth_mbps: megabits per second and direction of a link; None is unlimited.
+        client_site: where the thin client sits.
+    """
+
+    rtts_ms: tuple[float, ...] = (0.0, 10.0, 50.0)
+    jitter_ms: float = 0.0
+    bandwidth_mbps: float | None = None
+    client_site: ClientSite = ClientSite.EDGE
+
+    def __post_init__(self) -> None:
+        _require_distinct("rtt_ms", self.rtts_ms)
+        for rtt_ms in self.rtts_ms:
+            _require(0 <= rtt_ms <= MAX_RTT_MS, f"rtt_ms {rtt_ms:g} is outside 0..{MAX_RTT_MS:g}")
+        _require(0 <= self.jitter_ms <= MAX_RTT_MS, f"jitter_ms {self.jitter_ms:g} is outside 0..{MAX_RTT_MS:g}")
+        bandwidth = self.bandwidth_mbps
+        _require(bandwidth is None or bandwidth > 0, f"bandwidth_mbps {bandwidth} is not above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadConfig:
+    """What is asked of every topology.
+
+    Attributes:
+        prompt_sets: one per prompt kind.
+        num_runs: repeats of every measurement.
+        max_new_tokens: output tokens per request, at most.
+        temperature: 0 is greedy.
+        seed: key of the noise; the same for every topology.
+        concurrencies: requests in flight at once.
+        deadline_s: seconds a request may take.
+    """
+
+    prompt_sets: tuple[PromptSet, ...]
+    num_runs: int = 3
+    max_new_tokens: int = 48
+    temperature: float = 0.0
+    seed: int = 0
+    concurrencies: tuple[int, ...] = (1,)
+    deadline_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        _require_distinct("prompt kind", [prompt_set.kind for prompt_set in self.prompt_sets])
+        _require(self.num_runs >= 1, f"num_runs {self.num_runs} is below 1")
+        _require(self.max_new_tokens >= 2, f"max_new_tokens {self.max_new_tokens} is below 2: there is no rate in one")
+        _require(0 <= self.temperature <= 100, f"temperature {self.temperature:g} is outside 0..100")
+        _require(0 <= self.seed <= MAX_SEED, f"seed {self.seed} is outside 0..{MAX_SEED}")
+        _require_distinct("concurrency", self.concurrencies)
+        for concurrency in self.concurrencies:
+            limits = f"1..{MAX_CONCURRENCY}"
+            _require(1 <= concurrency <= MAX_CONCURRENCY, f"concurrency {concurrency} is outside {limits}")
+        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s:g} is not above 0")
+
+    @property
+    def max_concurrency(self) -> int:
+        return max(self.concurrencies)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line of the report: contenders that differ only in how they draft."""
+
+    topology: Topology
+    schedule: Schedule | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
+
+    @property
+    def drafts(self) -> bool:
+        return self.topology is not Topology.TARGET
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to serve: a topology, and how it drafts.
+
+    Attributes:
+        draft: directory or "ngram"; None for the target alone.
+        gamma: draft tokens per round; None for the target alone.
+        schedule: who waits for whom; None where there is no choice.
+        branches: beside the draft's chain at most; None where it does not run ahead.
+    """
+
+    topology: Topology
+    draft: str | None = None
+    gamma: int | None = None
+    schedule: Schedule | None = None
+    branches: int | None = None
+
+    @property
+    def draft_name(self) -> str:
+        """Short name of the draft, "-" for none."""
+        return "-" if self.draft is None else Path(self.draft).name
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        if self.draft is None:
+            return self.topology.value
+        branches = "" if self.branches is None else f", {self.branches} branches"
+        return f"{self.series.name} (draft {self.draft_name}, gamma {self.gamma}{branches})"
+
+    @property
+    def series(self) -> Series:
+        return Series(self.topology, self.schedule)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """The draft does not wait for the target."""
+        return self.schedule is Schedule.ASYNC or self.topology is Topology.POOL
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonConfig:
+    """A whole comparison.
+
+    Attributes:
+        target_model: directory.
+        draft_models: directories, or "ngram".
+        gammas: speculation lengths.
+        schedules: of the distributed topology.
+        branches: beside the chain of a draft that runs ahead, at most.
+        usable_cores: CPU cores of this host that may be used.
+        cores_per_machine: a machine is a set of so many of them.
+        output: directory of the report.
+        backend: what computes.
+    """
+
+    target_model: Path
+    draft_models: tuple[str, ...]
+    topologies: tuple[Topology, ...]
+    gammas: tuple[int, ...]
+    schedules: tuple[Schedule, ...]
+    network: NetworkConfig
+    workload: WorkloadConfig
+    usable_cores: tuple[int, ...]
+    cores_per_machine: int
+    output: Path
+    branches: tuple[int, ...] = (DEFAULT_BRANCHES,)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+
+    def __post_init__(self) -> None:
+        _require_distinct("topology", [topology.value for topology in self.topologies])
+        _require_distinct("draft model", [Path(draft).name for draft in self.draft_models])
+        _require_distinct("gamma", self.gammas)
+        _require_distinct("branches", self.branches)
+        for branches in self.branches:
+            check_branches(branches)
+        _require_distinct("schedule", [schedule.value for schedule in self.schedules])
+        _require_model(self.target_model)
+        for draft in self.draft_models:
+            _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
+        for gamma in self.gammas:
+            _require(1 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 1..{MAX_GAMMA}; 0 is the target alone")
+        self._require_what_a_graph_can()
+        self.machines  # noqa: B018 - refuses more machines than the host has cores for
+
+    def _require_what_a_graph_can(self) -> None:
+        """A fused pair that is one compiled graph has one gamma, and no sampling that others could repeat."""
+        method = self.backend.method or "fused"
+        if Topology.FUSED in self.topologies and any(map(self.backend.one_graph, self.draft_models)):
+            _require(
+                len(self.gammas) == 1,
+                f"gamma {', '.join(map(str, self.gammas))}: speculation_method {method} is compiled for one: "
+                "name one, or use --speculation_method vanilla",
+            )
+            _require(
+                self.workload.temperature == 0,
+                f"temperature {self.workload.temperature:g}: speculation_method {method} cannot sample with a seed: "
+                "use --temperature 0, or --speculation_method vanilla",
+            )
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """Every process that is started."""
+        shared = {Topology.TARGET, Topology.DISTRIBUTED} & set(self.topologies)
+        drafts = tuple(itertools.product(self.draft_models, self.branches))
+        by_topology = {
+            Topology.FUSED: [Server("fused_target", draft) for draft in self.draft_models],
+            Topology.DISTRIBUTED: [Server("draft", *draft) for draft in drafts],
+            Topology.POOL: [Server(role, *draft, pooled=True) for draft in drafts for role in ("target", "draft")],
+        }
+        chosen = [by_topology[topology] for topology in by_topology if topology in self.topologies]
+        return (*([Server("target")] if shared else []), *itertools.chain(*chosen))
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The first has the target, or both models; the second, if any, the draft of a split one.
+
+        Raises:
+            ConfigError: the host has too few cores.
+        """
+        is_split = any(topology.is_split for topology in self.topologies)
+        names = ["target side", *(["edge"] if is_split else [])]
+        return split_into_machines(names, self.usable_cores, cores_per_machine=self.cores_per_machine)
+
+    @property
+    def spare_cores(self) -> tuple[int, ...]:
+        """Usable cores that belong to no machine."""
+        taken = {core for machine in self.machines for core in machine.cores}
+        return tuple(core for core in self.usable_cores if core not in taken)
+
+    @property
+    def contenders(self) -> tuple[Contender, ...]:
+        """Everything that is compared; the target alone first, if it takes part."""
+        alone = [Contender(Topology.TARGET)] if Topology.TARGET in self.topologies else []
+        return (
+            *alone,
+            *(
+                Contender(topology, draft, gamma, schedule, branches)
+                for topology in self.topologies
+                for schedule, branches in self._ways_to_run(topology)
+                for draft, gamma in itertools.product(self.draft_models, self.gammas)
+            ),
+        )
+
+    def _ways_to_run(self, topology: Topology) -> Iterator[tuple[Schedule | None, int | None]]:
+        """Schedules and branches of a topology; none for the target alone."""
+        if topology is Topology.FUSED:
+            yield None, None
+        elif topology is Topology.POOL:
+            yield from ((None, branches) for branches in self.branches)
+        elif topology is Topology.DISTRIBUTED:
+            for schedule in self.schedules:
+                yield from ((schedule, n) for n in (self.branches if schedule is Schedule.ASYNC else (None,)))
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """Every line of the report once, in order."""
+        return tuple(dict.fromkeys(contender.series for contender in self.contenders))
+
+    @property
+    def sweeps(self) -> bool:
+        """More than one way to draft."""
+        return len(self.draft_models) * len(self.gammas) * len(self.branches) > 1
+
+
+def _has_model(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+def _require_model(path: Path) -> None:
+    _require(_has_model(path), f"target model {path}: no config.json there")
+
+
+def _require_distinct(name: str, values: Sequence[object]) -> None:
+    _require(len(values) > 0, f"no {name} is given")
+    value, count = Counter(values).most_common(1)[0]
+    _require(count == 1, f"{name} {value} is given {count} times")

@@ -1,0 +1,224 @@
+"""The command line of compare_architectures.py, and how it becomes a `ComparisonConfig`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from inference.cli.prompts.source import read_prompts
+from inference.comparison.plan.backend import AUTO, NEURON, BackendConfig
+from inference.comparison.plan.config import (
+    ClientSite,
+    ComparisonConfig,
+    NetworkConfig,
+    PromptSet,
+    Topology,
+    WorkloadConfig,
+)
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_BRANCHES, DEFAULT_GAMMA, ROOT, SPECULATION_METHODS
+from inference.errors import ConfigError
+from inference.request import Schedule
+
+BUNDLED_PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / "open_ended.txt")
+NUM_BUNDLED_PROMPTS = 3
+"""Of each kind, so that a run without arguments ends within four minutes on two cores."""
+
+ValueT = TypeVar("ValueT")
+
+
+def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
+    """The comparison that the arguments ask for.
+
+    Raises:
+        ConfigError: a value is out of range, or a file cannot be read.
+        SystemExit: --help, or a flag that does not exist.
+    """
+    args = _parser().parse_args([_with_underscores(argument) for argument in arguments])
+    return ComparisonConfig(
+        target_model=args.target_model,
+        draft_models=args.draft_models,
+        topologies=args.topologies,
+        gammas=args.gamma,
+        schedules=args.schedule,
+        branches=args.branches,
+        network=NetworkConfig(args.rtt_ms, args.jitter_ms, args.bandwidth_mbps, ClientSite(args.client_site)),
+        workload=WorkloadConfig(
+            prompt_sets=_prompt_sets(args.prompt_file, args.num_prompts),
+            num_runs=args.num_runs,
+            max_new_tokens=args.max_new_tokens,
+            temperature=args.temperature,
+            seed=args.seed,
+            concurrencies=args.concurrency,
+            deadline_s=args.deadline_s,
+        ),
+        usable_cores=tuple(sorted(os.sched_getaffinity(0))),
+        cores_per_machine=args.cores_per_machine,
+        output=args.output,
+        backend=_backend(args),
+    )
+
+
+def _backend(args: argparse.Namespace) -> BackendConfig:
+    draft_name = args.draft_backend or args.backend
+    neuron_only = {"neuron_config", "compiled_model_path", "first_core", "draft_tp_degree"}
+    given = {name for name in neuron_only if getattr(args, name) is not None}
+    if given and NEURON not in (args.backend, draft_name):
+        raise ConfigError(f"{min(given)} needs backend {NEURON}, not {args.backend}")
+    passed_on = ("dtype", "sequence_length", "neuron_config", "compiled_model_path")
+    values = {name: getattr(args, name) for name in passed_on}
+    return BackendConfig(
+        args.backend,
+        draft_name,
+        args.tp_degree,
+        args.draft_tp_degree or args.tp_degree,
+        args.speculation_method,
+        args.first_core or 0,
+        tuple(f"--{name}={value}" for name, value in values.items() if value is not None),
+    )
+
+
+def _prompt_sets(files: Sequence[Path] | None, num_prompts: int | None) -> tuple[PromptSet, ...]:
+    limit = num_prompts if files or num_prompts else NUM_BUNDLED_PROMPTS
+    return tuple(
+        PromptSet(file.stem, tuple(read_prompts(None, file)[:limit])) for file in files or BUNDLED_PROMPT_FILES
+    )
+
+
+def _with_underscores(argument: str) -> str:
+    """`--rtt-ms=5` as `--rtt_ms=5`: both spellings are taken."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"
+
+
+def _list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
+    """A parser of comma-separated values."""
+
+    def parse(text: str) -> tuple[ValueT, ...]:
+        return tuple(convert(part.strip()) for part in text.split(",") if part.strip())
+
+    parse.__name__ = f"list of {convert.__name__}"  # for the message of argparse
+    return parse
+
+
+def _topology(text: str) -> Topology:
+    names = [topology.value for topology in Topology]
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"topology {text} is none of {', '.join(names)}")
+    return Topology(text)
+
+
+def _schedule(text: str) -> Schedule:
+    names = [schedule.value for schedule in Schedule]
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"schedule {text} is none of {', '.join(names)}")
+    return Schedule(text)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compare_architectures.py",
+        description="Compare the target alone, both models in one server (fused), and draft and target on two "
+        "machines, with the requests at the draft (distributed) or at the target (pool): speed at equal tokens. Starts "
+        "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
+        allow_abbrev=False,
+    )
+    for add in (_add_contenders, _add_workload, _add_network, _add_machines, _add_backend, _add_output):
+        add(parser)
+    return parser
+
+
+def _add_contenders(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is compared")
+    names = ",".join(topology.value for topology in Topology)
+    group.add_argument(
+        "--topologies", type=_list_of(_topology), default=names, metavar="LIST", help=f"some of {names} (all)"
+    )
+    text = "target model directory (%(default)s)"
+    group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
+    text = "draft model directories; ngram is prompt lookup without a model (%(default)s)"
+    group.add_argument("--draft_models", type=_list_of(str), default=str(BUNDLED_DRAFT), metavar="LIST", help=text)
+    text = "draft tokens per round; several are a sweep (%(default)s)"
+    group.add_argument("--gamma", type=_list_of(int), default=str(DEFAULT_GAMMA), metavar="LIST", help=text)
+    text = "of distributed: sync (rounds), async (the draft runs ahead), or both (%(default)s)"
+    group.add_argument("--schedule", type=_list_of(_schedule), default="sync,async", metavar="LIST", help=text)
+    text = "beside the chain of a draft that runs ahead, at most; 0 is none (%(default)s)"
+    group.add_argument("--branches", type=_list_of(int), default=str(DEFAULT_BRANCHES), metavar="LIST", help=text)
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("workload")
+    text = "a UTF-8 file with one prompt per line; its name is the prompt kind; may be repeated "
+    group.add_argument(
+        "--prompt_file",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help=text + "(prompts/structured.txt and prompts/open_ended.txt)",
+    )
+    text = f"prompts of each file ({NUM_BUNDLED_PROMPTS}, or all of a --prompt-file)"
+    group.add_argument("--num_prompts", type=_positive, metavar="N", help=text)
+    group.add_argument("--num_runs", type=int, default=3, metavar="N", help="repeats, interleaved (%(default)s)")
+    group.add_argument(
+        "--max_new_tokens", type=int, default=96, metavar="N", help="output tokens per request (%(default)s)"
+    )
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="key of the noise, 0 .. 2^64-1 (%(default)s)")
+    text = "requests in flight at once; above 1 needs Locust, see requirements-loadtest.txt (%(default)s)"
+    group.add_argument("--concurrency", type=_list_of(int), default="1", metavar="LIST", help=text)
+    group.add_argument(
+        "--deadline_s", type=float, default=120.0, metavar="S", help="time a request may take (%(default)s s)"
+    )
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network between edge and target (a proxy on loopback)")
+    text = "round trip times, milliseconds (%(default)s)"
+    group.add_argument("--rtt_ms", type=_list_of(float), default="0,10,50", metavar="LIST", help=text)
+    text = "further delay of up to so much, milliseconds per direction (%(default)s)"
+    group.add_argument("--jitter_ms", type=float, default=0.0, metavar="MS", help=text)
+    text = "megabits per second and direction (unlimited)"
+    group.add_argument("--bandwidth_mbps", type=float, metavar="MBPS", help=text)
+    text = "the thin client sits beside the draft worker (edge) or beside the target (%(default)s)"
+    group.add_argument("--client_site", choices=[site.value for site in ClientSite], default="edge", help=text)
+
+
+def _add_machines(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machines (a machine is a set of CPU cores of this host)")
+    text = "cores, and threads of a model, on each machine (%(default)s)"
+    group.add_argument("--cores_per_machine", type=int, default=1, metavar="N", help=text)
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what computes (see main.py and docs/neuron.md)")
+    group.add_argument("--backend", default=AUTO, metavar="NAME", help="of the models (%(default)s)")
+    text = "of the draft of the distributed topology (--backend); such as torch, with a target on neuron"
+    group.add_argument("--draft_backend", metavar="NAME", help=text)
+    text = "NeuronCores of each target and fused pair; all servers run at once, each on cores of its own (%(default)s)"
+    group.add_argument("--tp_degree", type=int, default=1, metavar="N", help=text)
+    group.add_argument("--draft_tp_degree", type=int, metavar="N", help="NeuronCores of a draft (--tp_degree)")
+    text = "number of the first NeuronCore that may be used (0)"
+    group.add_argument("--first_core", type=int, metavar="N", help=text)
+    text = "of a fused pair on neuron; vanilla can sample, and takes several --gamma (main.py's)"
+    group.add_argument("--speculation_method", choices=SPECULATION_METHODS, help=text)
+    group.add_argument("--neuron_config", metavar="JSON", help="parameters of NxDI's NeuronConfig, of every model")
+    group.add_argument("--compiled_model_path", metavar="DIR", help="folder of compiled models")
+    group.add_argument("--dtype", metavar="NAME", help="arithmetic on neuron (main.py's)")
+    group.add_argument("--sequence_length", type=int, metavar="N", help="tokens per slot on neuron (main.py's)")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    text = "directory for results.csv, results.json, report.html and the plots (%(default)s)"
+    group.add_argument("--output", type=Path, default=Path("reports/comparison"), metavar="DIR", help=text)

@@ -1,0 +1,69 @@
+"""The grid of measurements and the order in which it is walked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from inference.comparison.plan.config import ComparisonConfig, Contender
+from inference.comparison.run.record import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One place of the grid."""
+
+    contender: Contender
+    kind: str
+    rtt_ms: float
+    concurrency: int
+
+    def __str__(self) -> str:
+        return f"{self.contender.label}, {self.kind}, rtt {self.rtt_ms:g} ms, concurrency {self.concurrency}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of a cell.
+
+    Attributes:
+        repeat: number of the run, from 0; -1 is the warm-up.
+        records: one per request.
+    """
+
+    cell: Cell
+    repeat: int
+    records: tuple[RequestRecord, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(record.token_ids) for record in self.records)
+
+    @property
+    def wall_s(self) -> float:
+        """Time spent on requests: at concurrency 1 their sum, else from the first sent to the last answered."""
+        if self.cell.concurrency == 1:
+            return sum(record.stats.end_to_end_s for record in self.records)
+        ends = [record.sent_s + record.stats.end_to_end_s for record in self.records]
+        return max(ends) - min(record.sent_s for record in self.records)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.wall_s if self.wall_s else 0.0
+
+
+def walk(config: ComparisonConfig) -> Iterator[tuple[int, Cell]]:
+    """(repeat, cell), interleaved: contenders that are compared follow one another within seconds.
+
+    Who begins rotates, so that what drifts (heat, neighbours) favours nobody.
+    """
+    workload, network, contenders = config.workload, config.network, config.contenders
+    turn = 0
+    for repeat in range(workload.num_runs):
+        for concurrency in workload.concurrencies:
+            for prompt_set in workload.prompt_sets:
+                for rtt_ms in network.rtts_ms:
+                    for i in range(len(contenders)):
+                        contender = contenders[(turn + i) % len(contenders)]
+                        yield repeat, Cell(contender, prompt_set.kind, rtt_ms, concurrency)
+                    turn += 1

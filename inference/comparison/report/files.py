@@ -1,0 +1,45 @@
+"""Writes results.csv, results.json, the pictures and report.html into a directory."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from inference.comparison.report.findings import Findings, json_of
+from inference.errors import ConfigError
+
+
+def prepare_directory(directory: Path) -> None:
+    """Make sure, before anything is measured, that the report can be written.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        raise ConfigError(f"output directory {directory} cannot be written: {exc}") from exc
+
+
+def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
+    """Write every file; return the content of results.json."""
+    from inference.comparison.report import html, plots  # matplotlib takes a second to import, and is needed only now
+
+    results = json_of(findings)
+    (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    _write_csv(results["cells"], directory / "results.csv")
+    pictures = plots.draw_all(findings, directory)
+    (directory / "report.html").write_text(html.render(findings, pictures), encoding="utf-8")
+    return results
+
+
+def _write_csv(rows: list[dict[str, Any]], file: Path) -> None:
+    with file.open("w", newline="", encoding="utf-8") as output:
+        writer = csv.DictWriter(output, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

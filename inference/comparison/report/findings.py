@@ -1,0 +1,167 @@
+"""A comparison that is over: what was asked, where it ran, what came out. All that the report shows comes from here."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series
+from inference.comparison.plan.grid import Cell
+from inference.comparison.plan.machine import cpu_model
+from inference.comparison.report.agreement import Agreement
+from inference.comparison.report.summary import CellSummary, Summarizer, Theory
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the report is about.
+
+    Attributes:
+        summaries: one per cell.
+        agreement: whether all answers were the same.
+        theories: by contender, prompt kind and concurrency; their bounds can be asked for at any round trip time.
+        duration_s: of the whole comparison, starts of servers included.
+    """
+
+    config: ComparisonConfig
+    summaries: tuple[CellSummary, ...]
+    agreement: Agreement
+    theories: dict[tuple[Contender, str, int], Theory]
+    duration_s: float
+
+    @property
+    def kinds(self) -> list[str]:
+        return [prompt_set.kind for prompt_set in self.config.workload.prompt_sets]
+
+    @property
+    def by_cell(self) -> dict[Cell, CellSummary]:
+        return {summary.cell: summary for summary in self.summaries}
+
+    def best(self, series: Series, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
+        """Of all ways to draft in this series, the one with the most tokens/s; None if it takes no part."""
+        wanted = (series, kind, rtt_ms, concurrency)
+        found = [summary for summary in self.summaries if _place(summary.cell) == wanted]
+        return max(found, key=lambda summary: summary.tokens_per_s.median, default=None)
+
+
+def _place(cell: Cell) -> tuple[Series, str, float, int]:
+    return cell.contender.series, cell.kind, cell.rtt_ms, cell.concurrency
+
+
+def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement, duration_s: float) -> Findings:
+    """Put the findings together."""
+    groups = [
+        (contender, prompt_set.kind, concurrency)
+        for contender in config.contenders
+        for prompt_set in config.workload.prompt_sets
+        for concurrency in config.workload.concurrencies
+    ]
+    theories = {group: summarizer.theory(*group) for group in groups}
+    return Findings(config, tuple(summarizer.summaries()), agreement, theories, duration_s)
+
+
+def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
+    """Under which conditions it was measured, as (name, text) for people."""
+    workload = config.workload
+    prompts = ", ".join(f"{len(prompt_set.prompts)} {prompt_set.kind}" for prompt_set in workload.prompt_sets)
+    sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
+    return [
+        ("Target model", str(config.target_model)),
+        ("Draft models", ", ".join(config.draft_models)),
+        ("Gamma", f"{', '.join(map(str, config.gammas))} draft tokens per round"),
+        ("Prompts", f"{prompts}; up to {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
+        ("Runs", f"{workload.num_runs} of everything, interleaved, the first of each group rotating"),
+        ("Concurrency", _concurrency(workload.concurrencies)),
+        ("Machines", _machines(config)),
+        ("Network", _network(config)),
+        ("Host", f"{cpu_model()}, {len(config.usable_cores)} usable cores, {platform.platform(terse=True)}"),
+    ]
+
+
+def _concurrency(concurrencies: tuple[int, ...]) -> str:
+    text = f"{', '.join(map(str, concurrencies))} requests in flight"
+    return f"{text}; above 1 sent by Locust on gevent" if max(concurrencies) > 1 else text
+
+
+def _machines(config: ComparisonConfig) -> str:
+    spare = ", ".join(map(str, config.spare_cores))
+    rest = f"cores {spare} are free for them" if spare else "no core is left over, so they share these"
+    return (
+        f"{'; '.join(map(str, config.machines))}. Target-only and fused run on the target side alone, distributed and "
+        f"pool have their draft pinned to the edge; {config.cores_per_machine} thread(s) per model, one per core. "
+        f"Client and network proxy are not pinned: {rest}."
+    )
+
+
+def _network(config: ComparisonConfig) -> str:
+    network = config.network
+    parts = [f"round trip {', '.join(f'{rtt:g}' for rtt in network.rtts_ms)} ms between edge and target side"]
+    if network.jitter_ms:
+        parts.append(f"jitter up to {network.jitter_ms:g} ms per direction")
+    if network.bandwidth_mbps is not None:
+        parts.append(f"{network.bandwidth_mbps:g} Mbit/s per direction")
+    return f"{', '.join(parts)}, made by a proxy on loopback. {_SITES[network.client_site]}"
+
+
+_SITES = {
+    ClientSite.EDGE: "The thin client sits at the edge: for target-only and fused the round trip lies between client "
+    "and server (tokens stream one way, so it adds to TTFT only); for distributed it lies between draft and target, "
+    "once in every round (schedule sync); for pool it lies in both places.",
+    ClientSite.TARGET: "The thin client sits beside the target: for target-only and fused no link is slow; for "
+    "distributed the round trip lies both between client and draft and between draft and target; for pool between "
+    "draft and target.",
+}
+
+
+def json_of(findings: Findings) -> dict[str, Any]:
+    """The whole result as JSON; times in seconds."""
+    agreement = findings.agreement
+    return {
+        "same_tokens": agreement.holds,
+        "num_requests": agreement.num_requests,
+        "differences": [str(difference) for difference in agreement.differences],
+        "duration_s": round(findings.duration_s, 1),
+        "conditions": dict(conditions(findings.config)),
+        "cells": [row(summary) for summary in findings.summaries],
+    }
+
+
+def row(summary: CellSummary) -> dict[str, Any]:
+    """One cell, flat: a row of results.csv and an object of results.json; times in seconds."""
+    cell, speedup, costs = summary.cell, summary.speedup, summary.costs
+    return {
+        "topology": cell.contender.topology.value,
+        "schedule": cell.contender.schedule.value if cell.contender.schedule else None,
+        "draft": cell.contender.draft_name,
+        "gamma": cell.contender.gamma,
+        "branches": cell.contender.branches,
+        "kind": cell.kind,
+        "rtt_ms": cell.rtt_ms,
+        "concurrency": cell.concurrency,
+        "num_requests": summary.num_requests,
+        "tokens_per_s": _digits(summary.tokens_per_s.median),
+        "tokens_per_s_min": _digits(summary.tokens_per_s.low),
+        "tokens_per_s_max": _digits(summary.tokens_per_s.high),
+        "ttft_s": _digits(summary.ttft_s),
+        "tpot_s": _digits(summary.tpot_s),
+        "end_to_end_s": _digits(summary.end_to_end_s),
+        "acceptance_rate": _digits(summary.acceptance_rate),
+        "acceptance_probability": _digits(summary.alpha),
+        "mean_acceptance_length": _digits(summary.mean_acceptance_length),
+        "wire_bytes_per_token": _digits(summary.wire_bytes_per_token),
+        "speedup": _digits(speedup.median if speedup else None),
+        "speedup_min": _digits(speedup.low if speedup else None),
+        "speedup_max": _digits(speedup.high if speedup else None),
+        "bound_tokens_per_s": _digits(summary.bound_tokens_per_s),
+        "bound_speedup": _digits(summary.bound_speedup),
+        "percent_of_bound": _digits(summary.percent_of_bound),
+        "draft_step_s": _digits(costs.step_s),
+        "pass_s": _digits(costs.pass_s),
+        "verify_s": _digits(costs.verify_s),
+    }
+
+
+def _digits(value: float | None) -> float | None:
+    """Six significant digits: more would be noise."""
+    return None if value is None else float(f"{value:.6g}")

@@ -1,0 +1,190 @@
+"""From samples to figures: one summary per cell, with the spread over the runs and the bound."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
+from inference.comparison.plan.grid import Cell, Sample
+from inference.comparison.report import bound
+from inference.comparison.run.record import RequestRecord
+from inference.comparison.run.topologies import crosses_network
+
+_Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Over the runs."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellSummary:
+    """Figures of one cell; times are medians over its requests, in seconds.
+
+    Attributes:
+        tokens_per_s: output tokens of all requests / time spent on them.
+        alpha: probability that a draft token is accepted, given that all before it in its round were.
+        wire_bytes_per_token: between draft worker and target, both directions, per output token.
+        speedup: tokens/s over those of the target alone in the same run; None if it takes no part.
+        costs: measured parts that the bound is made of, pooled over the round trip times.
+        bound_tokens_per_s: what theory allows; see `bound`.
+        bound_speedup: over what theory allows the target alone.
+    """
+
+    cell: Cell
+    num_requests: int
+    tokens_per_s: Spread
+    ttft_s: float
+    tpot_s: float | None
+    end_to_end_s: float
+    acceptance_rate: float | None
+    alpha: float | None
+    mean_acceptance_length: float | None
+    wire_bytes_per_token: float
+    speedup: Spread | None
+    costs: bound.Costs
+    bound_tokens_per_s: float
+    bound_speedup: float | None
+
+    @property
+    def percent_of_bound(self) -> float:
+        return 100.0 * self.tokens_per_s.median / self.bound_tokens_per_s if self.bound_tokens_per_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Theory:
+    """What the bound of one contender, prompt kind and concurrency is made of.
+
+    Attributes:
+        num_tokens: output tokens per request, mean.
+        concurrency: a pass serves so many sessions, so the rate is that of one session times this.
+    """
+
+    contender: Contender
+    costs: bound.Costs
+    alpha: float | None
+    num_tokens: float
+    concurrency: int
+
+    def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
+        """The bound at a round trip time, in seconds, between edge and target."""
+        gamma = self.contender.gamma or 0
+        if self.contender.runs_ahead:
+            round_time_s = self.costs.verify_s
+        else:
+            is_split = self.contender.topology.is_split
+            round_time_s = bound.round_s(self.costs, gamma, rtt_s=rtt_s if is_split else 0.0)
+        per_round = 1.0 if self.alpha is None else bound.tokens_per_round(self.alpha, gamma)
+        first_s = self.costs.prompt_s + (rtt_s if client_is_far else 0.0)
+        if not first_s + round_time_s:
+            return 0.0
+        rate = bound.tokens_per_s(self.num_tokens, per_round=per_round, round_time_s=round_time_s, first_s=first_s)
+        return rate * self.concurrency
+
+
+class Summarizer:
+    """Turns the measured samples (no warm-up) of a comparison into figures."""
+
+    def __init__(self, config: ComparisonConfig, samples: Sequence[Sample]) -> None:
+        self._config = config
+        self._by_cell: dict[Cell, list[Sample]] = defaultdict(list)
+        self._by_group: dict[_Group, list[RequestRecord]] = defaultdict(list)
+        for sample in samples:
+            cell = sample.cell
+            self._by_cell[cell].append(sample)
+            self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.records)
+
+    def summaries(self) -> list[CellSummary]:
+        """In a reader's order: kind, concurrency, round trip time, contender."""
+        order = {contender: index for index, contender in enumerate(self._config.contenders)}
+        kinds = [prompt_set.kind for prompt_set in self._config.workload.prompt_sets]
+        cells = sorted(
+            self._by_cell,
+            key=lambda cell: (kinds.index(cell.kind), cell.concurrency, cell.rtt_ms, order[cell.contender]),
+        )
+        return [self._summary(cell) for cell in cells]
+
+    def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
+        """The bound's parts, pooled over round trip times: the network changes neither passes nor acceptance."""
+        records = self._by_group[contender, kind, concurrency]
+        alone = self._by_group.get((Contender(Topology.TARGET), kind, concurrency))
+        rounds = (item for record in records for item in record.rounds)
+        return Theory(
+            contender=contender,
+            costs=bound.measured_costs(records, contender.gamma or 0, alone=alone),
+            alpha=bound.acceptance_probability(rounds),
+            num_tokens=statistics.fmean(len(record.token_ids) for record in records),
+            concurrency=concurrency,
+        )
+
+    def bound_tokens_per_s(self, cell: Cell) -> float:
+        """What theory allows in this cell."""
+        network = self._config.network
+        # The jitter only ever adds: half of it on average, in each direction.
+        rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3
+        theory = self.theory(cell.contender, cell.kind, cell.concurrency)
+        is_far = crosses_network(cell.contender.topology, network.client_site)
+        return theory.tokens_per_s(rtt_s, client_is_far=is_far)
+
+    def _summary(self, cell: Cell) -> CellSummary:
+        samples = self._by_cell[cell]
+        records = [record for sample in samples for record in sample.records]
+        stats = [record.stats for record in records]
+        num_draft_tokens = sum(item.num_draft_tokens for item in stats)
+        num_proposals = sum(item.num_verified_proposals for item in stats)
+        return CellSummary(
+            cell=cell,
+            num_requests=len(records),
+            tokens_per_s=_spread([sample.tokens_per_s for sample in samples]),
+            ttft_s=statistics.median(item.ttft_s for item in stats),
+            tpot_s=_median(item.tpot_s for item in stats),
+            end_to_end_s=statistics.median(item.end_to_end_s for item in stats),
+            acceptance_rate=_ratio(sum(item.num_accepted_tokens for item in stats), num_draft_tokens),
+            alpha=bound.acceptance_probability(item for record in records for item in record.rounds),
+            mean_acceptance_length=_ratio(sum(item.num_tokens_of_proposals for item in stats), num_proposals),
+            wire_bytes_per_token=sum(item.wire_bytes for item in stats) / max(1, sum(s.num_tokens for s in samples)),
+            speedup=self._speedup(cell),
+            costs=self.theory(cell.contender, cell.kind, cell.concurrency).costs,
+            bound_tokens_per_s=self.bound_tokens_per_s(cell),
+            bound_speedup=self._bound_speedup(cell),
+        )
+
+    def _speedup(self, cell: Cell) -> Spread | None:
+        """Run by run, against the target alone of the same run."""
+        alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(_alone(cell), [])}
+        ratios = [
+            sample.tokens_per_s / alone[sample.repeat]
+            for sample in self._by_cell[cell]
+            if alone.get(sample.repeat, 0.0) > 0
+        ]
+        return _spread(ratios) if ratios else None
+
+    def _bound_speedup(self, cell: Cell) -> float | None:
+        if _alone(cell) not in self._by_cell:
+            return None
+        return _ratio(self.bound_tokens_per_s(cell), self.bound_tokens_per_s(_alone(cell)))
+
+
+def _alone(cell: Cell) -> Cell:
+    return Cell(Contender(Topology.TARGET), cell.kind, cell.rtt_ms, cell.concurrency)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None

@@ -1,0 +1,82 @@
+"""The figures as texts in columns, and as a table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from inference.comparison.plan.config import ComparisonConfig
+from inference.comparison.report.findings import Findings
+from inference.comparison.report.summary import CellSummary, Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of a cell.
+
+    Attributes:
+        name: heading, with the unit; may have two lines.
+        text: of the figure.
+        is_text: stands on the left.
+    """
+
+    name: str
+    text: Callable[[CellSummary], str]
+    is_text: bool = False
+
+
+def columns(config: ComparisonConfig) -> list[Column]:
+    """What differs between the cells of this comparison, and all figures."""
+    contender = [Column("topology", lambda it: it.cell.contender.series.name, is_text=True)]
+    if config.sweeps:
+        contender.append(Column("draft", lambda it: it.cell.contender.draft_name, is_text=True))
+        contender.append(Column("gamma", lambda it: _figure(it.cell.contender.gamma, digits=0)))
+        contender.append(Column("branches", lambda it: _figure(it.cell.contender.branches, digits=0)))
+    place = [Column("RTT\nms", lambda it: f"{it.cell.rtt_ms:g}")]
+    if len(config.workload.concurrencies) > 1:
+        place.append(Column("clients", lambda it: str(it.cell.concurrency)))
+    return [*contender, *place, *_FIGURES]
+
+
+def _figure(value: float | None, *, digits: int, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value * scale:.{digits}f}"
+
+
+def _ratio(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{spread.median:.2f}"
+
+
+def _range(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{spread.low:.2f}-{spread.high:.2f}"
+
+
+_FIGURES = (
+    Column("tokens\n/s", lambda it: f"{it.tokens_per_s.median:.1f}"),
+    Column("TTFT\nms", lambda it: _figure(it.ttft_s, scale=1e3, digits=0)),
+    Column("TPOT\nms", lambda it: _figure(it.tpot_s, scale=1e3, digits=1)),
+    Column("end to\nend ms", lambda it: _figure(it.end_to_end_s, scale=1e3, digits=0)),
+    Column("acceptance\nrate", lambda it: _figure(it.acceptance_rate, digits=2)),
+    Column("tokens\n/pass", lambda it: _figure(it.mean_acceptance_length, digits=2)),
+    Column("speed-up", lambda it: _ratio(it.speedup)),
+    Column("min-max", lambda it: _range(it.speedup)),
+    Column("bound\ntokens/s", lambda it: f"{it.bound_tokens_per_s:.1f}"),
+    Column("% of\nbound", lambda it: f"{it.percent_of_bound:.0f}"),
+)
+
+
+def print_tables(console: Console, findings: Findings) -> None:
+    """One table per prompt kind, then the verdict on the tokens."""
+    shown = columns(findings.config)
+    for kind in findings.kinds:
+        table = Table(title=f"{kind} prompts", title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+        for column in shown:
+            table.add_column(column.name, justify="left" if column.is_text else "right", no_wrap=True)
+        for summary in findings.summaries:
+            if summary.cell.kind == kind:
+                table.add_row(*(column.text(summary) for column in shown))
+        console.print(table)
+    console.print(str(findings.agreement), style="green" if findings.agreement.holds else "bold red")

@@ -1,0 +1,72 @@
+"""One thin client that sends requests one after another: the load at concurrency 1."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from inference.comparison.plan.config import Contender, WorkloadConfig
+from inference.comparison.run.record import RequestRecord, Round
+from inference.request import SamplingParams
+from inference.workers.completion import CompletionRequest, Delta, Event, Started
+from inference.workers.remote import RemoteCompleter
+from inference.workers.status import from_unreachable
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+async def run_sequentially(
+    address: str, prompts: Sequence[str], workload: WorkloadConfig, contender: Contender
+) -> list[RequestRecord]:
+    """Complete every prompt at HOST:PORT.
+
+    Raises:
+        SpecDecError: a request failed.
+    """
+    async with open_channel(address) as channel:
+        try:
+            await wait_until_ready(channel, address, timeout_s=CONNECT_TIMEOUT_S)
+        except UnreachableError as exc:
+            raise from_unreachable(exc) from exc
+        completer = RemoteCompleter(channel, address, deadline_s=workload.deadline_s)
+        requests = [_request(prompt, workload, contender) for prompt in prompts]
+        return [await _complete(completer, request, index) for index, request in enumerate(requests)]
+
+
+def _request(prompt: str, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
+    return CompletionRequest(
+        prompt=prompt,
+        sampling=SamplingParams(temperature=workload.temperature),
+        seed=workload.seed,
+        max_new_tokens=workload.max_new_tokens,
+        gamma=contender.gamma,
+        schedule=contender.schedule,
+    )
+
+
+async def _complete(completer: RemoteCompleter, request: CompletionRequest, prompt_index: int) -> RequestRecord:
+    events: list[tuple[float, Event]] = []
+    sent_s = time.monotonic()
+    async with aclosing(completer.complete(request)) as stream:
+        async for event in stream:
+            events.append((time.monotonic() - sent_s, event))
+    return _record(events, prompt_index, sent_s)
+
+
+def _record(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
+    deltas = [(arrived_s, event) for arrived_s, event in events if isinstance(event, Delta) and event.token_ids]
+    started = next(event for _, event in events if isinstance(event, Started))
+    return RequestRecord(
+        prompt_index=prompt_index,
+        sent_s=sent_s,
+        num_prompt_tokens=started.num_prompt_tokens,
+        token_ids=tuple(token_id for _, delta in deltas for token_id in delta.token_ids),
+        rounds=tuple(_round(arrived_s, delta) for arrived_s, delta in deltas),
+    )
+
+
+def _round(arrived_s: float, delta: Delta) -> Round:
+    num_tokens = len(delta.token_ids)
+    return Round(arrived_s, num_tokens, delta.num_draft_tokens, delta.num_accepted_tokens, delta.timings)

@@ -1,0 +1,124 @@
+"""Many thin clients at once: Locust with a gRPC user on gevent, in a process of its own.
+
+gevent in a process with asyncio or torch would stall both, so nothing of Locust is imported here: requests go out in
+one JSON file, records come back in another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.comparison.plan.config import Contender, WorkloadConfig
+from inference.comparison.run.record import RequestRecord, record_from_json
+from inference.config import ROOT
+from inference.errors import ConfigError, UnavailableError
+
+LOCUST_FILE = Path(__file__).with_name("locust_user.py")
+REQUESTS_PER_USER = 2
+START_S = 30.0
+"""For Locust to start and connect."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What the Locust users are told.
+
+    Attributes:
+        address: HOST:PORT of the service.
+        requests: (prompt index, prompt), taken by whichever user is free.
+        gamma, schedule: None leaves them to the server.
+    """
+
+    address: str
+    requests: tuple[tuple[int, str], ...]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    gamma: int | None
+    schedule: str | None
+    deadline_s: float
+
+
+def require_locust() -> None:
+    """Refuse concurrency without the extra.
+
+    Raises:
+        ConfigError: Locust is not installed; the message says how to install it.
+    """
+    if importlib.util.find_spec("locust") is None:
+        raise ConfigError(
+            "concurrency above 1 is driven by Locust, which is not installed: "
+            f"{sys.executable} -m pip install -r requirements-loadtest.txt"
+        )
+
+
+async def run_at_once(
+    address: str, prompts: Sequence[str], workload: WorkloadConfig, contender: Contender, *, concurrency: int
+) -> list[RequestRecord]:
+    """Complete prompts at HOST:PORT with `concurrency` users at once, each prompt at least once.
+
+    Raises:
+        UnavailableError: a request failed, or Locust did.
+    """
+    num_requests = max(len(prompts), REQUESTS_PER_USER * concurrency)
+    plan = LoadPlan(
+        address=address,
+        requests=tuple((i % len(prompts), prompts[i % len(prompts)]) for i in range(num_requests)),
+        max_new_tokens=workload.max_new_tokens,
+        temperature=workload.temperature,
+        seed=workload.seed,
+        gamma=contender.gamma,
+        schedule=contender.schedule.value if contender.schedule else None,
+        deadline_s=workload.deadline_s,
+    )
+    with tempfile.TemporaryDirectory(prefix="specdec-load-") as directory:
+        results = await _run_locust(plan, Path(directory), concurrency)
+    if results["errors"]:
+        raise UnavailableError(f"{address}: {len(results['errors'])} requests failed: {results['errors'][0]}")
+    return [record_from_json(fields) for fields in results["records"]]
+
+
+async def _run_locust(plan: LoadPlan, directory: Path, concurrency: int) -> dict[str, Any]:
+    plan_file, results_file, log_file = (directory / name for name in ("plan.json", "results.json", "locust.log"))
+    plan_file.write_text(json.dumps(asdict(plan)))
+    flags = ["--users", str(concurrency), "--spawn-rate", str(concurrency), "--headless", "--only-summary"]
+    files = ["--plan", str(plan_file), "--results", str(results_file)]
+    with log_file.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "locust", "-f", str(LOCUST_FILE), *flags, *files,
+            stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=asyncio.subprocess.STDOUT, env=_environment(),
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(_limit_s(plan, concurrency)):
+                await process.wait()
+        except TimeoutError:
+            raise UnavailableError(f"Locust has not ended after {_limit_s(plan, concurrency):g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    if not results_file.is_file():
+        raise UnavailableError(f"Locust ended with exit code {process.returncode}:\n{log_file.read_text()[-2000:]}")
+    results: dict[str, Any] = json.loads(results_file.read_text())
+    return results
+
+
+def _limit_s(plan: LoadPlan, concurrency: int) -> float:
+    """Time after which Locust itself must be at fault: every request has its own deadline."""
+    return START_S + plan.deadline_s * math.ceil(len(plan.requests) / concurrency)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, so that the user finds grpc_comm."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,171 @@
+"""A Locust user of GenerationService, on gevent.
+
+compare_architectures.py runs it headless with a plan (see inference/comparison/run/load.py). By hand, with Locust's
+page:
+
+    locust -f inference/comparison/run/locust_user.py --plan plan.json --results results.json
+
+Imports neither torch nor the project's asyncio code: gevent must not share a process with them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import gevent
+import grpc
+import grpc.experimental.gevent as grpc_gevent
+from locust import User, events, task
+from locust.exception import StopUser
+
+from grpc_comm.options import CHANNEL_OPTIONS
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+
+grpc_gevent.init_gevent()  # before any channel exists; importing locust has patched the standard library
+
+CONNECT_TIMEOUT_S = 10.0
+NATIVE_THREADS = 10
+
+_SCHEDULES = {None: pb.SCHEDULE_UNSPECIFIED, "sync": pb.SCHEDULE_SYNC, "async": pb.SCHEDULE_ASYNC}
+
+
+class Load:
+    """The plan, and what became of it."""
+
+    def __init__(self, plan: dict[str, Any], results_file: Path) -> None:
+        self.plan = plan
+        self.records: list[dict[str, Any]] = []
+        self.errors: list[str] = []
+        self._results_file = results_file
+        self._waiting: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        for index, prompt in plan["requests"]:
+            self._waiting.put((index, prompt))
+
+    def next_request(self) -> tuple[int, str]:
+        """Raises queue.Empty when every request has been taken."""
+        return self._waiting.get_nowait()
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.errors) or len(self.records) == len(self.plan["requests"])
+
+    def write(self) -> None:
+        self._results_file.write_text(json.dumps({"records": self.records, "errors": self.errors}))
+
+
+@events.init_command_line_parser.add_listener
+def _add_flags(parser: Any) -> None:
+    parser.add_argument("--plan", required=True, metavar="FILE", help="JSON: address, requests and how to sample")
+    parser.add_argument("--results", required=True, metavar="FILE", help="where the records go")
+
+
+@events.init.add_listener
+def _load(environment: Any, **_: Any) -> None:
+    options = environment.parsed_options
+    # A waiting call holds a native thread, and gevent has ten unless told otherwise.
+    gevent.get_hub().threadpool.maxsize = NATIVE_THREADS + 2 * int(options.num_users or 1)
+    environment.load = Load(json.loads(Path(options.plan).read_text()), Path(options.results))
+
+
+@events.quitting.add_listener
+def _write(environment: Any, **_: Any) -> None:
+    environment.load.write()
+
+
+class GenerationUser(User):
+    """A thin client: takes the next request as soon as its last one is answered."""
+
+    def on_start(self) -> None:
+        plan = self.environment.load.plan
+        self._channel = grpc.insecure_channel(plan["address"], options=CHANNEL_OPTIONS)
+        self._stub = rpc.GenerationServiceStub(self._channel)
+        try:
+            # Connect before the clock runs. Not channel_ready_future: it waits on a thread, which gevent never runs.
+            self._stub.GetModel(pb.GetModelRequest(), timeout=CONNECT_TIMEOUT_S, wait_for_ready=True)
+        except grpc.RpcError as exc:
+            self._fail(exc)
+            raise StopUser from exc
+
+    def on_stop(self) -> None:
+        self._channel.close()
+
+    @task
+    def complete(self) -> None:
+        load = self.environment.load
+        try:
+            index, prompt = load.next_request()
+        except Empty:
+            raise StopUser from None
+        try:
+            record = self._generate(index, prompt)
+        except grpc.RpcError as exc:
+            self._fail(exc)
+            return
+        load.records.append(record)
+        self._report(record["rounds"][-1]["arrived_s"], len(record["token_ids"]), None)
+        if load.is_complete:
+            self._end()
+
+    def _end(self) -> None:
+        """End the load from a greenlet of its own: quitting kills the users', and so would kill itself halfway."""
+        gevent.spawn(self.environment.runner.quit)
+
+    def _fail(self, error: grpc.RpcError) -> None:
+        """One failure ends the load: what is left would not be compared."""
+        self.environment.load.errors.append(f"{error.code().name}: {error.details()}")
+        self._report(0.0, 0, error)
+        self._end()
+
+    def _generate(self, index: int, prompt: str) -> dict[str, Any]:
+        """One record, as inference/comparison/run/record.py reads it."""
+        record: dict[str, Any] = {"prompt_index": index, "num_prompt_tokens": 0, "token_ids": [], "rounds": []}
+        record["sent_s"] = sent_s = time.monotonic()
+        for message in self._stub.Generate(_request(self.environment.load.plan, prompt), timeout=self._deadline_s):
+            if message.WhichOneof("event") == "started":
+                record["num_prompt_tokens"] = message.started.num_prompt_tokens
+            elif message.delta.token_ids:
+                record["token_ids"].extend(message.delta.token_ids)
+                record["rounds"].append(_round(message.delta, time.monotonic() - sent_s))
+        return record
+
+    @property
+    def _deadline_s(self) -> float:
+        return float(self.environment.load.plan["deadline_s"])
+
+    def _report(self, seconds: float, num_tokens: int, error: Exception | None) -> None:
+        """Feed Locust's own statistics and page."""
+        self.environment.events.request.fire(
+            request_type="grpc",
+            name="Generate",
+            response_time=seconds * 1e3,
+            response_length=num_tokens,
+            exception=error,
+            context={},
+        )
+
+
+def _request(plan: dict[str, Any], prompt: str) -> pb.GenerateRequest:
+    sampling = pb.SamplingParams(temperature=plan["temperature"], seed=plan["seed"])
+    return pb.GenerateRequest(
+        text=prompt,
+        sampling=sampling,
+        max_new_tokens=plan["max_new_tokens"],
+        gamma=plan["gamma"],
+        schedule=_SCHEDULES[plan["schedule"]],
+    )
+
+
+def _round(delta: pb.Delta, arrived_s: float) -> dict[str, Any]:
+    timings = {field.name: value for field, value in delta.timings.ListFields()}
+    return {
+        "arrived_s": arrived_s,
+        "num_tokens": len(delta.token_ids),
+        "num_draft_tokens": delta.num_draft_tokens,
+        "num_accepted_tokens": delta.num_accepted_tokens,
+        "timings": timings,
+    }

@@ -1,0 +1,190 @@
+"""Starts the servers of every topology, pinned to their machines, and the network between them.
+
+The target alone and the target of the distributed topology are one process: its engine does for a client what it does
+for a draft worker, on the same cores. The pool has a target of its own, so that its workers help nobody else. Servers
+that are not being measured wait for requests and burn nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from inference.comparison.plan.backend import NGRAM, Server, server_flags
+from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, NetworkConfig, Topology
+from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.comparison.run.watch import ServerWatch
+from inference.serving.processes import ServerProcess, free_port, server_process
+
+SERVER_GRACE_S = 1.0
+"""Given to running requests when a server is stopped: by then nobody waits for them."""
+
+ATTACHED = "attached as"
+"""What a worker of the pool logs when its target has taken it in."""
+
+T = TypeVar("T")
+
+
+_Service = tuple[Topology, str | None, int | None]  # what clients tell apart: topology, draft, branches
+
+SHARED_TARGET = Server("target")
+
+
+class Deployment:
+    """Running servers, and the links to them.
+
+    Args:
+        config: what runs where.
+        watch: knows when one dies.
+    """
+
+    def __init__(self, config: ComparisonConfig, watch: ServerWatch) -> None:
+        self._config = config
+        self._watch = watch
+        self._client_links: dict[_Service, DelayProxy] = {}
+        self._draft_links: dict[Server, DelayProxy] = {}  # by target
+        self.servers: list[ServerProcess] = []
+
+    def address(self, contender: Contender) -> str:
+        """Where a thin client reaches it: through its link."""
+        branches = contender.branches
+        if contender.topology is Topology.DISTRIBUTED and branches is None:  # rounds: any worker will do
+            branches = self._config.branches[0]
+        return self._client_links[contender.topology, contender.draft, branches].address
+
+    def set_rtt(self, rtt_ms: float) -> None:
+        """Change the network between edge and target; links within a site stay as fast as they are."""
+        network = self._config.network
+        far, near = link_conditions(network, rtt_ms), LinkConditions()
+        for link in self._draft_links.values():
+            link.conditions = far
+        for (topology, *_), link in self._client_links.items():
+            link.conditions = far if crosses_network(topology, network.client_site) else near
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """See `ServerWatch.guard`."""
+        return await self._watch.guard(work)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Start, all at once, what the topologies need; `stack` stops it.
+
+        Raises:
+            UnavailableError: a server ended or did not serve in time.
+        """
+        ports = {server: free_port() for server in self._config.servers}
+        for server, port in ports.items():
+            if server.role == "target":
+                self._draft_links[server] = await stack.enter_async_context(delay_proxy(port))
+        await self.guard(_all([self._start(stack, server, port) for server, port in ports.items()]))
+
+    def terminate(self) -> None:
+        """Ask all servers at once to end: one after another would take seconds each."""
+        for server in self.servers:
+            if server.process.returncode is None:
+                server.process.terminate()
+
+    async def _start(self, stack: AsyncExitStack, server: Server, port: int) -> None:
+        attaches = server.role == "draft" and server.pooled
+        config, machine = self._config, int(server.role == "draft")
+        cores = config.machines[machine].cores
+        flags = [*self._role_flags(server, port), *server_flags(config.backend, server, config.servers, config.gammas)]
+        flags += ["--threads", str(len(cores)), "--batch", str(config.workload.max_concurrency)]
+        flags += [] if attaches else ["--grace_s", str(SERVER_GRACE_S)]
+        process = await stack.enter_async_context(
+            server_process(
+                self._name(server),
+                server.role,
+                *flags,
+                port=port,
+                cores=cores,
+                ready_timeout_s=config.backend.start_timeout_s,
+                ready_line=ATTACHED if attaches else None,
+            )
+        )
+        self._watch.add(process)
+        self.servers.append(process)
+        if not attaches:
+            self._client_links[_service(server)] = await stack.enter_async_context(delay_proxy(port))
+
+    def _role_flags(self, server: Server, port: int) -> list[str]:
+        """What main.py must be told, beside what computes and where."""
+        target, draft = str(self._config.target_model), server.draft or ""
+        gamma = ["--gamma", str(self._config.gammas[0])]
+        if server.role == "target":
+            return ["--model", target, "--port", str(port)]
+        if server.role == "fused_target":
+            fixed = (
+                ["--no-adaptive_gamma"] if len(self._config.gammas) > 1 else []
+            )  # a sweep is over lengths, not limits
+            return ["--target_model", target, "--draft_model", draft, "--port", str(port), *gamma, *fixed]
+        flags = ["--model", draft, *gamma, "--branches", str(server.branches)]
+        flags += ["--tokenizer", target] if draft == NGRAM else []
+        if server.pooled:
+            link = self._draft_links[replace(server, role="target")]
+            return [*flags, "--attach", link.address]
+        link = self._draft_links[SHARED_TARGET]
+        flags += ["--serve", str(port), "--target_host", "127.0.0.1", "--port", str(link.port)]
+        # The target starts at the same time.
+        return [*flags, "--connect_timeout_s", str(self._config.backend.start_timeout_s)]
+
+    def _name(self, server: Server) -> str:
+        """Names a server in messages; where there are several of a kind, says which."""
+        role = server.role.removesuffix("_target")
+        parts = ["pool", role] if server.pooled else [role]
+        if server.draft is not None and len(self._config.draft_models) > 1:
+            parts.append(Path(server.draft).name)
+        if server.branches is not None and len(self._config.branches) > 1:
+            parts.append(str(server.branches))
+        return "-".join(parts)
+
+
+def _service(server: Server) -> _Service:
+    """What a server does for clients."""
+    topologies = {"target": Topology.TARGET, "fused_target": Topology.FUSED, "draft": Topology.DISTRIBUTED}
+    topology = Topology.POOL if server.pooled else topologies[server.role]
+    return topology, server.draft, server.branches
+
+
+async def _all(starting: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; the first failure cancels the others."""
+    tasks = [asyncio.create_task(one) for one in starting]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def link_conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:
+    """The configured network at one round trip time."""
+    bandwidth = network.bandwidth_mbps
+    return LinkConditions(
+        rtt_s=rtt_ms / 1e3,
+        jitter_s=network.jitter_ms / 1e3,
+        bytes_per_s=None if bandwidth is None else bandwidth * 1e6 / 8,
+    )
+
+
+def crosses_network(topology: Topology, client_site: ClientSite) -> bool:
+    """Whether the thin client's own link has the round trip time: its server stands on the other side."""
+    server_site = ClientSite.EDGE if topology.serves_at_edge else ClientSite.TARGET
+    return server_site is not client_site
+
+
+@asynccontextmanager
+async def deployment(config: ComparisonConfig) -> AsyncGenerator[Deployment, None]:
+    """All servers and links, until the block is left."""
+    watch = ServerWatch()
+    async with AsyncExitStack() as stack:
+        running = Deployment(config, watch)
+        try:
+            await running.start(stack)
+            yield running
+        finally:
+            watch.stop()
+            running.terminate()

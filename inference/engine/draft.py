@@ -1,0 +1,116 @@
+"""The engine of a draft model: chains and branches of many sessions, extended together, one step at a time.
+
+A session has a window: how many tokens past the committed ones its chain should reach. The engine extends every chain
+that is shorter, until the proposer has nothing more to say, and beside it the branches that the session wants.
+Synchronous rounds set the window, await the chain, and close the window; run-ahead leaves it open.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inference.engine.draft_path import DraftPath
+from inference.engine.draft_session import DraftSession
+from inference.engine.loop import Engine
+from inference.model import BranchingProposer, Draft, DraftToken, Proposer, num_branches
+from inference.request import SamplingParams
+from inference.scheduling.confidence import Confidence
+from inference.scheduling.pacing import Pacing
+
+_NUM_STEPS = 15  # the first ones of a process are slow
+_Extension = list[DraftToken] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Extending:
+    """The next step of one path."""
+
+    path: DraftPath
+    draft: Draft
+    ranked: bool  # whether it matters how sure the draft is
+
+
+class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
+    """Batches the chains of many sessions over one proposer."""
+
+    def __init__(self, proposer: Proposer, *, max_waiting: int = 64) -> None:
+        super().__init__(num_slots=proposer.num_slots, max_waiting=max_waiting)
+        self._proposer = proposer
+        self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
+        self._confidence = Confidence()
+        self.num_branches = num_branches(proposer)
+        self._recent_steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
+
+    @property
+    def step_s(self) -> float:
+        """Recent median of one step in seconds; 0 while unknown."""
+        return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
+
+    def open(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, output_start: int | None = None
+    ) -> DraftSession:
+        """Queue a sequence for a slot of the draft model; its output begins behind it, or at `output_start`.
+
+        Raises:
+            CapacityError: slots and queue are full.
+            UnavailableError: the engine is stopping.
+        """
+        session = DraftSession(
+            token_ids,
+            sampling,
+            output_start=output_start,
+            num_slots=self._proposer.num_slots,
+            num_branches=self.num_branches,
+            confidence=self._confidence,
+        )
+        self._enter(session)
+        return session
+
+    async def propose(self, session: DraftSession, num_tokens: int) -> tuple[int, ...]:
+        """One synchronous round: draft up to `num_tokens` past the committed ones, then stop."""
+        self.pace(session, Pacing(window=num_tokens))
+        chain = await session.drafted()
+        session.pacing = Pacing()
+        return tuple(chain)
+
+    def pace(self, session: DraftSession, pacing: Pacing) -> None:
+        """Keep to these limits, whatever is committed."""
+        session.pacing = pacing
+        self.wake()
+
+    def commit(self, session: DraftSession, token_ids: Sequence[int]) -> None:
+        """Tell a session what is final; its chain goes on from there."""
+        session.commit(token_ids)
+        self.wake()
+
+    def _schedule(self, sessions: Sequence[DraftSession]) -> list[tuple[DraftSession, _Extending]]:
+        return [
+            (session, _Extending(path, session.draft(path), ranked=session.pacing.min_survival > 0))
+            for session in sessions
+            for path in session.growing(self._proposer.max_length)
+        ]
+
+    def _compute(self, work: list[_Extending]) -> list[_Extension]:
+        started = time.monotonic()
+        extensions = self._extend([piece.draft for piece in work], ranked=any(piece.ranked for piece in work))
+        elapsed_s = time.monotonic() - started
+        if None not in extensions:  # reading a prompt is not a step of drafting
+            self._recent_steps_s.append(elapsed_s)
+        return extensions
+
+    def _extend(self, drafts: list[Draft], *, ranked: bool) -> list[_Extension]:
+        if ranked and self._ranking is not None:
+            return self._ranking.extend_ranked(drafts)
+        return [_unranked(token_ids) for token_ids in self._proposer.extend(drafts)]
+
+    def _deliver(self, session: DraftSession, work: _Extending, result: _Extension) -> None:
+        if result is not None:
+            session.extend(work.path, result)
+
+
+def _unranked(token_ids: list[int] | None) -> _Extension:
+    return None if token_ids is None else [DraftToken(token_id) for token_id in token_ids]

@@ -1,0 +1,85 @@
+"""Pieces of a choice's text, as chunks of a stream carry them: one per token, or one per pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from inference.commit import FinishReason, TokenLogprobs
+from inference.workers.completion import Delta, Event, Finished, Started
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one chunk says.
+
+    Attributes:
+        accepted: for each token, whether it is an accepted draft token.
+        num_draft_tokens: draft tokens of the pass; 0 unless this is the pass's last part.
+        finish_reason: on the last part of a choice.
+    """
+
+    text: str
+    accepted: tuple[bool, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_draft_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+
+def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
+    """A delta cut at its tokens, or whole."""
+    num_tokens = len(delta.token_ids)
+    accepted = tuple(i < delta.num_accepted_tokens for i in range(num_tokens))
+    if not per_token or num_tokens <= 1:
+        yield Part(delta.text, accepted, delta.logprobs, delta.num_draft_tokens, delta.finish_reason)
+        return
+    for i, piece in enumerate(delta.pieces()):
+        is_last = i == num_tokens - 1
+        yield Part(
+            piece,
+            accepted[i : i + 1],
+            delta.logprobs[i : i + 1],
+            delta.num_draft_tokens if is_last else 0,
+            delta.finish_reason if is_last else None,
+        )
+
+
+@dataclass(slots=True)
+class Choice:
+    """What became of one choice so far."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    prompt_text: str = ""
+    texts: list[str] = field(default_factory=list)
+    num_characters: int = 0  # of the tokens whose log-probabilities were sent
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def take(self, event: Event, *, per_token: bool) -> Iterator[Part]:
+        """Count an event, and give what is to be sent of it."""
+        if isinstance(event, Started):
+            self.num_prompt_tokens = event.num_prompt_tokens
+            self.prompt_text = event.prompt_text
+            if event.prompt_text:  # echo
+                yield Part(event.prompt_text)
+        elif isinstance(event, Delta):
+            for part in parts_of(event, per_token=per_token):
+                self._count(part)
+                yield part
+        elif isinstance(event, Finished) and self.finish_reason is None:
+            self.finish_reason = event.reason
+            yield Part("", finish_reason=event.reason)
+
+    def _count(self, part: Part) -> None:
+        self.num_output_tokens += len(part.accepted)
+        self.num_draft_tokens += part.num_draft_tokens
+        self.num_accepted_tokens += sum(part.accepted)
+        self.finish_reason = part.finish_reason
+
+    def keep(self, part: Part) -> None:
+        """Remember a part for an answer in one piece."""
+        self.texts.append(part.text)
+        self.logprobs.extend(part.logprobs)

@@ -1,0 +1,136 @@
+"""One HTTP request as completion requests, one per choice, and their events merged. Knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeAlias
+
+from inference.errors import DeadlineError
+from inference.gateway.errors import ApiError
+from inference.gateway.schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
+from inference.request import MAX_SEED
+from inference.workers.completion import Chat, Completer, CompletionRequest, Event
+
+ChoiceEvent: TypeAlias = tuple[int, Event]
+"""(index of the choice, what became of it)"""
+MAX_AT_ONCE = 32
+"""Choices of one request that run or wait in the server at once; the queue is for other requests too."""
+
+
+def completion_requests(body: CompletionBody) -> list[CompletionRequest]:
+    """Choice p * n + i is the i-th continuation of prompt p."""
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return [
+        request
+        for prompt in body.prompts()
+        for request in _repeated(body, prompt, max_tokens=max_tokens, logprobs=body.logprobs, echo=body.echo)
+    ]
+
+
+def chat_requests(body: ChatBody, *, max_length: int) -> list[CompletionRequest]:
+    """One request per choice; without a limit, to the end of the context."""
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _repeated(body, body.chat(), max_tokens=limit or max_length, logprobs=logprobs, echo=False)
+
+
+def _repeated(
+    body: GenerationBody, prompt: str | tuple[int, ...] | Chat, *, max_tokens: int, logprobs: int | None, echo: bool
+) -> list[CompletionRequest]:
+    sampling, stop = body.sampling(), body.stops()
+    return [
+        CompletionRequest(
+            prompt=prompt,
+            sampling=sampling,
+            seed=None if body.seed is None else (body.seed + i) & MAX_SEED,
+            max_new_tokens=max_tokens,
+            stop_token_ids=frozenset(body.stop_token_ids),
+            ignore_eos=body.ignore_eos,
+            gamma=body.gamma,
+            stop=stop,
+            logprobs=logprobs,
+            echo=echo,
+        )
+        for i in range(body.n)
+    ]
+
+
+def check_number(requests: Sequence[CompletionRequest]) -> None:
+    """Refuse more choices than one request may have.
+
+    Raises:
+        ApiError: naming the limit.
+    """
+    if len(requests) > MAX_CHOICES:
+        message = f"n: {len(requests)} choices are asked for, n times the number of prompts; the limit is {MAX_CHOICES}"
+        raise ApiError(400, message, param="n", code="invalid_value")
+
+
+async def events_of(
+    completer: Completer, requests: Sequence[CompletionRequest], *, deadline_s: float
+) -> AsyncGenerator[ChoiceEvent, None]:
+    """Events of all choices as they come; closing cancels what still runs.
+
+    Raises:
+        SpecDecError: a choice failed, or the time is over.
+    """
+    deadline = asyncio.get_running_loop().time() + deadline_s
+    source = _single(completer, requests[0]) if len(requests) == 1 else _merged(completer, requests)
+    async with aclosing(source) as events:
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    item = await anext(events)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise DeadlineError(f"the request is not finished after {deadline_s:g} s") from None
+            yield item
+
+
+async def _single(completer: Completer, request: CompletionRequest) -> AsyncGenerator[ChoiceEvent, None]:
+    async with aclosing(completer.complete(request)) as events:
+        async for event in events:
+            yield 0, event
+
+
+async def _merged(completer: Completer, requests: Sequence[CompletionRequest]) -> AsyncGenerator[ChoiceEvent, None]:
+    """Every choice on a task of its own; the first failure ends them all."""
+    queue: asyncio.Queue[ChoiceEvent | Exception | None] = asyncio.Queue()
+    room = asyncio.Semaphore(MAX_AT_ONCE)
+    tasks = [
+        asyncio.create_task(_pump(completer, index, request, queue, room)) for index, request in enumerate(requests)
+    ]
+    try:
+        num_left = len(tasks)
+        while num_left:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    completer: Completer,
+    index: int,
+    request: CompletionRequest,
+    queue: asyncio.Queue[ChoiceEvent | Exception | None],
+    room: asyncio.Semaphore,
+) -> None:
+    try:
+        async with room, aclosing(completer.complete(request)) as events:
+            async for event in events:
+                queue.put_nowait((index, event))
+    except Exception as exc:
+        queue.put_nowait(exc)
+    else:
+        queue.put_nowait(None)

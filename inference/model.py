@@ -1,0 +1,294 @@
+"""What a model must be, and what it may be: the protocols of backends, decoders and proposers.
+
+Positions and lengths are absolute: position `t` counts from the first prompt token, so a sequence's prompt occupies
+positions 0 .. n-1 and its first output token is chosen for position n. The optional protocols say what only some can
+do; whoever does not implement one has no such limit or gift, so the engine asks, and never guesses by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from inference.commit import TokenLogprobs
+from inference.errors import InvalidRequestError
+from inference.request import GenerationRequest, SamplingParams
+
+Array: TypeAlias = Any
+"""A numpy array or a torch tensor; functions that take one return the same kind, on the same device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of one sequence, to be run through a model in one pass.
+
+    Attributes:
+        slot: the sequence's KV room, 0 <= slot < num_slots.
+        start: absolute position of the first token; everything before it must have been written to the slot.
+        token_ids: one or more ids.
+        num_logits: for how many of the last tokens logits are wanted, 0 <= num_logits <= len(token_ids).
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    num_logits: int
+
+
+class Backend(Protocol):
+    """A model over slots and positions.
+
+    Writing at a position overwrites what was there, and nothing past the end of a span is visible to it. So rolling
+    back a slot is "start earlier next time", and reusing a slot is "start at 0".
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def max_length(self) -> int:
+        """Positions that a slot holds."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one slot's keys and values, in bytes."""
+
+    def forward(self, spans: Sequence[Span]) -> Array:
+        """Run one pass over spans of distinct slots.
+
+        Returns:
+            float32 logits [sum of num_logits, vocab_size]: the rows of the first span, then those of the second, ...
+            Row i of a span's last `num_logits` tokens is the distribution of the token that follows it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one sequence wants from one target pass.
+
+    Attributes:
+        slot: the sequence's KV room.
+        start: how many positions of the sequence the slot holds already.
+        token_ids: the committed tokens up to where they are to be written now. Their end is the sequence's end, unless
+            the turn is a part of a longer prompt. Not changed while the pass runs.
+        sampling: how tokens are chosen.
+        proposal: draft tokens to verify behind them; empty for plain decoding.
+        gamma: draft tokens that a decoder with a draft of its own may add where the proposal is empty.
+        chooses: False for a part of a prompt that ends before its last token: nothing is chosen.
+        output_start: position of the sequence's first output token; penalties tell prompt and output apart by it.
+        logprobs: as in `GenerationRequest`.
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    proposal: Sequence[int] = ()
+    gamma: int = 0
+    chooses: bool = True
+    output_start: int = 0
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target made of one turn.
+
+    Attributes:
+        token_ids: the tokens it commits: accepted draft tokens, then one of its own.
+        num_draft_tokens: draft tokens it verified.
+        num_accepted_tokens: how many of them it accepted.
+        draft_us: microseconds that the decoder's own draft took.
+        logprobs: one per token, if the turn asked for them.
+    """
+
+    token_ids: tuple[int, ...]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    draft_us: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Decoder(Protocol):
+    """Takes turns of several sequences through one step; runs on the model thread."""
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        """Return one verdict per turn, in order; a turn that does not choose gets no tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A chain that a proposer is asked to extend.
+
+    Attributes:
+        slot: the sequence's room in the draft model.
+        token_ids: committed tokens followed by those drafted so far.
+        sampling: how the target will choose.
+        limit: how many tokens are wanted at most, >= 1.
+        output_start: as in `Turn`.
+        source_slot: another slot that may hold more of the same tokens, and can be copied from.
+    """
+
+    slot: int
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    limit: int
+    output_start: int = 0
+    source_slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftToken:
+    """A token as a draft model chose it.
+
+    Attributes:
+        runner_up: what it would have chosen next, under the same noise; None if it was not asked.
+        margin: by how much the token's score exceeds the runner-up's: logits, or log-probabilities with noise.
+    """
+
+    token_id: int
+    runner_up: int | None = None
+    margin: float = math.inf
+
+
+class Proposer(Protocol):
+    """Extends chains of draft tokens; runs on a model thread."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def max_length(self) -> int:
+        """Longest chain, committed tokens included, that can be extended by one."""
+
+    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+        """Take one step for every draft.
+
+        Returns:
+            Per draft, its next 1 .. limit tokens; an empty list if there is nothing to propose; None if the step was
+            spent on reading a part of a long prompt, and more steps are needed.
+        """
+
+
+@runtime_checkable
+class CompiledShapes(Protocol):
+    """A backend whose passes are compiled graphs of fixed widths."""
+
+    @property
+    def max_pass_tokens(self) -> int:
+        """Tokens of one span that fit into one graph; more are several graphs' work."""
+
+    @property
+    def prompt_chunk_tokens(self) -> int:
+        """Length of the parts in which a long prompt is best read."""
+
+
+@runtime_checkable
+class LimitedDecoder(Protocol):
+    """A decoder that cannot do all that a request may ask for."""
+
+    @property
+    def seed_invariant(self) -> bool:
+        """Whether equal seeds give equal tokens."""
+
+    @property
+    def prompt_chunk_tokens(self) -> int:
+        """Length of the parts in which a long prompt is best read."""
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidRequestError for a request that the decoder cannot serve."""
+
+
+@runtime_checkable
+class ForkingBackend(Protocol):
+    """A backend that copies what one slot holds to another."""
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """Copy keys and values of the positions start .. end-1; what the destination held elsewhere stays."""
+
+
+@runtime_checkable
+class BranchingProposer(Protocol):
+    """A proposer with slots for branches beside the chain, `num_branches` for each of its own slots.
+
+    Slot s of the sequences has the slots num_slots + s * num_branches + b for b = 0 .. num_branches - 1.
+    """
+
+    @property
+    def num_branches(self) -> int: ...
+
+    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+        """`Proposer.extend`, with every token's runner-up."""
+
+
+class CompiledDecoder(Decoder, Protocol):
+    """A decoder that is a model of its own, not made of slot models: draft, target and verdict in one graph."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that prompt and output may have together."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one slot's keys and values, in bytes."""
+
+
+def prompt_chunk_tokens(model: object, default: int) -> int:
+    """In what parts a model or decoder wants long prompts; `default` if it does not care."""
+    return model.prompt_chunk_tokens if isinstance(model, CompiledShapes | LimitedDecoder) else default
+
+
+def max_pass_draft_tokens(model: object, default: int) -> int:
+    """Draft tokens that fit into one pass behind the last committed token, `default` at most."""
+    return min(default, model.max_pass_tokens - 1) if isinstance(model, CompiledShapes) else default
+
+
+@runtime_checkable
+class SeedAware(Protocol):
+    """A decoder or engine that says whether equal seeds give equal tokens."""
+
+    @property
+    def seed_invariant(self) -> bool: ...
+
+
+def is_seed_invariant(model: object) -> bool:
+    """Whether equal seeds give equal tokens; so they do wherever tokens are chosen with the shared noise."""
+    return model.seed_invariant if isinstance(model, SeedAware) else True
+
+
+def check_seed(generator: object, sampling: SamplingParams) -> None:
+    """Refuse a seed that somebody chose and that would not be kept; greedy decoding needs none.
+
+    Raises:
+        InvalidRequestError: the generator samples without it.
+    """
+    if not sampling.greedy and not is_seed_invariant(generator):
+        raise InvalidRequestError(
+            "seed: this server samples on the device, where equal seeds give other tokens: omit it"
+        )
+
+
+def num_branches(proposer: object) -> int:
+    """How many branches of each sequence a proposer has room for."""
+    return proposer.num_branches if isinstance(proposer, BranchingProposer) else 0
+
+
+def check_request(decoder: object, request: GenerationRequest) -> None:
+    """Let a decoder refuse what it cannot do.
+
+    Raises:
+        InvalidRequestError: naming what it is.
+    """
+    if isinstance(decoder, LimitedDecoder):
+        decoder.check(request)

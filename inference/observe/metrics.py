@@ -1,0 +1,236 @@
+"""Prometheus metrics of one server: vLLM's names where vLLM has them, `specdec_` for the rest.
+
+Owns names, labels and buckets. Labels are bounded: one model name, finish reasons, status codes, draft positions below
+MAX_GAMMA. Knows neither gRPC nor HTTP; docs/gateway.md lists what there is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Protocol
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+    start_http_server,
+)
+
+from inference.commit import FinishReason, Timings
+from inference.errors import ConfigError
+from inference.request import MAX_GAMMA
+
+# Readers such as `vllm bench serve` add up every line of a name; a creation time among them would be nonsense.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+_MODEL = ("model_name",)
+PHASES = ("draft", "verify", "queue", "network")
+DIRECTIONS = ("up", "down")
+# Seconds. vLLM's, and finer below 10 ms.
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
+REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+WIDTH_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+class Load(Protocol):
+    """Something that knows how busy it is: an engine, or a completer that counts."""
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+
+class Metrics:
+    """All metrics of one process, in a registry of their own."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._name = model_name
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Output tokens committed.")
+        self._num_drafts = self._counter("vllm:spec_decode_num_drafts", "Proposals verified.")
+        self._num_draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
+        self._num_accepted_tokens = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self._accepted_per_pos = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by place in the proposal.",
+            (*_MODEL, "position"),
+            registry=self.registry,
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests finished, by why.",
+            (*_MODEL, "finished_reason"),
+            registry=self.registry,
+        )
+        self._failures = Counter(
+            "specdec_request_failures", "Requests that failed, by status.", (*_MODEL, "code"), registry=self.registry
+        )
+        phase_seconds = Counter(
+            "specdec_phase_seconds",
+            "Time of all requests, by phase: draft, verify, queue, network.",
+            (*_MODEL, "phase"),
+            registry=self.registry,
+        )
+        wire_bytes = Counter(
+            "specdec_wire_bytes",
+            "Bytes between draft worker and target, by direction: up (to the target), down.",
+            (*_MODEL, "direction"),
+            registry=self.registry,
+        )
+        # Found once: looking a series up by its labels, for every commit, costs more than counting.
+        self._phases = {phase: phase_seconds.labels(model_name, phase) for phase in PHASES}
+        self._directions = {way: wire_bytes.labels(model_name, way) for way in DIRECTIONS}
+        self._positions = [self._accepted_per_pos.labels(model_name, "0")]  # others as they come
+        self._add_run_ahead()
+        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
+        self._itl = self._histogram("vllm:inter_token_latency_seconds", "Gap between commits.", ITL_BUCKETS)
+        self._tpot = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time of a request's later tokens.", ITL_BUCKETS
+        )
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", REQUEST_BUCKETS)
+        self._queue = self._histogram("vllm:request_queue_time_seconds", "Wait before the first pass.", REQUEST_BUCKETS)
+        self._request_prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens.", TOKEN_BUCKETS)
+        self._request_output = self._histogram("vllm:request_generation_tokens", "Output tokens.", TOKEN_BUCKETS)
+
+    def _add_run_ahead(self) -> None:
+        """What draft worker and target chose to do, and what came of it."""
+        self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
+        self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
+        self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")
+        self._pass_draft_tokens = self._histogram(
+            "specdec_pass_draft_tokens", "Draft tokens that one session had verified in a pass.", WIDTH_BUCKETS
+        )
+        self._round_trip = Gauge(
+            "specdec_round_trip_seconds", "Latest estimate, draft worker to target.", _MODEL, registry=self.registry
+        ).labels(self._name)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, _MODEL, registry=self.registry).labels(self._name)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, _MODEL, registry=self.registry, buckets=buckets).labels(self._name)
+
+    def watch(self, load: Load) -> None:
+        """Read gauges from what knows them, at every scrape."""
+        running = Gauge("vllm:num_requests_running", "Requests with a slot.", _MODEL, registry=self.registry)
+        waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue.", _MODEL, registry=self.registry)
+        running.labels(self._name).set_function(lambda: load.num_running)
+        waiting.labels(self._name).set_function(lambda: load.num_waiting)
+
+    def request(self) -> RequestMetrics:
+        """A request that has just arrived."""
+        return RequestMetrics(self)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def _count_speculation(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        self._num_drafts.inc()
+        self._num_draft_tokens.inc(num_draft_tokens)
+        self._num_accepted_tokens.inc(num_accepted_tokens)
+        num_positions = min(num_accepted_tokens, MAX_GAMMA)
+        while len(self._positions) < num_positions:
+            self._positions.append(self._accepted_per_pos.labels(self._name, str(len(self._positions))))
+        for series in self._positions[:num_positions]:
+            series.inc()
+
+    def _count_timings(self, timings: Timings) -> None:
+        times_us = (timings.draft_us, timings.compute_us, timings.queue_us, timings.network_us)
+        for phase, us in zip(PHASES, times_us, strict=True):
+            if us:
+                self._phases[phase].inc(us / 1e6)
+        self._wasted_tokens.inc(timings.num_wasted_tokens)
+        self._branch_hits.inc(timings.num_branch_hits)
+        if timings.round_trip_us:
+            self._round_trip.set(timings.round_trip_us / 1e6)
+        for direction, num_bytes in zip(DIRECTIONS, (timings.bytes_up, timings.bytes_down), strict=True):
+            if num_bytes:
+                self._directions[direction].inc(num_bytes)
+
+
+class RequestMetrics:
+    """Feeds one request's events into the metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._arrived = time.monotonic()
+        self._first: float | None = None
+        self._last = self._arrived
+        self._num_tokens = 0
+        self._ended = False
+
+    def started(self, num_prompt_tokens: int) -> None:
+        """The request was accepted."""
+        self._metrics._prompt_tokens.inc(num_prompt_tokens)
+        self._metrics._request_prompt.observe(num_prompt_tokens)
+
+    def committed(self, num_tokens: int, *, num_draft_tokens: int, num_accepted_tokens: int, timings: Timings) -> None:
+        """Tokens became final."""
+        metrics, now = self._metrics, time.monotonic()
+        if self._first is None:
+            self._first = now
+            metrics._ttft.observe(now - self._arrived)
+            metrics._queue.observe(timings.queue_us / 1e6)
+        else:
+            metrics._itl.observe(now - self._last)
+        self._last = now
+        self._num_tokens += num_tokens
+        metrics._generation_tokens.inc(num_tokens)
+        metrics._pass_draft_tokens.observe(num_draft_tokens)
+        if num_draft_tokens:
+            metrics._count_speculation(num_draft_tokens, num_accepted_tokens)
+        else:
+            metrics._own_tokens.inc(num_tokens)
+        metrics._count_timings(timings)
+
+    def finished(self, reason: FinishReason) -> None:
+        """The request is complete."""
+        metrics, self._ended = self._metrics, True
+        metrics._success.labels(metrics._name, reason.value).inc()
+        metrics._e2e.observe(time.monotonic() - self._arrived)
+        metrics._request_output.observe(self._num_tokens)
+        if self._first is not None and self._num_tokens > 1:
+            metrics._tpot.observe((self._last - self._first) / (self._num_tokens - 1))
+
+    def failed(self, code: str) -> None:
+        """The request failed with a gRPC status."""
+        self._ended = True
+        self._metrics._failures.labels(self._metrics._name, code).inc()
+
+    def left(self) -> None:
+        """Nothing more comes; a request that neither finished nor failed was cancelled."""
+        if not self._ended:
+            self.failed("CANCELLED")
+
+
+@contextmanager
+def metrics_server(metrics: Metrics, host: str, port: int | None) -> Generator[None, None, None]:
+    """Serve /metrics from a thread on a port of its own while the block runs; None serves nowhere.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    if port is None:
+        yield
+        return
+    try:
+        server, thread = start_http_server(port, host, metrics.registry)
+    except OSError as exc:
+        raise ConfigError(f"cannot serve metrics on {host}:{port}: {exc.strerror}") from exc
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

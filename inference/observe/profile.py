@@ -1,0 +1,166 @@
+"""Where the time of many requests went: a table with a row per request and one for all, as CSV and JSON.
+
+The parts of a request's time add up to its end-to-end time: drafting, verifying (target passes), waiting in queues,
+the network between draft worker and target, and other: everything else, such as the way between client and server.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from inference.observe.stats import RequestStats
+
+PERCENTILES = (25, 50, 75, 90, 95, 99)
+MAX_REQUESTS = 100_000
+"""What a long-lived server keeps at most; later requests are not profiled."""
+
+
+class Profile:
+    """Collects requests of one process; the role names its files."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self._started = time.time()
+        self._requests: list[tuple[str, RequestStats]] = []
+
+    def add(self, label: str, stats: RequestStats) -> None:
+        """Add a request; `stats` may still be filled."""
+        if len(self._requests) < MAX_REQUESTS:
+            self._requests.append((label, stats))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per request that gave a token; times in seconds."""
+        return [{"request": label, **figures([stats])} for label, stats in self._requests if stats.arrivals]
+
+    def total(self) -> dict[str, Any]:
+        """The row for all requests together."""
+        return {"request": "total", **figures([stats for _, stats in self._requests if stats.arrivals])}
+
+    def write(self, directory: Path) -> tuple[Path, Path]:
+        """Write performance_<role>_<timestamp>.csv and .json; return their paths."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._started))
+        stem = directory / f"performance_{self.role}_{stamp}"
+        rows, total = self.rows(), self.total()
+        document = {"role": self.role, "started": self._started, "requests": rows, "total": total}
+        json_path, csv_path = stem.with_suffix(".json"), stem.with_suffix(".csv")
+        json_path.write_text(json.dumps(document, indent=2) + "\n")
+        with csv_path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(total))
+            writer.writeheader()
+            writer.writerows([_flat(row) for row in (*rows, total)])
+        return csv_path, json_path
+
+
+def figures(requests: Sequence[RequestStats]) -> dict[str, Any]:
+    """Figures of one request, or of several together.
+
+    Counts and times are sums over the requests, TTFT and TPOT are medians; tokens_per_s is over the wall-clock time
+    from the first request's start to the last one's end.
+    """
+    num_output_tokens = sum(stats.num_output_tokens for stats in requests)
+    wall_s = _wall_s(requests)
+    return {
+        "num_prompt_tokens": sum(stats.num_prompt_tokens for stats in requests),
+        "num_output_tokens": num_output_tokens,
+        "ttft_s": _median([stats.ttft_s for stats in requests]),
+        "tpot_s": _median([stats.tpot_s for stats in requests if stats.tpot_s is not None]),
+        **_itl([gap for stats in requests for gap in stats.itl_s]),
+        "tokens_per_s": num_output_tokens / wall_s if wall_s else None,
+        **_acceptance(requests),
+        **_scheduling(requests),
+        **_parts(requests),
+        "wall_s": wall_s,
+        "bytes_up": sum(timings.bytes_up for stats in requests for timings in stats.timings),
+        "bytes_down": sum(timings.bytes_down for stats in requests for timings in stats.timings),
+    }
+
+
+def _wall_s(requests: Sequence[RequestStats]) -> float:
+    if not requests:
+        return 0.0
+    return max(stats.arrivals[-1][0] for stats in requests) - min(stats.started for stats in requests)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _itl(gaps: Sequence[float]) -> dict[str, float | None]:
+    """Percentiles and mean of the gaps between messages."""
+    ordered = sorted(gaps)
+    names = {f"itl_p{p}_s": _percentile(ordered, p) for p in PERCENTILES}
+    return {**names, "itl_mean_s": statistics.fmean(ordered) if ordered else None}
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float | None:
+    """Linear interpolation between the two nearest values, as numpy's default."""
+    if not ordered:
+        return None
+    place = (len(ordered) - 1) * percent / 100
+    low, high = ordered[int(place)], ordered[min(int(place) + 1, len(ordered) - 1)]
+    return low + (high - low) * (place - int(place))
+
+
+def _acceptance(requests: Sequence[RequestStats]) -> dict[str, Any]:
+    num_draft_tokens = sum(stats.num_draft_tokens for stats in requests)
+    num_accepted_tokens = sum(stats.num_accepted_tokens for stats in requests)
+    num_proposals = sum(stats.num_verified_proposals for stats in requests)
+    num_tokens = sum(stats.num_tokens_of_proposals for stats in requests)
+    drafted = _sum_by_position([stats.drafted_by_position for stats in requests])
+    accepted = _sum_by_position([stats.accepted_by_position for stats in requests])
+    return {
+        "num_draft_tokens": num_draft_tokens,
+        "num_accepted_tokens": num_accepted_tokens,
+        "acceptance_rate": num_accepted_tokens / num_draft_tokens if num_draft_tokens else None,
+        "acceptance_rate_by_position": [kept / made for made, kept in zip_longest(drafted, accepted, fillvalue=0)],
+        "mean_acceptance_length": num_tokens / num_proposals if num_proposals else None,
+    }
+
+
+def _scheduling(requests: Sequence[RequestStats]) -> dict[str, Any]:
+    """What draft worker and target chose to do, and what came of it; a mean is over the commits that knew."""
+    timings = [timings for stats in requests for timings in stats.timings]
+    return {
+        "num_own_tokens": sum(stats.num_own_tokens for stats in requests),
+        "passes_by_draft_tokens": _sum_by_position([stats.passes_by_draft_tokens for stats in requests]),
+        "num_branch_hits": sum(timing.num_branch_hits for timing in timings),
+        "num_wasted_tokens": sum(timing.num_wasted_tokens for timing in timings),
+        "round_trip_s": _median([timing.round_trip_us / 1e6 for timing in timings if timing.round_trip_us]),
+        "window_mean": _mean([timing.window for timing in timings if timing.window]),
+        "max_branches_mean": _mean([timing.max_branches for timing in timings if timing.window]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
+
+
+def _parts(requests: Sequence[RequestStats]) -> dict[str, float]:
+    """Parts of the requests' time, and their sum."""
+    timings = [timings for stats in requests for timings in stats.timings]
+    end_to_end_s = sum(stats.end_to_end_s for stats in requests)
+    parts = {
+        "draft_s": sum(timing.draft_us for timing in timings) / 1e6,
+        "verify_s": sum(timing.compute_us for timing in timings) / 1e6,
+        "wait_s": sum(timing.queue_us for timing in timings) / 1e6,
+        "network_s": sum(timing.network_us for timing in timings) / 1e6,
+    }
+    return {**parts, "other_s": end_to_end_s - sum(parts.values()), "end_to_end_s": end_to_end_s}
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Lists as text, since a CSV cell holds one value."""
+    return {
+        key: " ".join(f"{v:.4g}" for v in value) if isinstance(value, list) else value for key, value in row.items()
+    }

@@ -1,0 +1,121 @@
+"""OpenTelemetry traces: one request is one trace, through all processes that it passes.
+
+Owns what our spans say, in the names of OpenTelemetry's GenAI conventions and of vLLM. Knows neither gRPC nor HTTP:
+they bring their headers as mappings. Imported only when traces are asked for: its packages are optional
+(requirements-tracing.txt).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+from opentelemetry import propagate
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, use_span
+from opentelemetry.util.types import AttributeValue
+
+from inference import VERSION
+from inference.observe.stats import RequestStats
+
+EXPORT_TIMEOUT_S = 2.0
+"""A collector that does not answer must not hold up the end of a server."""
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_HTTP_PATH = "/v1/traces"
+
+
+class Telemetry:
+    """Makes the spans of one process."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self.provider = provider
+        self._tracer = provider.get_tracer("specdec", VERSION)
+
+    @contextmanager
+    def serving(
+        self, name: str, headers: Mapping[str, str], attributes: Mapping[str, AttributeValue]
+    ) -> Generator[Span, None, None]:
+        """The span of a call that came in; the current one while the block runs, in its task."""
+        context = propagate.extract(headers)
+        with self._tracer.start_as_current_span(name, context, SpanKind.SERVER, attributes) as span:
+            yield span
+
+    @contextmanager
+    def generation(self, attributes: Mapping[str, AttributeValue]) -> Generator[Span, None, None]:
+        """The span of one sequence. Not the current one: the block is an async generator's, and runs in many tasks."""
+        span = self._tracer.start_span("generate", attributes=attributes)
+        try:
+            yield span
+        except Exception as exc:
+            span.record_exception(exc)
+            span.set_status(Status(StatusCode.ERROR, f"{type(exc).__name__}: {exc}"))
+            raise
+        finally:
+            span.end()
+
+    def headers(self) -> dict[str, str]:
+        """What makes the receiver of a call continue the current trace."""
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        return carrier
+
+    def annotate(self, stats: RequestStats) -> None:
+        """Say in the current span what a session cost."""
+        get_current_span().set_attributes(usage(stats))
+
+
+@contextmanager
+def current(span: Span) -> Generator[None, None, None]:
+    """Make the span current for a moment; it goes on afterwards, and its owner says how it ends."""
+    with use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+        yield
+
+
+def usage(stats: RequestStats) -> dict[str, AttributeValue]:
+    """Tokens, seconds and speculation of one sequence."""
+    return {
+        "gen_ai.usage.prompt_tokens": stats.num_prompt_tokens,
+        "gen_ai.usage.completion_tokens": stats.num_output_tokens,
+        "gen_ai.latency.time_to_first_token": stats.ttft_s,
+        "gen_ai.latency.e2e": stats.end_to_end_s,
+        "gen_ai.latency.time_in_queue": stats.timings[0].queue_us / 1e6 if stats.timings else 0.0,
+        "specdec.num_passes": len(stats.arrivals),
+        "specdec.num_draft_tokens": stats.num_draft_tokens,
+        "specdec.num_accepted_tokens": stats.num_accepted_tokens,
+    }
+
+
+@contextmanager
+def exporting(service: str, endpoint: str | None) -> Generator[Telemetry, None, None]:
+    """Send spans to a collector while the block runs; the rest of them go out at its end.
+
+    Args:
+        service: name of this process, unless the environment has one (OTEL_SERVICE_NAME).
+        endpoint: URL of the collector; None: as the environment says (OTEL_EXPORTER_OTLP_ENDPOINT).
+    """
+    provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
+    try:
+        yield Telemetry(provider)
+    finally:
+        provider.shutdown()
+
+
+def _resource(service: str) -> Resource:
+    named = "OTEL_SERVICE_NAME" in os.environ or SERVICE_NAME in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    return Resource.create({} if named else {SERVICE_NAME: service})
+
+
+def _exporter(endpoint: str | None) -> SpanExporter:
+    protocol = next((os.environ[name] for name in _PROTOCOLS if name in os.environ), "grpc")
+    timeout_s = None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else EXPORT_TIMEOUT_S
+    if protocol.startswith("http"):
+        if endpoint is not None and not endpoint.endswith(_HTTP_PATH):
+            endpoint = endpoint.rstrip("/") + _HTTP_PATH  # as the SDK does with what the environment says
+        return HttpExporter(endpoint, timeout=timeout_s)
+    return GrpcExporter(endpoint, timeout=timeout_s)

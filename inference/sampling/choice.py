@@ -1,0 +1,199 @@
+"""From one row of logits to one token: logits processing, the shared noise, and the choice.
+
+The token at absolute position t is a pure function of the target's logits there, the sampling parameters, the
+request's seed and t (Gumbel-max trick; shared-noise speculative sampling after Daliri, Musco, Suresh, "Coupling without
+Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978):
+
+    token = argmax over v of ( processed_logits[v] + G(seed, t, v) )      temperature 0: argmax of the logits
+
+Processing is Transformers' and in its order: bias and penalties (inference.sampling.penalties), temperature, top_k,
+top_p, min_p. The first two change the greedy choice too; the rest does not.
+
+Everything here works alike on numpy arrays and torch tensors and gives the same bits on both: the hash is 64-bit
+integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only, because the
+libraries' own logarithms differ in the last bit. docs/noise.md has the definition and test vectors for other languages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import array_api_compat
+
+from inference.model import Array
+from inference.request import SamplingParams
+from inference.sampling.noise import gumbel_noise, noise_keys, uniform_noise
+from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, adjusts
+
+# Dividing by less could overflow to a tie of infinities; this is greedy already, for any two float32 logits.
+_MIN_TEMPERATURE = 1e-200
+# Noise by the libraries' logarithms differs from ours by less than 1e-9, and sums of scores and noise by rounding.
+_ROUGH_MARGIN = 1e-8
+
+
+def process_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
+    """Scale and truncate rows of logits; no row may be greedy.
+
+    Args:
+        logits: float [num_rows, vocab_size].
+        sampling: one per row.
+
+    Returns:
+        float64 [num_rows, vocab_size]; removed tokens are -inf. Tokens that tie with the last one kept are kept.
+    """
+    xp = array_api_compat.array_namespace(logits)
+    scores = xp.astype(logits, xp.float64) / _column(logits, [max(p.temperature, _MIN_TEMPERATURE) for p in sampling])
+    if any(p.top_k or p.top_p < 1.0 for p in sampling):
+        scores = _keep_above(scores, _top_k_top_p_floor(scores, sampling))
+    if any(p.min_p for p in sampling):
+        log_min_p = [math.log(p.min_p) if p.min_p else -math.inf for p in sampling]
+        scores = _keep_above(scores, xp.max(scores, axis=-1, keepdims=True) + _column(logits, log_min_p))
+    return scores
+
+
+def _keep_above(scores: Array, floor: Array) -> Array:
+    xp = array_api_compat.array_namespace(scores)
+    return xp.where(scores < floor, -math.inf, scores)
+
+
+def _top_k_top_p_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Array:
+    """The smallest score that survives top_k and then top_p: float64 [num_rows, 1]."""
+    xp = array_api_compat.array_namespace(scores)
+    num_rows, vocab_size = scores.shape
+    ascending = xp.sort(scores, axis=-1, stable=False)  # half the time of a stable one
+    kth = [vocab_size - min(p.top_k or vocab_size, vocab_size) for p in sampling]
+    top_k_floor = ascending[list(range(num_rows)), kth][:, None]
+    ascending = _keep_above(ascending, top_k_floor)
+    weights = xp.exp(ascending - ascending[:, -1:])
+    cumulative = xp.cumulative_sum(weights, axis=-1)
+    tail = cumulative / cumulative[:, -1:] <= _column(scores, [1.0 - p.top_p for p in sampling])
+    top_p_floor = xp.min(xp.where(tail, math.inf, ascending), axis=-1, keepdims=True)
+    return xp.minimum(top_p_floor, ascending[:, -1:])  # the best token always stays
+
+
+def _column(like: Array, values: Sequence[float]) -> Array:
+    """float64 [len(values), 1] beside `like`."""
+    xp = array_api_compat.array_namespace(like)
+    return xp.asarray(values, dtype=xp.float64, device=array_api_compat.device(like))[:, None]
+
+
+def choose_tokens(
+    logits: Array,
+    sampling: Sequence[SamplingParams],
+    positions: Sequence[int],
+    before: Sequence[TokensBefore] | None = None,
+) -> list[int]:
+    """Choose one token per row.
+
+    Args:
+        logits: float [num_rows, vocab_size].
+        sampling: one per row.
+        positions: absolute position of the token that each row chooses.
+        before: the tokens before each row; needed if any row penalizes.
+
+    Returns:
+        num_rows token ids. Ties go to the lowest id.
+    """
+    if adjusts(sampling):
+        logits = _adjusted(logits, sampling, before)
+    sampled = [row for row, params in enumerate(sampling) if not params.greedy]
+    if not sampled:
+        return _argmax(logits)
+    if len(sampled) == len(sampling):
+        return _sample(logits, sampling, positions)
+    chosen = _argmax(logits)
+    for row, token_id in zip(
+        sampled,
+        _sample(logits[sampled], [sampling[row] for row in sampled], [positions[row] for row in sampled]),
+        strict=True,
+    ):
+        chosen[row] = token_id
+    return chosen
+
+
+def _adjusted(logits: Array, sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> Array:
+    if before is None:
+        if any(params.penalizes for params in sampling):
+            raise ValueError("penalties look back: choose_tokens needs the tokens before each row")
+        before = [NONE_BEFORE] * len(sampling)
+    return adjust_logits(logits, sampling, before)
+
+
+def _argmax(scores: Array) -> list[int]:
+    xp = array_api_compat.array_namespace(scores)
+    chosen: list[int] = xp.argmax(scores, axis=-1).tolist()
+    return chosen
+
+
+def rank_tokens(
+    logits: Array,
+    sampling: Sequence[SamplingParams],
+    positions: Sequence[int],
+    before: Sequence[TokensBefore] | None = None,
+    *,
+    count: int,
+) -> list[list[tuple[int, float]]]:
+    """The best tokens of each row with their scores, best first; the first is what `choose_tokens` chooses.
+
+    Args:
+        logits, sampling, positions, before: as for `choose_tokens`.
+        count: tokens per row; scores of those beyond what truncation left are -inf.
+
+    Returns:
+        Per row, (token id, score); the score is the logit, or with sampling the processed logit plus noise.
+    """
+    xp = array_api_compat.array_namespace(logits)
+    if adjusts(sampling):
+        logits = _adjusted(logits, sampling, before)
+    scores = xp.astype(logits, xp.float64, copy=True)
+    sampled = [row for row, params in enumerate(sampling) if not params.greedy]
+    if sampled:
+        rows = [sampling[row] for row in sampled], [positions[row] for row in sampled]
+        scores[sampled] = _noisy(logits[sampled], *rows, count=count)
+    return _best(scores, count)
+
+
+def _best(scores: Array, count: int) -> list[list[tuple[int, float]]]:
+    """The `count` largest scores of each row, descending; takes them out of `scores`."""
+    rows = list(range(scores.shape[0]))
+    ranked: list[list[tuple[int, float]]] = [[] for _ in rows]
+    for _ in range(count):
+        token_ids = _argmax(scores)
+        for row, best in enumerate(zip(token_ids, scores[rows, token_ids].tolist(), strict=True)):
+            ranked[row].append(best)
+        scores[rows, token_ids] = -math.inf
+    return ranked
+
+
+def _sample(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    return _argmax(_noisy(logits, sampling, positions, count=1))
+
+
+def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
+    """Scores with noise of the tokens that may be among the best `count`; -inf for others."""
+    xp = array_api_compat.array_namespace(logits)
+    device = array_api_compat.device(logits)
+    keys = xp.asarray(noise_keys([p.seed for p in sampling], positions), dtype=xp.int64, device=device)
+    scores = process_logits(logits, sampling)
+    rows, token_ids = xp.nonzero(_contenders(scores, sampling, keys, count))
+    noisy = xp.full_like(scores, -math.inf)
+    noisy[rows, token_ids] = scores[rows, token_ids] + gumbel_noise(keys[rows], token_ids)
+    return noisy
+
+
+def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, count: int) -> Array:
+    """Mask of the tokens that may be among the best `count` with noise, all others out of reach: exact noise is slow.
+
+    Truncation leaves few; otherwise the library's own logarithm finds them, which is fast and off by far less than
+    the margin.
+    """
+    if all(p.top_k or p.top_p < 1.0 or p.min_p for p in sampling):
+        return scores > -math.inf
+    xp = array_api_compat.array_namespace(scores)
+    token_ids = xp.arange(scores.shape[-1], dtype=xp.int64, device=array_api_compat.device(scores))
+    rough = scores - xp.log(-xp.log(uniform_noise(keys[:, None], token_ids[None, :])))
+    floor = xp.max(rough, axis=-1, keepdims=True)
+    for _ in range(count - 1):  # the largest below those seen; a tie lets in more, which does no harm
+        floor = xp.max(xp.where(rough < floor, rough, -math.inf), axis=-1, keepdims=True)
+    return rough >= floor - _ROUGH_MARGIN * (1.0 + xp.abs(floor))

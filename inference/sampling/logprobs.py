@@ -1,0 +1,51 @@
+"""Log-probabilities of committed tokens, for requests that ask: from the raw logits, as OpenAI and vLLM report them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import array_api_compat
+import numpy as np
+import numpy.typing as npt
+
+from inference.commit import TokenLogprob, TokenLogprobs
+from inference.model import Array
+
+LOWEST = -9999.0
+"""In place of minus infinity, which JSON does not have; as in vLLM."""
+
+
+def token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
+    """Log-softmax of rows of logits at the chosen tokens and at the best ones.
+
+    Args:
+        logits: float [num_rows, vocab_size], unprocessed.
+        token_ids: the token chosen from each row.
+        num_top: how many of the best to name.
+    """
+    rows = _to_numpy(logits).astype(np.float64)
+    rows -= rows.max(axis=-1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+    np.maximum(rows, LOWEST, out=rows)
+    return tuple(
+        TokenLogprobs(TokenLogprob(token_id, float(row[token_id])), _best(row, num_top))
+        for row, token_id in zip(rows, token_ids, strict=True)
+    )
+
+
+def _best(row: npt.NDArray[np.float64], num_top: int) -> tuple[TokenLogprob, ...]:
+    """The largest entries, best first; of equal ones the lowest ids."""
+    num_top = min(num_top, len(row))
+    if not num_top:
+        return ()
+    floor = np.partition(row, len(row) - num_top)[len(row) - num_top]
+    candidates = np.flatnonzero(row >= floor)
+    order = candidates[np.argsort(-row[candidates], kind="stable")][:num_top]
+    return tuple(TokenLogprob(int(token_id), float(row[token_id])) for token_id in order)
+
+
+def _to_numpy(array: Array) -> npt.NDArray[Any]:
+    if array_api_compat.is_torch_array(array):
+        array = array.float().cpu().numpy()  # numpy has no bfloat16
+    return np.asarray(array)

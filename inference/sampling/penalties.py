@@ -1,0 +1,111 @@
+"""Bias and penalties: what changes single logits before a token is chosen, by request and by the tokens so far.
+
+Owns the arithmetic and the counting of tokens; knows neither noise nor truncation. In this order, which is vLLM's, and
+Transformers' as far as it has them:
+
+    logit_bias            logit + bias
+    repetition_penalty    tokens in prompt or output: logit / penalty if it is above 0, else logit * penalty
+    frequency_penalty     logit - penalty * occurrences in the output
+    presence_penalty      logit - penalty, if the token is in the output
+
+Only the tokens concerned are touched, in double, by single IEEE operations: numpy and torch give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import array_api_compat
+
+from inference.model import Array
+from inference.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokensBefore:
+    """What a row's penalties look back on.
+
+    Attributes:
+        prompt: the ids in the prompt.
+        output: how often each id is in the output, draft tokens before the row included.
+    """
+
+    prompt: frozenset[int]
+    output: Counter[int]
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], output_start: int) -> TokensBefore:
+        """Count a sequence whose first output token has position `output_start`."""
+        return cls(frozenset(token_ids[:output_start]), Counter(token_ids[output_start:]))
+
+    def followed_by(self, token_id: int) -> TokensBefore:
+        """The same with one more output token."""
+        output = self.output.copy()
+        output[token_id] += 1
+        return TokensBefore(self.prompt, output)
+
+
+NONE_BEFORE = TokensBefore(frozenset(), Counter())
+
+
+def rows_before(
+    token_ids: Sequence[int], proposal: Sequence[int], *, output_start: int, sampling: SamplingParams
+) -> list[TokensBefore]:
+    """What stands before each of the len(proposal) + 1 rows that verify a proposal behind `token_ids`."""
+    if not sampling.penalizes:
+        return [NONE_BEFORE] * (len(proposal) + 1)
+    rows = [TokensBefore.of(token_ids, output_start)]
+    for token_id in proposal:
+        rows.append(rows[-1].followed_by(token_id))
+    return rows
+
+
+def adjusts(sampling: Sequence[SamplingParams]) -> bool:
+    """Whether any row needs `adjust_logits`; if not, it would only copy."""
+    return any(params.penalizes or params.logit_bias for params in sampling)
+
+
+def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Sequence[TokensBefore]) -> Array:
+    """Apply bias and penalties.
+
+    Args:
+        logits: float [num_rows, vocab_size].
+        sampling, before: one per row.
+
+    Returns:
+        float64 [num_rows, vocab_size], a copy.
+    """
+    xp, device = array_api_compat.array_namespace(logits), array_api_compat.device(logits)
+    scores = xp.asarray(logits, dtype=xp.float64, copy=True)
+    entries = [
+        (row, *entry)
+        for row, (params, seen) in enumerate(zip(sampling, before, strict=True))
+        for entry in _entries(params, seen)
+    ]
+    if not entries:
+        return scores
+    rows, token_ids, *columns = zip(*entries, strict=True)
+    place = tuple(xp.asarray(ids, dtype=xp.int64, device=device) for ids in (rows, token_ids))
+    bias, repetition, frequency, presence = (xp.asarray(c, dtype=xp.float64, device=device) for c in columns)
+    values = scores[place] + bias
+    values = xp.where(values > 0.0, values / repetition, values * repetition)
+    scores[place] = values - frequency - presence
+    return scores
+
+
+def _entries(params: SamplingParams, before: TokensBefore) -> Iterator[tuple[int, float, float, float, float]]:
+    """(token id, bias, repetition factor, frequency and presence deductions) of every token concerned, each once."""
+    biases = dict(params.logit_bias)
+    output = before.output if params.penalizes else Counter[int]()
+    prompt = before.prompt if params.repetition_penalty != 1.0 else frozenset[int]()
+    for token_id in biases.keys() | output.keys() | prompt:
+        count = output[token_id]
+        yield (
+            token_id,
+            biases.get(token_id, 0.0),
+            params.repetition_penalty if count or token_id in prompt else 1.0,
+            params.frequency_penalty * count,
+            params.presence_penalty if count else 0.0,
+        )

@@ -1,0 +1,67 @@
+"""How many tokens to draft before a pass, where draft and target take turns: expected tokens per second. Pure.
+
+Every draft token adds a step of the draft and its share of the wider pass, and gains a token as often as the target
+agrees with it and with all before it. Drafting goes on while that raises tokens per second: the speculation length of
+Leviathan et al. (arXiv 2211.17192), decided token by token from how sure the draft is, where Transformers and llama.cpp
+stop at a fixed probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.model import DraftToken
+from inference.scheduling.acceptance import Acceptance
+from inference.scheduling.confidence import Confidence
+from inference.scheduling.pass_times import PassTimes
+
+_PRIOR_TESTED = 1.0  # less than a target grants a draft elsewhere: here every useless token delays the pass
+
+
+class DraftLength:
+    """Learns what drafting costs and gains; sessions go by their slots."""
+
+    def __init__(self) -> None:
+        self._steps, self._passes = PassTimes(), PassTimes()
+        self._confidence = Confidence()
+        self._acceptance: dict[int, Acceptance] = {}
+
+    def begin(self, slot: int) -> None:
+        """Another request has the slot."""
+        self._acceptance[slot] = Acceptance(_PRIOR_TESTED)
+
+    def record_step(self, num_sessions: int, seconds: float) -> None:
+        """Take in one step of the draft that extended so many chains."""
+        self._steps.record(num_sessions, 0, seconds)
+
+    def record_pass(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
+        """Take in one pass of the target."""
+        self._passes.record(num_sessions, num_draft_tokens, seconds)
+
+    def record_verdict(self, slot: int, chain: Sequence[DraftToken], num_accepted_tokens: int) -> None:
+        """Take in what became of a session's proposal, which may be empty."""
+        self._of(slot).record(len(chain), num_accepted_tokens)
+        for place, token in enumerate(chain[: num_accepted_tokens + 1]):
+            self._confidence.record(token, accepted=place < num_accepted_tokens)
+
+    def is_enough(self, slot: int, chain: Sequence[DraftToken], num_sessions: int) -> bool:
+        """Whether one more draft token in a pass over so many sessions would lower tokens per second.
+
+        Not as long as the times are unknown. The next token is taken to be as good as the mean of the last one and the
+        session's: what is easy goes on for a while.
+        """
+        steps, passes = self._steps.of(num_sessions), self._passes.of(num_sessions)
+        if not steps.base_s or not passes.base_s:
+            return False
+        token_s = steps.base_s / num_sessions + passes.slope_s
+        rate = last = self._of(slot).rate
+        survival, tokens = 1.0, 1.0
+        for token in chain:
+            last = self._confidence.rate(token)
+            survival *= last
+            tokens += survival
+        seconds = passes.base_s / num_sessions + len(chain) * token_s
+        return survival * (rate + last) / 2 * seconds < token_s * tokens
+
+    def _of(self, slot: int) -> Acceptance:
+        return self._acceptance.setdefault(slot, Acceptance(_PRIOR_TESTED))

@@ -1,0 +1,137 @@
+"""How far, how broadly and in what portions a draft runs ahead: expected tokens against what was measured.
+
+The draft weighs three things. Drafting one more token delays those before it, where the target waits for them. A
+message costs the target time to read, so it must be expected to save more than that. And a token that the target will
+have decoded by itself before it arrives saves nothing. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from inference.request import MAX_GAMMA
+
+MESSAGE_S = 0.2e-3
+"""Time of the target's cores that a message is taken to cost, beside its pass."""
+MIN_SURVIVAL = 0.05
+"""A chain that is right as a whole with less than this probability is not extended."""
+CHUNK_OF_PASS = 0.4
+"""While a pass runs, the draft sends what it makes in so much of one at a time."""
+MIN_ROUND_TRIP_OF_PASS = 0.5
+"""A round trip that is a smaller part of a pass than this leaves nothing for branches to win."""
+MAX_BRANCH_DEPTH = 6
+MIN_BRANCHED_CHAIN = 3
+MIN_BRANCH_MASS = 0.05
+"""A branch begins where the chain is expected to fail at least so often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branching:
+    """How much of the unlikely a draft prepares for.
+
+    Attributes:
+        count: branches alive per sequence at most.
+        depth: draft tokens behind the runner-up that a branch begins with.
+        min_chain: a shorter chain is all the draft works on: it is behind, and branches would slow it down.
+    """
+
+    count: int = 0
+    depth: int = 0
+    min_chain: int = 0
+
+
+NO_BRANCHES = Branching()
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """Limits of one sequence's drafts.
+
+    Attributes:
+        window: draft tokens past the committed ones at most; 0 stops drafting.
+        chunk: draft tokens per message while the chain grows.
+        step_s: of the draft; 0 where the time a token takes does not matter.
+        round_s: pass and round trip: what a first message brings its tokens for.
+        num_ahead: tokens that the target is expected to commit before a message arrives.
+        min_gain: tokens that a message must be expected to save.
+        min_survival: see `MIN_SURVIVAL`.
+        branching: beside the chain.
+    """
+
+    window: int = 0
+    chunk: int = 1
+    step_s: float = 0.0
+    round_s: float = 0.0
+    num_ahead: int = 0
+    min_gain: float = 0.0
+    min_survival: float = 0.0
+    branching: Branching = NO_BRANCHES
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a draft worker knows of the world, in seconds; 0 while unknown.
+
+    Attributes:
+        step_s: one step of the draft.
+        pass_s: one pass of the target.
+        round_trip_s: to the target and back.
+    """
+
+    step_s: float
+    pass_s: float
+    round_trip_s: float
+
+
+def choose_pacing(gamma: int, max_branches: int, measured: Measured) -> Pacing:
+    """How to run ahead with `gamma` draft tokens per pass and `max_branches` per sequence at most; gamma 0: not."""
+    step_s, pass_s = measured.step_s, measured.pass_s
+    if not gamma or not step_s or not pass_s:
+        return Pacing(window=gamma, chunk=max(1, gamma))
+    round_s = pass_s + measured.round_trip_s
+    num_ahead = int(min(MAX_GAMMA, measured.round_trip_s / pass_s))
+    return Pacing(
+        window=math.ceil(min(MAX_GAMMA, max(gamma + num_ahead, (round_s + pass_s) / step_s))),
+        chunk=max(1, math.ceil(min(gamma, CHUNK_OF_PASS * pass_s / step_s))),
+        step_s=step_s,
+        round_s=round_s,
+        num_ahead=num_ahead,
+        min_gain=MESSAGE_S / pass_s,
+        min_survival=MIN_SURVIVAL,
+        branching=choose_branching(max_branches, measured),
+    )
+
+
+def choose_branching(limit: int, measured: Measured) -> Branching:
+    """Branches where, after a rejection, the target would wait for a round trip or decode alone through it.
+
+    Args:
+        limit: branches per sequence that there is room for.
+
+    Returns:
+        A depth that lasts for a round trip, at two tokens a pass, and that the draft can make in as long.
+    """
+    step_s, pass_s, round_trip_s = measured.step_s, measured.pass_s, measured.round_trip_s
+    if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
+        return NO_BRANCHES
+    longest = min(MAX_BRANCH_DEPTH, 2 * round_trip_s / pass_s + 1, round_trip_s / step_s)
+    depth = max(1, math.ceil(longest))
+    return Branching(limit, depth, min_chain=min(depth, MIN_BRANCHED_CHAIN))
+
+
+def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
+    """Whether a target that has no draft tokens should get these now rather than with one more a step later.
+
+    One more token is taken to survive as often as the last one. It pays as long as it raises expected tokens per
+    second of the round, which is the rule for the speculation length of Leviathan et al., arXiv 2211.17192, applied
+    token by token.
+    """
+    seconds = pacing.round_s + len(survivals) * pacing.step_s
+    next_survival = survivals[-1] * (survivals[-1] / survivals[-2] if len(survivals) > 1 else survivals[-1])
+    return next_survival * seconds < pacing.step_s * (1.0 + sum(survivals))
+
+
+def expected_gain(survivals: list[float], num_before: int, pacing: Pacing) -> float:
+    """Tokens that sending a chain's tokens behind the first `num_before` is expected to save the target."""
+    return sum(survivals[max(num_before, pacing.num_ahead) :])

@@ -1,0 +1,110 @@
+"""Drafting with a model: one batched pass extends every chain by one token.
+
+Owns what each slot of the draft model holds. Callers hand over whole chains and never say "roll back": the proposer
+finds the longest prefix its slot still has, and writes from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.model import Array, Backend, Draft, DraftToken, ForkingBackend, Span, prompt_chunk_tokens
+from inference.request import SamplingParams
+from inference.sampling.choice import choose_tokens, rank_tokens
+from inference.sampling.penalties import TokensBefore, rows_before
+
+MAX_CHUNK_TOKENS = 256
+"""Longest part of a prompt read in one step, so that a long prompt does not stall the other drafts."""
+
+
+class ModelProposer:
+    """The `Proposer` over a slot model; draws with the target's noise, from the draft's logits.
+
+    Args:
+        backend: its slots are divided among sequences and their branches, see `BranchingProposer`.
+        num_branches: of each sequence; a backend that cannot fork gives them none, since they would be read anew.
+    """
+
+    def __init__(self, backend: Backend, *, num_branches: int = 0) -> None:
+        self._backend = backend
+        self._num_slots = backend.num_slots // (1 + num_branches)
+        self._forking = backend if isinstance(backend, ForkingBackend) else None
+        self._num_branches = num_branches if self._forking else 0
+        self._prompt_chunk = prompt_chunk_tokens(backend, default=0)
+        self._held: list[list[int]] = [[] for _ in range(backend.num_slots)]
+
+    @property
+    def num_slots(self) -> int:
+        return self._num_slots
+
+    @property
+    def num_branches(self) -> int:
+        return self._num_branches
+
+    @property
+    def max_length(self) -> int:
+        return self._backend.max_length
+
+    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+        """One token per draft, or None where a part of a prompt was read."""
+        spans, logits = self._forward(drafts)
+        choosing = [draft for draft, span in zip(drafts, spans, strict=True) if span.num_logits]
+        chosen = iter(self._choose(logits, choosing))
+        return [[next(chosen)] if span.num_logits else None for span in spans]
+
+    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+        """One token per draft with its runner-up, or None where a part of a prompt was read."""
+        spans, logits = self._forward(drafts)
+        choosing = [draft for draft, span in zip(drafts, spans, strict=True) if span.num_logits]
+        ranked = iter(self._rank(logits, choosing))
+        return [[next(ranked)] if span.num_logits else None for span in spans]
+
+    def _forward(self, drafts: Sequence[Draft]) -> tuple[list[Span], Array]:
+        for draft in drafts:  # all of them before the pass writes to a source
+            self._fork(draft)
+        spans = [self._span(draft) for draft in drafts]
+        logits = self._backend.forward(spans)
+        for draft, span in zip(drafts, spans, strict=True):
+            self._held[draft.slot] = list(draft.token_ids[: span.start + len(span.token_ids)])
+        return spans, logits
+
+    def _fork(self, draft: Draft) -> None:
+        """Copy what the source slot holds of a draft's tokens beyond what its own does: cheaper than any pass."""
+        if self._forking is None or draft.source_slot is None:
+            return
+        start = _common_prefix(self._held[draft.slot], draft.token_ids)
+        end = min(_common_prefix(self._held[draft.source_slot], draft.token_ids), len(draft.token_ids) - 1)
+        if end > start:
+            self._forking.fork(draft.source_slot, draft.slot, start, end)
+            self._held[draft.slot] = list(draft.token_ids[:end])
+
+    def _span(self, draft: Draft) -> Span:
+        start = min(_common_prefix(self._held[draft.slot], draft.token_ids), len(draft.token_ids) - 1)
+        token_ids = draft.token_ids[start : start + (self._prompt_chunk or MAX_CHUNK_TOKENS)]
+        reaches_end = start + len(token_ids) == len(draft.token_ids)
+        return Span(slot=draft.slot, start=start, token_ids=token_ids, num_logits=int(reaches_end))
+
+    def _choose(self, logits: Array, drafts: Sequence[Draft]) -> list[int]:
+        return choose_tokens(logits, *_choices(drafts)) if drafts else []
+
+    def _rank(self, logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:
+        rows = rank_tokens(logits, *_choices(drafts), count=2) if drafts else []
+        return [DraftToken(best, runner_up, score - next_score) for (best, score), (runner_up, next_score) in rows]
+
+
+def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], list[TokensBefore]]:
+    """How the next token of each draft is chosen: one row of logits each."""
+    before = [
+        row
+        for draft in drafts
+        for row in rows_before(draft.token_ids, (), output_start=draft.output_start, sampling=draft.sampling)
+    ]
+    return [draft.sampling for draft in drafts], [len(draft.token_ids) for draft in drafts], before
+
+
+def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    length = min(len(held), len(wanted))
+    if held[:length] == list(wanted[:length]):  # the usual case, at C speed
+        return length
+    return next(i for i in range(length) if held[i] != wanted[i])

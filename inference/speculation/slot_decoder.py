@@ -1,0 +1,68 @@
+"""The decoder made of a slot model: one target pass over many sequences, with draft tokens to verify or without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from inference.model import Array, Backend, Span, Turn, Verdict
+from inference.request import SamplingParams
+from inference.sampling.choice import choose_tokens
+from inference.sampling.logprobs import token_logprobs
+from inference.sampling.penalties import TokensBefore, rows_before
+from inference.speculation.verify import verify
+
+_NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
+
+
+class SlotDecoder:
+    """The `Decoder` over a slot model: every turn is one span of the same pass."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        """Run one pass and verify each turn's proposal."""
+        logits = self._backend.forward([_span(turn) for turn in turns])
+        chosen = iter(_choose(logits, [turn for turn in turns if turn.chooses]))
+        return _with_logprobs(turns, [_verdict(turn, chosen) for turn in turns], logits)
+
+
+def _choose(logits: Array, turns: Sequence[Turn]) -> list[int]:
+    """The target's token of every row."""
+    sampling: list[SamplingParams] = []
+    positions: list[int] = []
+    before: list[TokensBefore] = []
+    for turn in turns:
+        sampling.extend([turn.sampling] * _num_choices(turn))
+        positions.extend(range(len(turn.token_ids), len(turn.token_ids) + _num_choices(turn)))
+        before.extend(
+            rows_before(turn.token_ids, turn.proposal, output_start=turn.output_start, sampling=turn.sampling)
+        )
+    return choose_tokens(logits, sampling, positions, before) if sampling else []
+
+
+def _with_logprobs(turns: Sequence[Turn], verdicts: list[Verdict], logits: Array) -> list[Verdict]:
+    """The verdicts, with log-probabilities for the turns that ask."""
+    row = 0
+    for i, (turn, verdict) in enumerate(zip(turns, verdicts, strict=True)):
+        if turn.logprobs is not None and verdict.token_ids:
+            rows = logits[row : row + len(verdict.token_ids)]  # [num_tokens, vocab_size]
+            verdicts[i] = replace(verdict, logprobs=token_logprobs(rows, verdict.token_ids, turn.logprobs))
+        row += _num_choices(turn)
+    return verdicts
+
+
+def _num_choices(turn: Turn) -> int:
+    return len(turn.proposal) + 1 if turn.chooses else 0
+
+
+def _span(turn: Turn) -> Span:
+    token_ids = [*turn.token_ids[turn.start :], *turn.proposal]
+    return Span(slot=turn.slot, start=turn.start, token_ids=token_ids, num_logits=_num_choices(turn))
+
+
+def _verdict(turn: Turn, chosen: Iterator[int]) -> Verdict:
+    if not turn.chooses:
+        return _NOTHING
+    return verify([next(chosen) for _ in range(_num_choices(turn))], turn.proposal)

@@ -1,0 +1,118 @@
+"""A proposer in front of a decoder: the fused topology."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from inference.model import BranchingProposer, Decoder, Draft, DraftToken, Proposer, Turn, Verdict
+from inference.scheduling.draft_length import DraftLength
+
+
+class SpeculativeDecoder:
+    """Drafts for every turn that has no proposal, then takes the target's step.
+
+    Args:
+        target: verifies.
+        proposer: has a slot for each of the target's, under the same number.
+        length: says when drafting more would not pay; without it, gamma tokens are drafted every time.
+    """
+
+    def __init__(self, target: Decoder, proposer: Proposer, length: DraftLength | None = None) -> None:
+        self._target = target
+        self._proposer = proposer
+        self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
+        self._length = length
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        """Draft up to each turn's gamma in batched steps, then verify all in one pass."""
+        started = time.monotonic()
+        self._begin(turns)
+        self._read(turns)
+        chains = self._draft(turns)
+        drafted = time.monotonic()
+        proposed = [_proposed(turn, chains) for turn in turns]
+        verdicts = self._target.step(proposed)
+        self._learn(proposed, chains, verdicts, time.monotonic() - drafted)
+        draft_us = round((drafted - started) * 1e6)
+        return [replace(verdict, draft_us=draft_us) for verdict in verdicts]
+
+    def _read(self, turns: Sequence[Turn]) -> None:
+        """Let the draft read a long prompt in step with the target, part by part, not all of it at the end."""
+        parts = [turn for turn in turns if not turn.chooses and len(turn.token_ids) <= self._proposer.max_length]
+        if parts:
+            self._proposer.extend([Draft(turn.slot, turn.token_ids, turn.sampling, limit=1) for turn in parts])
+
+    def _begin(self, turns: Sequence[Turn]) -> None:
+        """Forget what the slots' requests before these taught."""
+        if self._length is not None:
+            for turn in turns:
+                if turn.start == 0:
+                    self._length.begin(turn.slot)
+
+    def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
+        """Chains of the turns that may draft, by slot; all turns share the pass, and so its time."""
+        drafting = [turn for turn in turns if turn.chooses and turn.gamma and not turn.proposal]
+        chains: dict[int, list[DraftToken]] = {turn.slot: [] for turn in drafting}
+        growing = self._growing(drafting, chains, len(turns))
+        while growing:
+            ended = set()
+            for turn, tokens in zip(growing, self._extend(growing, chains), strict=True):
+                if tokens is not None:
+                    chains[turn.slot].extend(tokens[: turn.gamma - len(chains[turn.slot])])
+                if tokens == []:
+                    ended.add(turn.slot)
+            growing = self._growing([turn for turn in growing if turn.slot not in ended], chains, len(turns))
+        return chains
+
+    def _growing(self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]], num_sessions: int) -> list[Turn]:
+        """The turns whose chains have room, and are worth another token."""
+        return [
+            turn
+            for turn in turns
+            if self._has_room(turn, len(chains[turn.slot]))
+            and (self._length is None or not self._length.is_enough(turn.slot, chains[turn.slot], num_sessions))
+        ]
+
+    def _has_room(self, turn: Turn, num_drafted: int) -> bool:
+        return num_drafted < turn.gamma and len(turn.token_ids) + num_drafted <= self._proposer.max_length
+
+    def _extend(
+        self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]]
+    ) -> Sequence[Sequence[DraftToken] | None]:
+        """One step of the proposer, with margins where they are of use and it has them."""
+        drafts = [_draft(turn, chains[turn.slot]) for turn in turns]
+        started = time.monotonic()
+        if self._ranking is not None and self._length is not None:
+            extended: Sequence[Sequence[DraftToken] | None] = self._ranking.extend_ranked(drafts)
+        else:
+            extended = [
+                None if token_ids is None else [DraftToken(token_id) for token_id in token_ids]
+                for token_ids in self._proposer.extend(drafts)
+            ]
+        if self._length is not None and None not in extended:
+            self._length.record_step(len(turns), time.monotonic() - started)
+        return extended
+
+    def _learn(
+        self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]], verdicts: Sequence[Verdict], seconds: float
+    ) -> None:
+        if self._length is None:
+            return
+        for turn, verdict in zip(turns, verdicts, strict=True):
+            if turn.slot in chains:
+                self._length.record_verdict(turn.slot, chains[turn.slot], verdict.num_accepted_tokens)
+        if all(len(turn.token_ids) - turn.start == 1 for turn in turns):  # reading a prompt says nothing of drafts
+            self._length.record_pass(len(turns), sum(len(turn.proposal) for turn in turns), seconds)
+
+
+def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
+    if turn.slot not in chains:
+        return turn
+    return replace(turn, proposal=[token.token_id for token in chains[turn.slot]])
+
+
+def _draft(turn: Turn, chain: Sequence[DraftToken]) -> Draft:
+    token_ids = [*turn.token_ids, *(token.token_id for token in chain)]
+    return Draft(turn.slot, token_ids, turn.sampling, turn.gamma - len(chain), turn.output_start)

@@ -1,0 +1,58 @@
+"""Stop strings: where a growing text must end. Knows no tokens; whoever owns the tokenizer feeds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.errors import InvalidRequestError
+from inference.text.unicode import check_unicode
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+
+
+def check_stops(stops: Sequence[str]) -> None:
+    """Refuse stop strings that are too many, empty, too long or no text.
+
+    Raises:
+        InvalidRequestError: naming the limit.
+    """
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(f"stop has {len(stops)} strings, the limit is {MAX_STOPS}")
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequestError(f"stop has a string of {len(stop)} characters; 1..{MAX_STOP_CHARACTERS} may be")
+        check_unicode(stop, "stop")
+
+
+class StopStrings:
+    """Lets text through up to the first stop string; holds back only what may turn out to be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """What of the text so far is certain now and was not given yet; afterwards `found` may be set."""
+        text = self._held + piece
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            self.found, self._held = True, ""
+            return text[: min(places)]
+        num_certain = len(text) - self._num_held(text)
+        self._held = text[num_certain:]
+        return text[:num_certain]
+
+    def rest(self) -> str:
+        """What was held back, once no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_held(self, text: str) -> int:
+        """Length of the longest end of the text that is the beginning of a stop string."""
+        longest = min(len(text), max(map(len, self._stops), default=1) - 1)
+        return next(
+            (n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stops)),
+            0,
+        )

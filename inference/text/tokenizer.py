@@ -1,0 +1,200 @@
+"""Text and conversations to token ids, and back. Owns the model directory's tokenizer; knows no model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+from tokenizers.pre_tokenizers import ByteLevel
+
+from inference.errors import ConfigError, InvalidRequestError
+from inference.text.plain_tokenizer import load_plain, names_generic_class
+
+FINGERPRINT_DIGITS = 16
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """A fast Hugging Face tokenizer and the model's end-of-sequence ids."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self._is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
+        self.fingerprint = fingerprint(tokenizer.get_vocab())
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read the tokenizer of a Hugging Face model directory.
+
+        Raises:
+            ConfigError: there is none, or it has no fast form.
+        """
+        tokenizer = _load(path)
+        if not tokenizer.is_fast:
+            raise ConfigError(f"model {path}: its tokenizer has no tokenizer.json (fast tokenizer)")
+        return cls(tokenizer, eos_token_ids(path, tokenizer.eos_token_id))
+
+    @classmethod
+    def load_for(cls, path: Path, chat_template: str | None) -> Tokenizer:
+        """Read a draft's tokenizer, to write conversations as the target's chat template says.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        own = cls.load(path)
+        if own.chat_template == chat_template:
+            return own
+        other = own._tokenizer if chat_template is None else _load(path, whole=True)
+        other.chat_template = chat_template
+        return cls(other, own.eos_token_ids)
+
+    @property
+    def chat_template(self) -> str | None:
+        """How conversations are written; the template called "default" where the model has several."""
+        template = self._tokenizer.chat_template
+        return template.get("default") if isinstance(template, dict) else template
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text, with the special tokens that the model expects around it."""
+        return tuple(self._tokenizer(text)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """Token ids of a conversation, up to where the assistant answers.
+
+        Args:
+            messages: (role, content) pairs, for the model's chat template; for the plain one where it has none.
+
+        Raises:
+            InvalidRequestError: the template does not take these messages.
+        """
+        if self.chat_template is None:
+            return self.encode(plain_chat(messages))
+        try:
+            text = self._apply_template(messages)
+        except Exception as exc:  # whatever the template raises
+            spoken = [(role, content) for role, content in messages if content or role != "system"]
+            if not spoken or len(spoken) == len(messages):
+                raise InvalidRequestError(f"messages: the chat template refuses them ({exc})") from exc
+            return self.encode_chat(spoken)  # benchmarks send an empty system message, also to models that know none
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])  # the template has them already
+
+    def _apply_template(self, messages: Sequence[tuple[str, str]]) -> str:
+        conversation = [{"role": role, "content": content} for role, content in messages]
+        return str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token, be they a whole character or not; special tokens by their name, unknown ids none."""
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level and all(character in _BYTE_OF_CHARACTER for character in token):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        match = _BYTE_TOKEN.fullmatch(token)
+        return bytes.fromhex(match[1]) if match else str(token).replace("\u2581", " ").encode()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids; special tokens have none."""
+        return str(
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def stream(self) -> TextStream:
+        return TextStream(self, self._tokenizer.backend_tokenizer)
+
+
+class TextStream:
+    """Decodes a growing sequence; the pieces add up to the text of the whole."""
+
+    def __init__(self, tokenizer: Tokenizer, backend: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend = backend
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._token_ids: list[int] = []
+        self._text = ""
+
+    def push(self, token_id: int) -> str:
+        """Text that is certain after this token; empty within a character."""
+        self._token_ids.append(token_id)
+        piece = self._step(token_id)
+        self._text += piece
+        return piece
+
+    def rest(self) -> str:
+        """After the last token: what an unfinished character leaves."""
+        text = self._tokenizer.decode(self._token_ids)
+        return text[len(self._text) :] if text.startswith(self._text) else ""
+
+    def _step(self, token_id: int) -> str:
+        try:
+            return self._stream.step(self._backend, token_id) or ""
+        except Exception:  # bytes that are no UTF-8 changed the decoding of earlier ones: begin anew behind them
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._backend, token_id) or ""
+
+
+def plain_chat(messages: Sequence[tuple[str, str]]) -> str:
+    """The prompt of a model without a chat template: paragraphs "role: content", then "assistant:"."""
+    return "".join(f"{role}: {content}\n\n" for role, content in messages) + "assistant:"
+
+
+def _characters_of_bytes() -> list[str]:
+    """GPT-2's stand-in for each byte: itself where it can be printed, else one from 256 on."""
+    printable = {ord(character) for character in ByteLevel.alphabet() if ord(character) < 256}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_characters_of_bytes())}
+
+
+def _load(path: Path, *, whole: bool = False) -> Any:
+    """A Transformers tokenizer or, unless the whole of it is wanted, what stands in for it."""
+    try:
+        plain = None if whole else load_plain(path)
+        return plain if plain is not None else _load_with_transformers(path)
+    except Exception as exc:  # whatever a broken directory makes the libraries raise
+        raise ConfigError(f"model {path}: its tokenizer cannot be loaded ({exc})") from exc
+
+
+def _load_with_transformers(path: Path) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    # AutoTokenizer of Transformers 5 goes by the model's family even where the directory names the generic class, so
+    # that one tokenizer.json would mean different tokenizers beside a Llama target and a Qwen2 draft.
+    loader = PreTrainedTokenizerFast if names_generic_class(path) else AutoTokenizer
+    return loader.from_pretrained(path, local_files_only=True)
+
+
+def fingerprint(vocabulary: dict[str, int]) -> str:
+    """Hash of which id means which token: the first 16 hex digits of SHA-256 over JSON lines [id, token] by id."""
+    lines = (json.dumps([token_id, token]) for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1]))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def model_vocab_size(path: Path) -> int:
+    """Rows of a model's output layer, from its config.json.
+
+    Raises:
+        ConfigError: the file does not say.
+    """
+    fields = json.loads((path / "config.json").read_text())
+    size = fields.get("vocab_size") or fields.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise ConfigError(f"model {path}: config.json has no vocab_size")
+    return size
+
+
+def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:
+    """End-of-sequence ids as Transformers' generate() sees them: generation_config.json, config.json, tokenizer."""
+    for name in ("generation_config.json", "config.json"):
+        file = path / name
+        eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if eos is not None:
+            return frozenset(eos if isinstance(eos, list) else [eos])
+    return frozenset() if tokenizer_eos is None else frozenset([tokenizer_eos])

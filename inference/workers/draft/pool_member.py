@@ -1,0 +1,220 @@
+"""A draft worker of the pool: dials targets, and drafts for the sessions they hand over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import NamedTuple, TypeAlias
+
+import grpc
+
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.commit import Commit
+from inference.engine.draft import DraftEngine
+from inference.engine.draft_session import DraftSession
+from inference.errors import CapacityError, RequestError, SpecDecError
+from inference.scheduling.round_trip import RoundTrip
+from inference.text.vocabulary import Vocabulary
+from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
+from inference.workers.draft.proposals import ProposalSender
+from inference.workers.draft.run_ahead import Runner, send_drafts
+from inference.workers.status import from_rpc_error
+
+logger = logging.getLogger(__name__)
+
+REDIAL_S = 1.0
+
+AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
+
+
+class DraftLimits(NamedTuple):
+    """Of one session's drafts: see `Runner`."""
+
+    gamma: int
+    max_branches: int
+
+
+class PoolMember:
+    """Drafts for the sessions of one target.
+
+    Args:
+        engine: drafts, also for other targets.
+        address: HOST:PORT of the target.
+        vocabulary: of the draft.
+        limits: of every session's drafts.
+        num_slots: sessions to offer room for.
+    """
+
+    def __init__(
+        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, limits: DraftLimits, num_slots: int
+    ) -> None:
+        self._engine = engine
+        self._address = address
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._num_slots = num_slots
+
+    async def run(self) -> None:
+        """Help for ever.
+
+        Raises:
+            RequestError: the target refuses this worker; one that cannot be reached, or fails, is dialled again.
+        """
+        lost = False
+        async with open_channel(self._address) as channel:
+            stub = rpc.VerificationServiceStub(channel)
+            while True:
+                try:
+                    await self._help(stub)
+                except RequestError:
+                    raise
+                except SpecDecError as exc:
+                    if not lost:
+                        logger.warning("no target, dialling until there is one: %s", exc)
+                    lost = True
+                else:
+                    lost = False
+                await asyncio.sleep(REDIAL_S)
+
+    async def _help(self, stub: rpc.VerificationServiceStub) -> None:
+        """One stream, until it ends."""
+        call = stub.Assist()
+        try:
+            await _Help(self._engine, call, self._limits).run(self._attach())
+        except grpc.aio.AioRpcError as exc:
+            raise from_rpc_error(exc, self._address) from exc
+        finally:
+            call.cancel()
+
+    def _attach(self) -> pb.Attach:
+        return pb.Attach(
+            protocol_version=PROTOCOL_VERSION,
+            tokenizer_fingerprint=self._vocabulary.fingerprint,
+            vocab_size=self._vocabulary.size,
+            num_slots=self._num_slots,
+        )
+
+
+class _Help:
+    """The sessions on one stream."""
+
+    def __init__(self, engine: DraftEngine, call: AssistCall, limits: DraftLimits) -> None:
+        self._engine = engine
+        self._call = call
+        self._limits = limits
+        self._round_trip = RoundTrip()
+        self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue()
+        self._sessions: dict[str, _Helped] = {}
+
+    async def run(self, attach: pb.Attach) -> None:
+        """Attach, and draft until the stream ends."""
+        dialled = time.monotonic()
+        await self._call.write(pb.AssistRequest(attach=attach))
+        writer = asyncio.create_task(self._write())
+        try:
+            while isinstance(message := await self._call.read(), pb.AssistResponse):
+                if message.WhichOneof("message") == "attached":
+                    self._round_trip.record(time.monotonic() - dialled)
+                    logger.info("attached as %s", message.attached.worker_id)
+                else:
+                    self._handle(message)
+        finally:
+            writer.cancel()
+            for session in self._sessions.values():
+                session.close()
+
+    async def _write(self) -> None:
+        while True:
+            await self._call.write(await self._outbox.get())
+
+    def _handle(self, message: pb.AssistResponse) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "open":
+            self._open(message.open)
+        elif kind == "commit" and message.commit.session_id in self._sessions:
+            commit = commit_from_message(message.commit.commit)
+            self._sessions[message.commit.session_id].commit(commit)
+        elif kind == "close" and message.close.session_id in self._sessions:
+            self._sessions.pop(message.close.session_id).close()
+
+    def _open(self, message: pb.AssistOpen) -> None:
+        request = open_from_message(message.open)
+        try:
+            draft = self._engine.open(request.prompt_token_ids, request.sampling, output_start=request.output_start)
+        except CapacityError as exc:
+            logger.warning("session %s gets no draft: %s", message.session_id, exc)
+            return
+        limits = self._limits
+        gamma = limits.gamma if request.gamma is None else request.gamma
+        runner = Runner(self._engine, draft, self._round_trip, gamma=gamma, max_branches=limits.max_branches)
+
+        async def send(propose: pb.Propose) -> None:
+            self._outbox.put_nowait(
+                pb.AssistRequest(propose=pb.AssistPropose(session_id=message.session_id, propose=propose))
+            )
+
+        proposals = ProposalSender(send, self._round_trip)
+        self._sessions[message.session_id] = _Helped(self._engine, draft, proposals, runner)
+
+
+class _Helped:
+    """One session that lives at the target."""
+
+    def __init__(self, engine: DraftEngine, draft: DraftSession, proposals: ProposalSender, runner: Runner) -> None:
+        self._engine = engine
+        self._draft = draft
+        self._proposals = proposals
+        self._runner = runner
+        self._sender = asyncio.create_task(send_drafts(draft, proposals))
+
+    def commit(self, commit: Commit) -> None:
+        """Take over what is final; a commit that crossed the opening on the way may hold tokens it had already."""
+        self._proposals.answered(commit)
+        self._runner.commit(commit, num_known=len(self._draft.committed) - commit.position)
+
+    def close(self) -> None:
+        """Free the slot."""
+        self._sender.cancel()
+        self._engine.close(self._draft)
+
+
+async def assist(
+    engine: DraftEngine,
+    addresses: list[str],
+    *,
+    vocabulary: Vocabulary,
+    gamma: int,
+    num_slots: int,
+    max_branches: int = 0,
+) -> None:
+    """Help several targets, each with an equal share of the slots, as long as one of them takes this worker.
+
+    Raises:
+        RequestError: the last of them refuses it.
+    """
+    share, limits = max(1, num_slots // len(addresses)), DraftLimits(gamma, max_branches)
+    members = [
+        PoolMember(engine, address, vocabulary=vocabulary, limits=limits, num_slots=share) for address in addresses
+    ]
+    helping = {asyncio.create_task(member.run()) for member in members}
+    try:
+        while True:
+            ended, helping = await asyncio.wait(helping, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                _go_on_without(task, is_last=not helping)
+    finally:
+        for task in helping:
+            task.cancel()
+
+
+def _go_on_without(member: asyncio.Task[None], *, is_last: bool) -> None:
+    """Log why a target refuses the worker; raise it if there is no other target left."""
+    try:
+        member.result()
+    except RequestError as refusal:
+        if is_last:
+            raise
+        logger.warning("goes on without a target that refuses it: %s", refusal)

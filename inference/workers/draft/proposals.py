@@ -1,0 +1,51 @@
+"""How draft tokens become branches: both sides number nodes in the order of their tokens, so no number is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.commit import Commit
+from inference.engine.draft_session import DraftSession, Growth
+from inference.scheduling.round_trip import Echoes, RoundTrip
+
+
+class ProposalSender:
+    """Sends the drafts of one session.
+
+    Args:
+        send: takes each message to the target.
+        round_trip: learns from the commits that answer.
+    """
+
+    def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], round_trip: RoundTrip) -> None:
+        self._send = send
+        self._echoes = Echoes(round_trip)
+        self._num_nodes = 0
+
+    async def propose(self, prefix_length: int, token_ids: Sequence[int]) -> None:
+        """Send a chain behind the first `prefix_length` tokens; an empty one asks for the target's own token."""
+        branches = [pb.Branch(prefix_length=prefix_length, token_ids=token_ids)] if token_ids else []
+        await self._propose(branches, len(token_ids))
+
+    async def grow(self, draft: DraftSession) -> None:
+        """Send what the target should be told of now."""
+        growths = draft.take_unsent(self._num_nodes)
+        await self._propose([_branch(growth) for growth in growths], sum(len(growth.token_ids) for growth in growths))
+
+    async def _propose(self, branches: list[pb.Branch], num_tokens: int) -> None:
+        self._num_nodes += num_tokens
+        if num_tokens:
+            self._echoes.sent(self._num_nodes, time.monotonic())
+        await self._send(pb.Propose(branches=branches))
+
+    def answered(self, commit: Commit) -> None:
+        """A commit of the session has arrived."""
+        self._echoes.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())
+
+
+def _branch(growth: Growth) -> pb.Branch:
+    if growth.parent_node is None:
+        return pb.Branch(prefix_length=growth.prefix_length, token_ids=growth.token_ids)
+    return pb.Branch(parent_node=growth.parent_node, token_ids=growth.token_ids)

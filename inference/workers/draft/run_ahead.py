@@ -1,0 +1,115 @@
+"""The asynchronous schedule: the draft never waits.
+
+While the target verifies, the draft goes on extending its chain, up to a window past the last commit, and sends every
+token as it comes. A commit that agrees with the chain shortens it; one that does not starts it anew. The target
+verifies what has arrived, and decodes by itself if nothing has, so the draft can only help. Where a round trip is long,
+branches go along: if the target leaves the chain for one of them, it need not wait to be told how that goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from inference.commit import Commit
+from inference.engine.draft import DraftEngine
+from inference.engine.draft_session import DraftSession
+from inference.scheduling.pacing import Measured, Pacing, choose_pacing
+from inference.scheduling.round_trip import RoundTrip
+from inference.workers.draft.proposals import ProposalSender
+from inference.workers.draft.verify_stream import VerifyStream
+
+_NUM_PASSES = 15
+"""Of the latest passes the median counts: the first one reads the prompt."""
+PROBE_AFTER = 16
+"""Commits without an echo after which anything is sent, however little is expected of it: what is known of the way may
+be out of date, and nothing but a message finds out."""
+
+
+async def run_ahead(
+    engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int, max_branches: int = 0
+) -> AsyncGenerator[Commit, None]:
+    """Commits of an opened session to the last one; gamma 0 leaves the target to itself."""
+    runner = Runner(engine, draft, target.round_trip, gamma=gamma, max_branches=max_branches)
+    sender = asyncio.create_task(send_drafts(draft, target.proposals))
+    try:
+        before, commit = time.monotonic(), await target.commit()
+        while True:
+            now = time.monotonic()
+            yield _with_network(runner.commit(commit), now - before)
+            if commit.finish_reason is not None:
+                return
+            before, commit = now, await target.commit()
+    finally:
+        runner.stop()
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+
+
+async def send_drafts(draft: DraftSession, target: ProposalSender) -> None:
+    """Tell the target of draft tokens. A lost link ends this quietly: whoever reads commits is told."""
+    while True:
+        await draft.has_unsent()
+        await target.grow(draft)
+
+
+class Runner:
+    """Lets one session run ahead, as far and as broadly as what is measured says.
+
+    Args:
+        engine, draft: what runs.
+        round_trip: to the session's target.
+        gamma: draft tokens of one pass at most; 0 means no drafts.
+        max_branches: beside the chain at most.
+    """
+
+    def __init__(
+        self, engine: DraftEngine, draft: DraftSession, round_trip: RoundTrip, *, gamma: int, max_branches: int
+    ) -> None:
+        self._engine = engine
+        self._draft = draft
+        self._round_trip = round_trip
+        self._gamma = gamma
+        self._max_branches = min(max_branches, engine.num_branches)
+        self._passes_s: deque[float] = deque(maxlen=_NUM_PASSES)
+        self._num_unanswered = PROBE_AFTER  # the opening measured more than the way
+        self._pace()
+
+    def commit(self, commit: Commit, *, num_known: int = 0) -> Commit:
+        """Take over what is final, except `num_known` tokens that were known before; adds what became of the drafts."""
+        draft = self._draft
+        num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
+        self._engine.commit(draft, commit.token_ids[num_known:])
+        self._passes_s.append(commit.timings.compute_us / 1e6)
+        self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + 1
+        self._pace()
+        drafted = {
+            "num_branch_hits": draft.num_branch_hits - num_hits,
+            "num_wasted_tokens": draft.num_wasted_tokens - num_wasted,
+            "window": draft.pacing.window,
+            "max_branches": draft.pacing.branching.count,
+        }
+        return replace(commit, timings=replace(commit.timings, **drafted))
+
+    def stop(self) -> None:
+        """Draft no more."""
+        self._engine.pace(self._draft, Pacing())
+
+    def _pace(self) -> None:
+        pass_s = statistics.median(self._passes_s) if self._passes_s else 0.0
+        measured = Measured(self._engine.step_s, pass_s, self._round_trip.seconds)
+        pacing = choose_pacing(self._gamma, self._max_branches, measured)
+        if self._num_unanswered >= PROBE_AFTER:
+            pacing = replace(pacing, num_ahead=0, min_gain=0.0)
+        self._engine.pace(self._draft, pacing)
+
+
+def _with_network(commit: Commit, gap_s: float) -> Commit:
+    """What the target did not spend of the time since the last commit, the way from there took."""
+    timings = commit.timings
+    network_us = max(0, round(gap_s * 1e6) - timings.queue_us - timings.compute_us)
+    return replace(commit, timings=replace(timings, network_us=network_us))

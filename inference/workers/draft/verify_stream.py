@@ -1,0 +1,108 @@
+"""The draft worker's side of a Verify stream: proposals up, commits down, bytes counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import grpc
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.commit import Commit
+from inference.errors import UnavailableError
+from inference.request import GenerationRequest
+from inference.scheduling.round_trip import RoundTrip
+from inference.text.vocabulary import Vocabulary
+from inference.workers.convert import commit_from_message, open_to_message
+from inference.workers.draft.proposals import ProposalSender
+from inference.workers.status import from_rpc_error
+
+_FRAME_BYTES = 5  # gRPC's length prefix of each message
+
+
+@dataclass(slots=True)
+class Origin:
+    """The model that a request's tokens come from, over all of its streams; empty before the first one says."""
+
+    model_id: str = ""
+
+
+class VerifyStream:
+    """One session at a remote target."""
+
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse],
+        address: str,
+        origin: Origin,
+    ) -> None:
+        self._call = call
+        self._address = address
+        self._origin = origin
+        self.round_trip = RoundTrip()
+        self.proposals = ProposalSender(self._propose, self.round_trip)
+        self._bytes_up = 0
+        self._bytes_down = 0
+
+    async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
+        """Open the session; does not wait for the answer, so that drafting begins at once."""
+        self._opened_at = time.monotonic()
+        message = open_to_message(request, fingerprint=vocabulary.fingerprint, vocab_size=vocabulary.size)
+        message.model_id = self._origin.model_id
+        await self._write(pb.VerifyRequest(open=message))
+
+    async def commit(self) -> Commit:
+        """The next commit."""
+        message = await self._read()
+        if message.WhichOneof("message") == "opened":  # the target answers Open at once: a round trip
+            self.round_trip.record(time.monotonic() - self._opened_at)
+            self._origin.model_id = message.opened.model_id
+            message = await self._read()
+        commit = commit_from_message(message.commit)
+        self.proposals.answered(commit)
+        timings = replace(
+            commit.timings,
+            bytes_up=self._bytes_up,
+            bytes_down=self._bytes_down,
+            round_trip_us=round(self.round_trip.seconds * 1e6),
+        )
+        self._bytes_up = self._bytes_down = 0
+        return replace(commit, timings=timings)
+
+    async def _propose(self, message: pb.Propose) -> None:
+        await self._write(pb.VerifyRequest(propose=message))
+
+    async def _write(self, message: pb.VerifyRequest) -> None:
+        self._bytes_up += message.ByteSize() + _FRAME_BYTES
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as exc:
+            raise from_rpc_error(exc, self._address) from exc
+        except asyncio.InvalidStateError:  # the call has ended already; reading says why
+            await self._read()
+
+    async def _read(self) -> pb.VerifyResponse:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as exc:
+            raise from_rpc_error(exc, self._address) from exc
+        if not isinstance(message, pb.VerifyResponse):  # grpc.aio.EOF
+            raise UnavailableError(f"{self._address}: the target closed the session before it was finished")
+        self._bytes_down += message.ByteSize() + _FRAME_BYTES
+        return message
+
+
+@asynccontextmanager
+async def verify_stream(
+    stub: rpc.VerificationServiceStub, address: str, origin: Origin, *, deadline_s: float
+) -> AsyncGenerator[VerifyStream, None]:
+    """A stream that is cancelled, and so frees its slot, however the block is left."""
+    call = stub.Verify(timeout=deadline_s)
+    try:
+        yield VerifyStream(call, address, origin)
+    finally:
+        call.cancel()

@@ -1,0 +1,135 @@
+"""The completer of this process: a tokenizer around a generator."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from inference.commit import Commit, FinishReason, Generator, TokenLogprob, TokenLogprobs
+from inference.errors import InvalidRequestError
+from inference.model import check_seed
+from inference.request import GenerationRequest, check_logit_bias
+from inference.text.stop_strings import StopStrings
+from inference.text.tokenizer import Tokenizer
+from inference.workers.completion import Chat, CompletionRequest, Delta, Event, Finished, Started
+
+MAX_INLINE_CHARACTERS = 20_000
+"""Longer prompts are tokenized on a thread: megabytes take seconds, in which nobody else would be served."""
+
+
+class LocalCompleter:
+    """A tokenizer around a generator."""
+
+    def __init__(self, generator: Generator, tokenizer: Tokenizer) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        """See `Completer`."""
+        generation = self._generation(request, await self._prompt(request.prompt))
+        output = _Output(self._tokenizer, request.stop)
+        started: Started | None = self._started(request, generation)
+        async with aclosing(self._generator.generate(generation)) as commits:
+            async for commit in commits:
+                if started is not None:  # only now: a request that is refused has never started
+                    yield started
+                    started = None
+                delta = output.delta(commit)
+                if delta.token_ids or delta.text:
+                    yield delta
+                if delta.finish_reason is not None:
+                    yield Finished(delta.finish_reason)
+                    return  # a stop string ends the text here; what goes on underneath is cancelled
+
+    def _started(self, request: CompletionRequest, generation: GenerationRequest) -> Started:
+        token_ids, text = generation.prompt_token_ids, ""
+        if request.echo:
+            text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
+        return Started(len(token_ids), generation.sampling.seed, text)
+
+    async def _prompt(self, prompt: str | tuple[int, ...] | Chat) -> tuple[int, ...]:
+        if isinstance(prompt, tuple):
+            return prompt
+        length = len(prompt) if isinstance(prompt, str) else sum(len(text) for _, text in prompt.messages)
+        if length > MAX_INLINE_CHARACTERS:
+            return await asyncio.to_thread(self._encode, prompt)
+        return self._encode(prompt)
+
+    def _encode(self, prompt: str | Chat) -> tuple[int, ...]:
+        if isinstance(prompt, Chat):
+            return self._tokenizer.encode_chat(prompt.messages)
+        return self._tokenizer.encode(prompt)
+
+    def _generation(self, request: CompletionRequest, prompt: tuple[int, ...]) -> GenerationRequest:
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty: it has no token")
+        check_logit_bias(request.sampling, vocab_size=self._generator.vocab_size)
+        if request.seed is not None:
+            check_seed(self._generator, request.sampling)
+        seed = secrets.randbits(64) if request.seed is None else request.seed
+        return GenerationRequest(
+            prompt_token_ids=prompt,
+            sampling=replace(request.sampling, seed=seed),
+            max_new_tokens=request.max_new_tokens,
+            stop_token_ids=request.stop_token_ids,
+            stop_at_eos=not request.ignore_eos,
+            gamma=request.gamma,
+            schedule=request.schedule,
+            logprobs=request.logprobs,
+        )
+
+
+class _Output:
+    """Makes deltas of one request's commits: text, stop strings, and what log-probabilities are called."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._stream = tokenizer.stream()
+        self._stops = StopStrings(stops)
+
+    def delta(self, commit: Commit) -> Delta:
+        """The commit with its text, cut behind the token that completed a stop string."""
+        pieces, lengths = self._pieces(commit.token_ids)
+        rest = self._rest() if commit.finish_reason is not None else ""
+        if pieces:
+            pieces[-1] += rest
+        cut = len(pieces) < len(commit.token_ids)
+        return Delta(
+            token_ids=commit.token_ids[: len(pieces)],
+            text="".join(pieces) or rest,
+            # As behind a stop token: there is no place for draft tokens, so they count neither way.
+            num_draft_tokens=min(commit.num_draft_tokens, len(pieces)) if cut else commit.num_draft_tokens,
+            num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
+            timings=commit.timings,
+            piece_lengths=tuple(map(len, pieces)),
+            logprobs=tuple(map(self._with_text, commit.logprobs, lengths)),
+            finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
+        )
+
+    def _pieces(self, token_ids: tuple[int, ...]) -> tuple[list[str], list[int]]:
+        """What each token adds to the text, up to the one that completes a stop string.
+
+        Also how many characters it would add if no stop string held any back.
+        """
+        pieces: list[str] = []
+        lengths: list[int] = []
+        for token_id in token_ids:
+            text = self._stream.push(token_id)
+            pieces.append(self._stops.push(text))
+            lengths.append(len(text))
+            if self._stops.found:
+                break
+        return pieces, lengths
+
+    def _rest(self) -> str:
+        """What the end of the sequence makes certain."""
+        return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
+
+    def _with_text(self, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
+        return TokenLogprobs(self._named(logprobs.chosen), tuple(map(self._named, logprobs.top)), num_characters)
+
+    def _named(self, token: TokenLogprob) -> TokenLogprob:
+        return replace(token, text=self._tokenizer.token_bytes(token.token_id))

@@ -1,0 +1,84 @@
+"""The target's side of an Assist stream: one attached draft worker."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+import grpc
+
+from grpc_comm.interceptors import Context
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.commit import Commit
+from inference.engine.pool import DraftPool
+from inference.engine.target_session import TargetSession
+from inference.errors import InvalidRequestError
+from inference.request import Schedule
+from inference.text.vocabulary import Vocabulary
+from inference.workers.convert import branches_from_message, commit_to_message, open_to_message
+
+_numbers = itertools.count(1)
+
+
+class StreamWorker:
+    """A `Worker` behind a stream: what it is told goes through an outbox, so that nobody waits for the network."""
+
+    def __init__(self, attach: pb.Attach) -> None:
+        self.id = f"w{next(_numbers)}"
+        self.num_slots = attach.num_slots
+        self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue()
+        self._vocabulary = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
+
+    def open(self, session: TargetSession) -> None:
+        """See `Worker`."""
+        request = session.request
+        num_output = len(session.token_ids) - len(request.prompt_token_ids)
+        opening = replace(
+            request,
+            prompt_token_ids=tuple(session.token_ids),
+            num_committed_tokens=request.num_committed_tokens + num_output,
+            max_new_tokens=max(1, request.max_new_tokens - num_output),
+            schedule=Schedule.ASYNC,
+        )
+        words = self._vocabulary
+        message = open_to_message(opening, fingerprint=words.fingerprint, vocab_size=words.size)
+        self._put(pb.AssistResponse(open=pb.AssistOpen(session_id=session.id, open=message)))
+
+    def commit(self, session: TargetSession, commit: Commit) -> None:
+        """See `Worker`."""
+        lean = replace(commit, logprobs=())  # a draft has no use for them
+        message = pb.AssistCommit(session_id=session.id, commit=commit_to_message(lean))
+        self._put(pb.AssistResponse(commit=message))
+
+    def close(self, session: TargetSession) -> None:
+        """See `Worker`."""
+        self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.id)))
+
+    def _put(self, message: pb.AssistResponse) -> None:
+        self.outbox.put_nowait(message)
+
+
+async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, *, pass_us: int) -> None:
+    """Lend the worker out until its stream ends.
+
+    Raises:
+        InvalidRequestError: it sent what no draft may send.
+    """
+    attached = pb.Attached(worker_id=worker.id, pass_us=pass_us)
+    await context.write(pb.AssistResponse(attached=attached))
+    pool.attach(worker)
+    writer = asyncio.create_task(_write(worker, context))
+    try:
+        while (message := await context.read()) != grpc.aio.EOF:
+            if message.WhichOneof("message") != "propose":
+                raise InvalidRequestError("a worker attaches once; every later message must be AssistPropose")
+            pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
+    finally:
+        writer.cancel()
+        pool.detach(worker)
+
+
+async def _write(worker: StreamWorker, context: Context) -> None:
+    while True:
+        await context.write(await worker.outbox.get())

@@ -1,0 +1,183 @@
+"""VerificationService over a target engine: one stream is one session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from grpc_comm.interceptors import Context
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.commit import Commit
+from inference.engine.pool import DraftPool
+from inference.engine.target import TargetEngine
+from inference.engine.target_session import TargetSession
+from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError
+from inference.observe.metrics import Metrics
+from inference.observe.profile import Profile
+from inference.observe.stats import RequestStats
+from inference.request import Schedule
+from inference.speculation.tree import MAX_TREE_TOKENS
+from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.convert import (
+    PROTOCOL_VERSION,
+    branches_from_message,
+    commit_to_message,
+    open_from_message,
+)
+from inference.workers.observed import metered_commits
+from inference.workers.target.assist import StreamWorker, serve_worker
+
+LINGER_S = 2.0
+"""How long a finished stream stays open for drafts that are on their way, unless the draft ends it first. A write that
+meets a closed stream would fail the draft's call as a whole, with the last commits unread."""
+
+MAX_WORKER_SLOTS = 4096
+"""Sessions that one worker of the pool may offer to draft for."""
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
+
+
+class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
+    """Translates; owns no algorithm.
+
+    Args:
+        engine: verifies.
+        pool: takes in the draft workers that attach.
+        vocabulary: of the target.
+        idle_timeout_s: seconds a session may hold its slot without a proposal.
+        profile: records every session; None records none.
+        metrics: counts every session.
+        annotate: is told what a session cost, in the session's task, when it ends.
+    """
+
+    def __init__(
+        self,
+        engine: TargetEngine,
+        pool: DraftPool,
+        *,
+        vocabulary: Vocabulary,
+        model_id: str,
+        idle_timeout_s: float,
+        profile: Profile | None = None,
+        metrics: Metrics | None = None,
+        annotate: Callable[[RequestStats], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._profile = profile
+        self._metrics = metrics
+        self._annotate = annotate
+        self._idle_timeout_s = idle_timeout_s
+        self._vocabulary = vocabulary
+        self._model_id = model_id
+
+    async def Verify(self, _: object, context: Context) -> None:
+        """Serve one session from Open to its last Commit."""
+        session = self._open(await self._first(context))
+        stats = self._stats(session)
+        tasks = [
+            asyncio.create_task(self._read_proposals(session, context)),
+            asyncio.create_task(self._watch(session)),
+        ]
+        try:
+            await context.write(self._opened(session))
+            async with aclosing(self._commits(session)) as commits:
+                async for commit in commits:
+                    stats.record(
+                        len(commit.token_ids), commit.num_draft_tokens, commit.num_accepted_tokens, commit.timings
+                    )
+                    await context.write(pb.VerifyResponse(commit=commit_to_message(commit)))
+            if session.schedule is Schedule.ASYNC:
+                await asyncio.wait(tasks[:1], timeout=LINGER_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._engine.close(session)
+            if self._annotate is not None:
+                self._annotate(stats)
+
+    async def Assist(self, _: object, context: Context) -> None:
+        """Serve one draft worker of the pool until it leaves."""
+        message = await self._first(context)
+        if message == grpc.aio.EOF or message.WhichOneof("message") != "attach":
+            raise InvalidRequestError("the first message of a pool worker must be Attach")
+        self._check_fits(message.attach)
+        if not 1 <= message.attach.num_slots <= MAX_WORKER_SLOTS:
+            raise InvalidRequestError(f"num_slots {message.attach.num_slots} is outside 1..{MAX_WORKER_SLOTS}")
+        await serve_worker(StreamWorker(message.attach), self._pool, context, pass_us=self._engine.pass_us)
+
+    def _open(self, message: Any) -> TargetSession:
+        if message == grpc.aio.EOF or message.WhichOneof("message") != "open":
+            raise InvalidRequestError("the first message of a session must be Open")
+        self._check_fits(message.open)
+        self._check_resumes(message.open)
+        return self._engine.open(open_from_message(message.open), drafted=True)
+
+    def _check_fits(self, message: pb.Open | pb.Attach) -> None:
+        if message.protocol_version != PROTOCOL_VERSION:
+            raise IncompatibleDraftError(
+                f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
+            )
+        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
+
+    def _check_resumes(self, message: pb.Open) -> None:
+        """A sequence that one model began is not another's to go on with."""
+        if message.num_committed_tokens and message.model_id not in ("", self._model_id):
+            raise IncompatibleDraftError(
+                f"the session began with model {message.model_id}, here is {self._model_id}: it cannot resume"
+            )
+
+    async def _first(self, context: Context) -> Any:
+        """The first message of a stream, which does not wait for ever."""
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                return await context.read()
+        except TimeoutError:
+            raise DeadlineError(f"no first message came for {self._idle_timeout_s:g} s") from None
+
+    def _commits(self, session: TargetSession) -> AsyncGenerator[Commit, None]:
+        commits = self._engine.commits(session)
+        if self._metrics is None:
+            return commits
+        return metered_commits(commits, self._metrics, num_prompt_tokens=len(session.request.prompt_token_ids))
+
+    def _stats(self, session: TargetSession) -> RequestStats:
+        stats = RequestStats(num_prompt_tokens=len(session.request.prompt_token_ids))
+        if self._profile is not None:
+            self._profile.add(f"session {session.id}", stats)
+        return stats
+
+    def _opened(self, session: TargetSession) -> pb.VerifyResponse:
+        opened = pb.Opened(
+            session_id=session.id,
+            max_length=self._engine.max_length,
+            max_tree_tokens=MAX_TREE_TOKENS,
+            pass_us=self._engine.pass_us,
+            model_id=self._model_id,
+        )
+        return pb.VerifyResponse(opened=opened)
+
+    async def _read_proposals(self, session: TargetSession, context: Context) -> None:
+        """Feed the session until its stream ends; a bad message ends the session."""
+        try:
+            while (message := await context.read()) != grpc.aio.EOF:
+                if message.WhichOneof("message") != "propose":
+                    raise InvalidRequestError("a session has one Open; every later message must be Propose")
+                self._engine.propose(session, branches_from_message(message.propose))
+            session.fail(InvalidRequestError("the draft closed its side before the session was finished"))
+        except Exception as exc:
+            session.fail(exc)
+
+    async def _watch(self, session: TargetSession) -> None:
+        """End a session whose draft has gone silent, so that its slot serves others."""
+        while True:
+            left_s = self._idle_timeout_s - session.idle_s
+            if left_s <= 0:
+                break
+            await asyncio.sleep(left_s)
+        session.fail(DeadlineError(f"no proposal came for {self._idle_timeout_s:g} s"))

@@ -1,0 +1,74 @@
+"""Completers that need no model: they write what a test tells them, and remember what was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from inference.commit import FinishReason, Timings, TokenLogprob, TokenLogprobs
+from inference.gateway.app import Gateway
+from inference.observe.metrics import Metrics
+from inference.workers.completion import CompletionRequest, Delta, Event, Finished, ModelCard, Started
+from inference.workers.observed import MeteredCompleter
+
+CARD = ModelCard("tiny", "fused", 128, 288, "0123")
+
+
+class ScriptedCompleter:
+    """Gives passes of pieces; all but a pass's last token count as accepted.
+
+    Args:
+        passes: the pieces of each pass, one per token.
+        error: raised at the end instead of finishing, or at once if there are no passes.
+        gap_s: seconds before each pass.
+    """
+
+    def __init__(self, passes: Sequence[Sequence[str]], *, error: Exception | None = None, gap_s: float = 0.0) -> None:
+        self._passes = passes
+        self._error = error
+        self._gap_s = gap_s
+        self.requests: list[CompletionRequest] = []
+        self.num_running = 0
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        self.requests.append(request)
+        self.num_running += 1
+        try:
+            if self._passes:
+                yield Started(3, request.seed or 0, "prompt " if request.echo else "")
+            for number, pieces in enumerate(self._passes):
+                await asyncio.sleep(self._gap_s)
+                is_last = number == len(self._passes) - 1 and self._error is None
+                yield delta(pieces, request.logprobs, FinishReason.LENGTH if is_last else None)
+            if self._error is not None:
+                raise self._error
+            yield Finished(FinishReason.LENGTH)
+        finally:
+            self.num_running -= 1
+
+
+def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | None) -> Delta:
+    entries = [(TokenLogprob(7, -0.5, piece.encode()), len(piece)) for piece in pieces] if logprobs is not None else []
+    return Delta(
+        token_ids=(7,) * len(pieces),
+        text="".join(pieces),
+        num_draft_tokens=len(pieces),
+        num_accepted_tokens=len(pieces) - 1,
+        timings=Timings(queue_us=10, compute_us=20, bytes_up=5),
+        piece_lengths=tuple(map(len, pieces)),
+        logprobs=tuple(TokenLogprobs(entry, (entry,) * (logprobs or 0), length) for entry, length in entries),
+        finish_reason=reason,
+    )
+
+
+def gateway(completer: ScriptedCompleter, **settings: object) -> Gateway:
+    """A gateway in front of it, with metrics."""
+
+    async def is_healthy() -> bool:
+        return True
+
+    metrics = Metrics(CARD.name)
+    metered = MeteredCompleter(completer, metrics)
+    metrics.watch(metered)
+    defaults = {"completer": metered, "card": CARD, "metrics": metrics, "is_healthy": is_healthy}
+    return Gateway(**{**defaults, **settings})  # type: ignore[arg-type]

@@ -1,0 +1,61 @@
+"""Checkpoints that are no plain model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from tests.support.models import save_tiny_model, tiny_model
+
+HIDDEN_SIZE = 32
+
+
+def save_eagle_draft(directory: Path, method: str) -> Path:
+    """A draft of one layer with the keys of an EAGLE checkpoint."""
+    save_tiny_model(directory, "llama", seed=9, num_hidden_layers=1, tie_word_embeddings=False)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    if method == "eagle":
+        del tensors["model.norm.weight"], tensors["model.layers.0.input_layernorm.weight"]
+    factor = 3 if method == "eagle3" else 2
+    tensors["fc.weight"] = torch.zeros(HIDDEN_SIZE, factor * HIDDEN_SIZE)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return directory
+
+
+def save_medusa_target(directory: Path, *, num_heads: int, vocab_size: int = 288) -> Path:
+    """`ModelDirectories.target` with heads that are right now and then: fitted to the target's own greedy texts."""
+    save_tiny_model(directory, "llama", seed=1)
+    model = tiny_model("llama", seed=1)
+    texts = _greedy_texts(model, num_texts=60, num_tokens=40)
+    with torch.no_grad():
+        hidden = model(texts, output_hidden_states=True).hidden_states[-1]  # [num_texts, num_tokens, hidden_size]
+    generator = torch.Generator().manual_seed(3)
+    heads: dict[str, torch.Tensor] = {}
+    for head in range(num_heads):
+        weight, bias = torch.randn(HIDDEN_SIZE, HIDDEN_SIZE, generator=generator) * 0.05, torch.zeros(HIDDEN_SIZE)
+        ahead = head + 2  # the model itself gives the next token, the first head the one behind it
+        rows = (hidden + torch.nn.functional.silu(hidden @ weight.T + bias))[:, :-ahead].reshape(-1, HIDDEN_SIZE)
+        wanted = torch.nn.functional.one_hot(texts[:, ahead:].reshape(-1), vocab_size).float()
+        output = torch.linalg.lstsq(rows, wanted).solution.T.contiguous()
+        layers = {"0.linear.weight": weight, "0.linear.bias": bias, "1.weight": output}
+        heads |= {f"medusa_head_{head}.{name}": tensor for name, tensor in layers.items()}
+    torch.save(heads, directory / "medusa_heads.pt")
+    return directory
+
+
+def _greedy_texts(model: PreTrainedModel, *, num_texts: int, num_tokens: int) -> torch.Tensor:
+    prompts = torch.randint(2, 288, (num_texts, 2), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(prompts)
+    texts: torch.Tensor = model.generate(
+        prompts,
+        attention_mask=mask,
+        do_sample=False,
+        min_new_tokens=num_tokens,
+        max_new_tokens=num_tokens,
+        pad_token_id=0,
+    )
+    return texts

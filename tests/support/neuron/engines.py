@@ -1,0 +1,129 @@
+"""Engines over neuron backends of the double, and what they make of requests. No processes, no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from inference.commit import Commit, FinishReason
+from inference.engine.draft import DraftEngine
+from inference.engine.target import TargetEngine
+from inference.model import Backend, max_pass_draft_tokens, prompt_chunk_tokens
+from inference.request import GenerationRequest, SamplingParams, Schedule
+from inference.speculation.slot_decoder import SlotDecoder
+from tests.conftest import ModelDirectories
+from tests.support.models import EOS_TOKEN_ID
+
+MAX_LENGTH = 64
+
+Answer = tuple[list[int], FinishReason]
+
+
+def target_engine(backend: Backend) -> TargetEngine:
+    """As `inference.serving.assembly` builds it."""
+    return TargetEngine(
+        SlotDecoder(backend),
+        num_slots=backend.num_slots,
+        max_length=backend.max_length,
+        vocab_size=backend.vocab_size,
+        gamma=max_pass_draft_tokens(backend, 16),
+        prompt_chunk=prompt_chunk_tokens(backend, default=0),
+    )
+
+
+def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationRequest]:
+    """Prompts of 1 to 40 tokens, some up to the end of the context; parameters all over their ranges."""
+    rng = random.Random(seed)
+    made = []
+    for _ in range(num_requests):
+        sampling = SamplingParams(
+            temperature=rng.choice([0.0, 0.5, 1.0, 1.7]),
+            top_k=rng.choice([0, 1, 5, 50]),
+            top_p=rng.choice([1.0, 0.95, 0.5]),
+            min_p=rng.choice([0.0, 0.05]),
+            seed=rng.randrange(2**64),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
+        )
+        made.append(
+            GenerationRequest(
+                prompt_token_ids=tuple(rng.randrange(2, 288) for _ in range(rng.choice([1, 2, 5, 13, 40]))),
+                sampling=sampling if sampled else SamplingParams(),
+                max_new_tokens=rng.choice([1, 2, 9, 14, 60]),
+                stop_token_ids=frozenset({EOS_TOKEN_ID}),
+                gamma=rng.choice([None, 1, 3, 4, 7]),
+            )
+        )
+    return made
+
+
+def greedy_reference(models: ModelDirectories, wanted: Sequence[GenerationRequest]) -> list[list[int]]:
+    """What Transformers' own generate() makes of them."""
+    model = AutoModelForCausalLM.from_pretrained(models.target)
+    outputs = []
+    for request in wanted:
+        token_ids = torch.tensor([request.prompt_token_ids])
+        num_new = min(request.max_new_tokens, MAX_LENGTH - token_ids.shape[1])
+        mask = torch.ones_like(token_ids)
+        output = model.generate(
+            token_ids, attention_mask=mask, do_sample=False, max_new_tokens=num_new, pad_token_id=EOS_TOKEN_ID
+        )
+        outputs.append(output[0, token_ids.shape[1] :].tolist())
+    return outputs
+
+
+async def generate_all(engine: TargetEngine, wanted: Sequence[GenerationRequest]) -> list[Answer]:
+    """All at once: three slots hold some, the others queue."""
+    engine.start()
+    try:
+        return list(await asyncio.gather(*(_generate(engine, request) for request in wanted)))
+    finally:
+        await engine.stop()
+
+
+async def _generate(engine: TargetEngine, request: GenerationRequest) -> Answer:
+    return answer_of([commit async for commit in engine.generate(request)])
+
+
+def answer_of(commits: Sequence[Commit]) -> Answer:
+    reason = commits[-1].finish_reason
+    assert reason is not None
+    return [token_id for commit in commits for token_id in commit.token_ids], reason
+
+
+async def distribute_all(
+    target: TargetEngine, drafts: DraftEngine, wanted: Sequence[GenerationRequest]
+) -> tuple[list[Answer], float]:
+    """Synchronous rounds between two engines, as over the wire; with the rate of acceptance."""
+    target.start()
+    drafts.start()
+    try:
+        pairs = await asyncio.gather(*(_distribute(target, drafts, request) for request in wanted))
+    finally:
+        await asyncio.gather(target.stop(), drafts.stop())
+    commits = [commit for _, of_request in pairs for commit in of_request]
+    num_drafted = sum(commit.num_draft_tokens for commit in commits)
+    return [answer for answer, _ in pairs], sum(commit.num_accepted_tokens for commit in commits) / num_drafted
+
+
+async def _distribute(
+    target: TargetEngine, drafts: DraftEngine, request: GenerationRequest
+) -> tuple[Answer, list[Commit]]:
+    draft = drafts.open(request.prompt_token_ids, request.sampling)
+    await draft.admitted()
+    session = target.open(replace(request, schedule=Schedule.SYNC), drafted=True)
+    commits: list[Commit] = []
+    try:
+        while not commits or commits[-1].finish_reason is None:
+            chain = await drafts.propose(draft, request.gamma or 5)
+            target.propose(session, [("prefix", len(draft.committed), chain)] if chain else [])
+            commits.append(await session.commits.get())
+            drafts.commit(draft, commits[-1].token_ids)
+    finally:
+        drafts.close(draft)
+        target.close(session)
+    return answer_of(commits), commits

@@ -1,0 +1,42 @@
+"""Neuron slot backends over the double, of the sizes that the history tests use."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from inference.backends.neuron.slots import NeuronBackend, load_neuron_backend
+from inference.config import ModelConfig, NeuronOptions
+from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS
+from tests.support.models import save_tiny_model
+
+GAMMA = 3
+
+
+@lru_cache(maxsize=4)
+def checkpoint(family: str) -> Path:
+    """A tiny model whose weights are those of `histories.reference(family)`."""
+    return save_tiny_model(Path(mkdtemp()) / family, family)
+
+
+def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, **options: Any) -> ModelConfig:
+    """float32 and three slots, each with room for `length` tokens."""
+    num_slots = options.pop("num_slots", NUM_SLOTS)
+    return ModelConfig(
+        path,
+        backend="neuron",
+        dtype="float32",
+        sequence_length=length + (gamma + 1 if gamma else 0),
+        num_slots=num_slots,
+        neuron=NeuronOptions(gamma=gamma, **options),
+    )
+
+
+def slot_backend(
+    family: str = "llama", *, gamma: int = GAMMA, kind: type[NeuronBackend] = NeuronBackend
+) -> NeuronBackend:
+    """A loaded backend, or one of a class derived from it."""
+    loaded = load_neuron_backend(neuron_config(checkpoint(family), gamma=gamma))
+    return kind(loaded._application, loaded._shape)

@@ -1,0 +1,90 @@
+"""Made-up measurements: a comparison without servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.commit import Timings
+from inference.comparison.plan.config import (
+    ComparisonConfig,
+    Contender,
+    NetworkConfig,
+    PromptSet,
+    Topology,
+    WorkloadConfig,
+)
+from inference.comparison.plan.grid import Sample, walk
+from inference.comparison.report.agreement import check_agreement
+from inference.comparison.report.findings import Findings, find
+from inference.comparison.report.summary import Summarizer
+from inference.comparison.run.record import RequestRecord, Round
+from inference.request import Schedule
+
+STEP_S, PASS_S, VERIFY_S = 0.002, 0.020, 0.024
+TOKENS = tuple(range(100, 112))
+
+
+def config(directory: Path, **changes: Any) -> ComparisonConfig:
+    """A comparison of tiny model directories; `changes` are its fields."""
+    fields: dict[str, Any] = {
+        "target_model": model_directory(directory, "target"),
+        "draft_models": (str(model_directory(directory, "draft")),),
+        "topologies": tuple(Topology),
+        "gammas": (3,),
+        "schedules": (Schedule.SYNC,),
+        "network": NetworkConfig(rtts_ms=(0.0, 10.0)),
+        "workload": WorkloadConfig(
+            prompt_sets=(PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("It was",))),
+            num_runs=2,
+        ),
+        "usable_cores": (0, 1),
+        "cores_per_machine": 1,
+        "output": directory / "report",
+    }
+    return ComparisonConfig(**{**fields, **changes})
+
+
+def model_directory(directory: Path, name: str) -> Path:
+    """Enough of a model for the configuration."""
+    path = directory / name
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def record(contender: Contender, *, rtt_ms: float = 0.0, prompt_index: int = 0, slowdown: float = 1.0) -> RequestRecord:
+    """`TOKENS` as this contender would serve them: speculation accepts two of three draft tokens per round."""
+    if contender.topology is Topology.TARGET:
+        shape, round_s = [(1, 0, 0)] * len(TOKENS), PASS_S
+    else:
+        rtt_s = rtt_ms / 1e3 if contender.topology.is_split else 0.0
+        shape, round_s = [(3, 3, 2)] * (len(TOKENS) // 3), 3 * STEP_S + VERIFY_S + rtt_s
+    rounds = tuple(_round(parts, (index + 1) * round_s * slowdown) for index, parts in enumerate(shape))
+    return RequestRecord(prompt_index, 0.0, num_prompt_tokens=4, token_ids=TOKENS, rounds=rounds)
+
+
+def _round(shape: tuple[int, int, int], arrived_s: float) -> Round:
+    num_tokens, num_draft, num_accepted = shape
+    pass_s = VERIFY_S if num_draft else PASS_S
+    timings = Timings(compute_us=round(pass_s * 1e6), draft_us=round(num_draft * STEP_S * 1e6))
+    return Round(arrived_s, num_tokens, num_draft, num_accepted, timings)
+
+
+def samples(config: ComparisonConfig) -> list[Sample]:
+    """The whole grid; the second run is a tenth slower for everybody."""
+    prompts = {prompt_set.kind: prompt_set.prompts for prompt_set in config.workload.prompt_sets}
+    found = []
+    for repeat, cell in walk(config):
+        records = (
+            record(cell.contender, rtt_ms=cell.rtt_ms, prompt_index=index, slowdown=1.0 + 0.1 * repeat)
+            for index in range(len(prompts[cell.kind]))
+        )
+        found.append(Sample(cell, repeat, tuple(records)))
+    return found
+
+
+def findings(config: ComparisonConfig, measured: Sequence[Sample] | None = None) -> Findings:
+    chosen = samples(config) if measured is None else measured
+    return find(config, Summarizer(config, chosen), check_agreement(chosen), duration_s=1.0)

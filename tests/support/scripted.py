@@ -1,0 +1,95 @@
+"""A decoder and a proposer whose tokens follow from positions alone, and whose steps a test can hold up or break."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from inference.model import Draft, Turn, Verdict
+from inference.speculation.verify import verify
+
+VOCAB_SIZE = 1000
+TIMEOUT_S = 20.0
+
+
+def token_at(position: int) -> int:
+    """What a scripted target chooses for a position; all positions below 900 differ."""
+    return 50 + position
+
+
+def tokens_at(start: int, count: int) -> list[int]:
+    return [token_at(position) for position in range(start, start + count)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until something holds."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
+
+
+class Gate:
+    """Lets steps pass, unless closed; a closed one holds up the model thread in the middle of a step."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._reached = threading.Event()
+        self._open.set()
+        self.error: Exception | None = None
+
+    def close(self) -> None:
+        self._reached.clear()
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def wait_until_reached(self) -> None:
+        """Block until a step stands at the closed gate; call it off the event loop."""
+        assert self._reached.wait(TIMEOUT_S)
+
+    def go_through(self) -> None:
+        """What a step calls."""
+        self._reached.set()
+        assert self._open.wait(TIMEOUT_S)
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+
+class ScriptedDecoder:
+    """A `Decoder`."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.steps: list[list[Turn]] = []
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        self.steps.append(list(turns))
+        self.gate.go_through()
+        return [_verdict(turn) for turn in turns]
+
+
+def _verdict(turn: Turn) -> Verdict:
+    if not turn.chooses:
+        return Verdict((), 0, 0)
+    return verify(tokens_at(len(turn.token_ids), len(turn.proposal) + 1), turn.proposal)
+
+
+class ScriptedProposer:
+    """A `Proposer`, one token per step; right about everything."""
+
+    num_slots = 2
+    max_length = 40
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.steps: list[list[Draft]] = []
+
+    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+        self.steps.append(list(drafts))
+        self.gate.go_through()
+        return [[token_at(len(draft.token_ids))] for draft in drafts]

@@ -1,0 +1,153 @@
+"""Servers, command lines and requests of the integration tests: real processes, real sockets.
+
+Owns how a test starts `main.py` and how it asks a GenerationService. Models are tiny (tiny_models.py), one thread each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from grpc_comm.channel import open_channel
+from inference.commit import FinishReason
+from inference.config import ROOT
+from inference.serving.processes import ServerProcess, free_port, server_process
+from inference.workers.completion import CompletionRequest, Delta, Finished, Started
+from inference.workers.remote import RemoteCompleter
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
+    port = free_port()
+    arguments = ("--model", str(model), "--port", str(port), "--threads", "1", *flags)
+    return server_process("target", "target", *arguments, port=port)
+
+
+def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
+    """A `draft --serve` that verifies at `target`."""
+    port = free_port()
+    arguments = ("--model", str(model), "--port", str(target.port), "--serve", str(port), "--threads", "1", *flags)
+    return server_process("draft", "draft", *arguments, port=port)
+
+
+def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
+    """With a fixed length, unless the flags say otherwise: a tiny draft costs as much as its target, and never pays."""
+    port = free_port()
+    fixed = ("--no-adaptive_gamma", "--gamma", "4")
+    models = ("--target_model", str(target), "--draft_model", str(draft))
+    return server_process(
+        "fused", "fused_target", *models, "--port", str(port), "--threads", "1", *fixed, *flags, port=port
+    )
+
+
+@dataclass
+class Completion:
+    """What became of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_deltas: int = 0
+    num_prompt_tokens: int = 0
+    seed: int | None = None
+    reason: FinishReason | None = None
+
+    def record(self, event: Started | Delta | Finished) -> None:
+        if isinstance(event, Started):
+            self.seed, self.num_prompt_tokens = event.seed, event.num_prompt_tokens
+        elif isinstance(event, Finished):
+            self.reason = event.reason
+        else:
+            self.token_ids += event.token_ids
+            self.text += event.text
+            self.num_draft_tokens += event.num_draft_tokens
+            self.num_accepted_tokens += event.num_accepted_tokens
+            self.num_deltas += 1
+
+
+async def complete(server: ServerProcess | str, request: CompletionRequest) -> Completion:
+    """One request to any GenerationService."""
+    (completion,) = await complete_all(server, [request])
+    return completion
+
+
+async def complete_all(
+    server: ServerProcess | str, requests: Sequence[CompletionRequest], *, concurrency: int = 8
+) -> list[Completion]:
+    """Many requests over one channel, at most `concurrency` in flight; results in the order of the requests."""
+    address = server if isinstance(server, str) else server.address
+    places = asyncio.Semaphore(concurrency)
+    async with open_channel(address) as channel:
+        completer = RemoteCompleter(channel, address, deadline_s=60.0)
+
+        async def one(request: CompletionRequest) -> Completion:
+            completion = Completion()
+            async with places:
+                async for event in completer.complete(request):
+                    completion.record(event)
+            return completion
+
+        return list(await asyncio.gather(*(one(request) for request in requests)))
+
+
+def with_gamma(requests: Sequence[CompletionRequest], gamma: int) -> list[CompletionRequest]:
+    return [replace(request, gamma=gamma) for request in requests]
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """How a run of `main.py` ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        """stdout of --format json: every line is an object."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+    @property
+    def last_line(self) -> str:
+        return self.stderr.strip().splitlines()[-1]
+
+
+@asynccontextmanager
+async def command(*arguments: str | Path) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """A running `main.py`, killed at the latest when the block is left."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "main.py"),
+        *map(str, arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def run_command(*arguments: str | Path, timeout_s: float = 90.0) -> CommandResult:
+    """Run `main.py` to its end."""
+    async with command(*arguments) as process, asyncio.timeout(timeout_s):
+        return await result_of(process)
+
+
+async def result_of(process: asyncio.subprocess.Process) -> CommandResult:
+    stdout, stderr = await process.communicate()
+    assert process.returncode is not None
+    return CommandResult(process.returncode, stdout.decode(), stderr.decode())

@@ -1,0 +1,161 @@
+"""From a command line or a configuration file to a compiled model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.backends.neuron.parameters import KNOWN, check_names
+from inference.backends.neuron.settings import fused_arguments, slot_arguments
+from inference.cli.app import main
+from inference.cli.roles import ROLES, _model_config
+from inference.config import ROOT
+from tests.conftest import ModelDirectories
+from tests.support.nxdi_double.application import NeuronApplication
+
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+TP_DEGREES = {
+    "llama3.1-8b_llama3.2-1b_trn1": 2,
+    "qwen3-32b_qwen3-0.6b_trn2": 64,
+    "qwen3-32b_qwen3-1.7b_trn2": 32,
+    "llama3.1-405b-fp8_llama3.2-1b_trn2": 64,
+}
+COMMON = ("--backend", "neuron", "--dtype", "float32", "--sequence_length", "48", "--batch", "2")
+
+
+def parsed(role: str, *arguments: str | Path) -> Namespace:
+    return ROLES[role].parser().parse_args([str(argument) for argument in arguments])
+
+
+def run(role: str, *arguments: str | Path) -> int:
+    return main(["--role", role, *map(str, arguments)])
+
+
+@pytest.mark.parametrize("role", ["verify_target", "verify_draft"])
+def test_one_model_alone_prints_its_own_tokens(
+    models: ModelDirectories, capsys: pytest.CaptureFixture[str], role: str
+) -> None:
+    flags = ("--model", models.target, "--prompt", "the wind", "--max_new_tokens", "6", "--format", "json")
+    assert run(role, *flags, *COMMON, "--neuron_cores", "2") == 0
+    on_neuron = json.loads(capsys.readouterr().out)
+    assert run("verify_target", *flags, "--sequence_length", "48", "--threads", "1") == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == on_neuron["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_artifacts"),
+    [(("--target_model",), 1), (("--draft_model",), 1), (("--target_model", "--draft_model"), 1)],
+)
+def test_compile_leaves_artifacts_that_a_second_run_finds(
+    models: ModelDirectories,
+    artifacts: Path,
+    compiled_in: list[str],
+    caplog: pytest.LogCaptureFixture,
+    flags: tuple[str, ...],
+    num_artifacts: int,
+) -> None:
+    caplog.set_level(logging.INFO)
+    paths = {"--target_model": models.target, "--draft_model": models.related}
+    arguments = [text for flag in flags for text in (flag, paths[flag])]
+    assert run("compile", *arguments, *COMMON) == 0
+    assert len(list(artifacts.iterdir())) == len(compiled_in) == num_artifacts
+    assert run("compile", *arguments, *COMMON) == 0
+    assert len(compiled_in) == num_artifacts
+    assert "hit" in caplog.text
+
+
+def test_compile_for_two_slot_models(models: ModelDirectories, artifacts: Path) -> None:
+    both = ("--target_model", models.target, "--draft_model", models.related, "--speculation_method", "vanilla")
+    assert run("compile", *both, *COMMON) == 0
+    assert len(list(artifacts.iterdir())) == 2
+
+
+def test_what_compile_made_is_what_the_servers_find(
+    models: ModelDirectories, artifacts: Path, compiled_in: list[str]
+) -> None:
+    assert run("compile", "--model", models.target, *COMMON, "--gamma", "0", "--compiled_model_path", artifacts) == 0
+    prompt = ("--prompt", "7", "--max_new_tokens", "1", "--compiled_model_path", artifacts)
+    assert run("verify_target", "--model", models.target, *COMMON, *prompt) == 0
+    assert len(compiled_in) == 1
+    assert NeuronApplication.calls
+
+
+def test_compile_without_a_model_or_a_compiler(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compile") == 2
+    assert "nothing to compile" in capsys.readouterr().err
+    assert run("compile", "--model", models.target, "--backend", "torch") == 2
+    assert "backend torch compiles nothing: neuron does" in capsys.readouterr().err
+
+
+def test_other_backends_take_no_neuron_settings(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify_target", "--model", models.target, "--neuron_config", '{"fused_qkv": true}') == 2
+    assert "backend auto takes neither" in capsys.readouterr().err
+
+
+def test_neuron_config_must_be_an_object(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("{", "[1]"):
+        with pytest.raises(SystemExit) as caught:
+            parsed("target", "--neuron_config", text)
+        assert caught.value.code == 2
+    assert "is not a JSON object" in capsys.readouterr().err
+
+
+def test_a_file_gives_flags_and_the_command_line_wins(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        'backend = "neuron"\nbatch = 3\ntp_degree = 2\nprofile = true\n'
+        "[neuron_config]\nfused_qkv = true\nlm_head_pad = false\n[target]\ngamma = 6\n[draft]\ngamma = 2\n"
+    )
+    overrides = ("--batch", "4", "--neuron_config", '{"lm_head_pad": true}')
+    args = parsed("target", "--config", file, *overrides)
+    assert (args.backend, args.batch, args.tp_degree, args.gamma, args.profile) == ("neuron", 4, 2, 6, True)
+    assert args.neuron_config == {"fused_qkv": True, "lm_head_pad": True}
+    assert parsed("draft", f"--config={file}").gamma == 2
+    assert parsed("target").neuron_config == {}, "defaults are not changed by earlier files"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.toml", "batch = ", "cannot be read"),
+        ("config.json", "[1]", "an object of flags is expected"),
+        ("config.json", '{"target": {"batchh": 1}}', "role target has no flag batchh"),
+        ("config.json", '{"batchh": 1}', "no role has a flag batchh"),
+        ("config.json", '{"batch": "many"}', "invalid int value"),
+        ("none.json", None, "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str | None, message: str
+) -> None:
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        parsed("target", "--config", file)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_tutorials_are_there() -> None:
+    assert {file.stem for file in CONFIGS} >= TP_DEGREES.keys()
+
+
+@pytest.mark.parametrize("file", [file for file in CONFIGS if file.stem in TP_DEGREES], ids=lambda file: str(file.stem))
+@pytest.mark.parametrize("role", ["fused_target", "compile", "target", "draft"])
+def test_a_tutorial_s_file_is_a_valid_configuration(models: ModelDirectories, file: Path, role: str) -> None:
+    args = parsed(role, "--config", file, "--neuron_config", '{"quantized_checkpoints_path": "there"}')
+    gamma = 0 if role == "draft" else args.gamma
+    config = _model_config(args, models.target, num_threads=1, gamma=gamma)
+    check_names(config.neuron.overrides, KNOWN)
+    arguments: dict[str, Any] = (fused_arguments if role == "fused_target" else slot_arguments)(
+        config, length=args.sequence_length
+    )
+    assert arguments["tp_degree"] == TP_DEGREES[file.stem]
+    if role == "fused_target" and "trn2" in file.stem:
+        assert arguments["speculation_length"] == 7

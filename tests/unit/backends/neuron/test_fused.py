@@ -1,0 +1,344 @@
+"""NxDI's fused graph behind the engine: greedy exact, everything it cannot do refused by name, every rule needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.special import chdtrc  # type: ignore[import-untyped]
+from transformers import AutoModelForCausalLM
+
+from inference.backends.neuron import calls as calls_module
+from inference.backends.neuron import fused, graph_decoder
+from inference.backends.neuron.fused import FusedDecoder, load_fused_decoder
+from inference.config import ModelConfig, NeuronOptions, ProposerConfig
+from inference.engine.target import TargetEngine
+from inference.errors import ConfigError, InternalError, InvalidRequestError
+from inference.model import Turn, Verdict, check_seed
+from inference.request import GenerationRequest, SamplingParams
+from inference.serving.assembly import fused_engine
+from tests.conftest import ModelDirectories
+from tests.support.neuron.checkpoints import save_eagle_draft
+from tests.support.neuron.engines import MAX_LENGTH, answer_of, generate_all, greedy_reference, requests
+
+K = 4
+DO_SAMPLE = {"do_sample": True, "dynamic": True}
+SAMPLING = {"on_device_sampling_config": DO_SAMPLE}
+
+Calls = list[tuple[str, tuple[int, ...]]]
+
+
+def pair(target: Path, draft: Path, *, method: str = "fused", **options: Any) -> tuple[ModelConfig, ModelConfig]:
+    """float32, three slots, K tokens a step."""
+    neuron = NeuronOptions(gamma=K, method=method, **options)
+    config = ModelConfig(
+        target, backend="neuron", dtype="float32", sequence_length=MAX_LENGTH + K, num_slots=3, neuron=neuron
+    )
+    return config, replace(config, path=draft, neuron=replace(neuron, gamma=0))
+
+
+def load(target: Path, draft: Path, **options: Any) -> FusedDecoder:
+    decoder = load_fused_decoder(*pair(target, draft, **options))
+    assert isinstance(decoder, FusedDecoder)
+    return decoder
+
+
+def engine(decoder: FusedDecoder) -> TargetEngine:
+    return TargetEngine(
+        decoder,
+        num_slots=decoder.num_slots,
+        max_length=decoder.max_length,
+        vocab_size=decoder.vocab_size,
+        gamma=K,
+        prompt_chunk=decoder.prompt_chunk_tokens,
+    )
+
+
+async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls) -> None:
+    wanted = requests(9, seed=4, sampled=False)
+    answers = await generate_all(engine(load(models.target, models.related)), wanted)
+    assert [token_ids for token_ids, _ in answers] == greedy_reference(models, wanted)
+    assert {shape for graph, shape in calls if graph == "fused"} >= {(1, 1), (2, 1), (3, 1)}
+
+
+@pytest.mark.parametrize("method", ["fused", "vanilla"])
+async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, calls: Calls, method: str) -> None:
+    """As `main.py --role fused_target` puts it together: one graph, or two slot models."""
+    wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
+    target, draft = pair(models.target, models.related, method=method)
+    async with fused_engine(
+        target, ProposerConfig(draft.path, draft, 3), max_waiting=8, gamma=K, length=None
+    ) as running:
+        answers = [answer_of([commit async for commit in running.generate(request)]) for request in wanted]
+        assert running.seed_invariant
+    assert [token_ids for token_ids, _ in answers] == greedy_reference(models, wanted)
+    assert ("fused" in {graph for graph, _ in calls}) == (method == "fused")
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+async def test_eagle_is_greedy_exact(models: ModelDirectories, tmp_path: Path, method: str) -> None:
+    wanted = requests(6, seed=5, sampled=False)
+    draft = save_eagle_draft(tmp_path / "eagle", method)
+    answers = await generate_all(engine(load(models.target, draft, method=method)), wanted)
+    assert [token_ids for token_ids, _ in answers] == greedy_reference(models, wanted)
+
+
+def turn(token_ids: list[int], start: int, slot: int = 0) -> Turn:
+    return Turn(slot, start, token_ids, SamplingParams(), gamma=K)
+
+
+def test_a_draft_that_equals_its_target_commits_k_tokens_a_step(models: ModelDirectories) -> None:
+    decoder = load(models.target, models.target)
+    tokens = [5, 6, 7]
+    (first,) = decoder.step([turn(tokens, 0)])
+    assert first == Verdict(first.token_ids, 0, 0)
+    tokens += first.token_ids
+    for _ in range(3):
+        (verdict,) = decoder.step([turn(tokens, len(tokens) - 1)])
+        assert (verdict.num_draft_tokens, verdict.num_accepted_tokens, len(verdict.token_ids)) == (K - 1, K - 1, K)
+        tokens += verdict.token_ids
+
+
+def test_prompts_and_steps_share_a_pass(models: ModelDirectories, calls: Calls) -> None:
+    decoder = load(models.target, models.related)
+    (first,) = decoder.step([turn([5, 6, 7], 0, slot=2)])
+    calls.clear()
+    verdicts = decoder.step([turn([5, 6, 7, *first.token_ids], 3, slot=2), turn([8, 9], 0, slot=0)])
+    assert calls == [("context", (1, 2)), ("fused", (1, 1))]
+    assert len(verdicts[1].token_ids) == 1
+
+
+def test_a_part_of_a_prompt_chooses_nothing_and_the_whole_is_read_later(models: ModelDirectories) -> None:
+    decoder = load(models.target, models.related)
+    (part,) = decoder.step([replace(turn([5, 6], 0), chooses=False)])
+    assert part.token_ids == ()
+    (whole,) = decoder.step([turn([5, 6, 7], 2)])
+    (again,) = decoder.step([turn([5, 6, 7], 0)])
+    assert whole.token_ids == again.token_ids
+
+
+REFUSED = [
+    (SamplingParams(temperature=0.7), {}, r"temperature 0.7 .*speculation_method fused"),
+    (SamplingParams(repetition_penalty=1.2), {}, "penalty"),
+    (SamplingParams(logit_bias=((5, 1.0),)), {}, "logit_bias"),
+    (SamplingParams(), {"logprobs": 2}, "logprobs 2"),
+    (SamplingParams(), {"prompt_token_ids": (3,) * 33}, "the prompt has 33 tokens, the compiled prompt graph reads 32"),
+]
+
+
+@pytest.mark.parametrize(("sampling", "fields", "message"), REFUSED)
+def test_what_the_graph_cannot_do_is_refused_by_name(
+    models: ModelDirectories, sampling: SamplingParams, fields: dict[str, Any], message: str
+) -> None:
+    decoder = load(models.target, models.related, overrides={"max_context_length": 32})
+    with pytest.raises(InvalidRequestError, match=message):
+        engine(decoder).open(
+            GenerationRequest(**{"prompt_token_ids": (3, 4), "sampling": sampling, **fields}), drafted=False
+        )
+
+
+def test_eagle_that_samples_refuses_a_seed_and_what_the_device_cannot_do(
+    models: ModelDirectories, tmp_path: Path
+) -> None:
+    draft = save_eagle_draft(tmp_path / "eagle", "eagle")
+    decoder = load(models.target, draft, method="eagle", overrides=SAMPLING)
+    sampling = SamplingParams(temperature=0.7, top_k=20)
+    with pytest.raises(InvalidRequestError, match="seed"):
+        check_seed(engine(decoder), sampling)
+    check_seed(engine(decoder), SamplingParams())
+    decoder.check(GenerationRequest((3, 4), sampling))
+    for change, message in (({"top_k": 0}, "top_k 0"), ({"top_k": 300}, "top_k 300"), ({"min_p": 0.1}, "min_p 0.1")):
+        with pytest.raises(InvalidRequestError, match=message):
+            decoder.check(GenerationRequest((3, 4), replace(sampling, **change)))
+
+
+async def test_eagle_that_samples_is_greedy_where_a_request_is(models: ModelDirectories, tmp_path: Path) -> None:
+    wanted = requests(4, seed=6, sampled=False)
+    draft = save_eagle_draft(tmp_path / "eagle", "eagle")
+    decoder = load(models.target, draft, method="eagle", overrides=SAMPLING)
+    answers = await generate_all(engine(decoder), wanted)
+    assert [token_ids for token_ids, _ in answers] == greedy_reference(models, wanted)
+    sampled = GenerationRequest((3, 4), SamplingParams(temperature=1.5, top_k=50), max_new_tokens=20)
+    ((token_ids, _),) = await generate_all(engine(decoder), [sampled])
+    assert 1 <= len(token_ids) <= 20
+
+
+LAW = SamplingParams(temperature=8.0, top_k=2)
+PROMPT = (5, 6, 7)
+NUM_LAW_TOKENS = 3
+NUM_ROUNDS = 100  # of three sequences
+
+
+def exact_law(models: ModelDirectories) -> dict[tuple[int, ...], float]:
+    """Probability of every output of NUM_LAW_TOKENS tokens."""
+    model = AutoModelForCausalLM.from_pretrained(models.target)
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(NUM_LAW_TOKENS):
+        longer: dict[tuple[int, ...], float] = {}
+        for tokens, probability in law.items():
+            with torch.no_grad():
+                logits = model(torch.tensor([[*PROMPT, *tokens]])).logits[0, -1]
+            values, ids = logits.topk(LAW.top_k)
+            shares = (values / LAW.temperature).softmax(-1)
+            longer |= {
+                (*tokens, token): probability * share
+                for token, share in zip(ids.tolist(), shares.tolist(), strict=True)
+            }
+        law = longer
+    return law
+
+
+def sampled_outputs(decoder: FusedDecoder) -> list[tuple[int, ...]]:
+    outputs = []
+    for _ in range(NUM_ROUNDS):
+        sequences = [list(PROMPT) for _ in range(decoder.num_slots)]
+        starts = [0] * decoder.num_slots
+        while any(len(tokens) < len(PROMPT) + NUM_LAW_TOKENS for tokens in sequences):
+            turns = [
+                Turn(slot, starts[slot], list(tokens), LAW, gamma=K)
+                for slot, tokens in enumerate(sequences)
+                if len(tokens) < len(PROMPT) + NUM_LAW_TOKENS
+            ]
+            for turn, verdict in zip(turns, decoder.step(turns), strict=True):
+                starts[turn.slot] = len(turn.token_ids) + len(verdict.token_ids) - 1
+                sequences[turn.slot] += verdict.token_ids
+        outputs += [tuple(tokens[len(PROMPT) :][:NUM_LAW_TOKENS]) for tokens in sequences]
+    return outputs
+
+
+def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """Of a chi-squared test; 0 if there is an output that cannot be."""
+    if not set(outputs) <= law.keys():
+        return 0.0
+    counts = Counter(outputs)
+    expected = {output: len(outputs) * probability for output, probability in law.items()}
+    statistic = sum((counts[output] - number) ** 2 / number for output, number in expected.items())
+    return float(chdtrc(len(law) - 1, statistic))
+
+
+@pytest.mark.parametrize("loses", [None, "temperature", "top_k"])
+def test_eagle_that_samples_has_the_target_s_law(
+    models: ModelDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: str | None
+) -> None:
+    """What each request asks for reaches the device: without its temperature, or its top_k, the law is another."""
+    torch.manual_seed(1)
+    device = graph_decoder.device_sampling
+    lost = {
+        "temperature": lambda sampling: (*device(sampling)[:2], 1.0),
+        "top_k": lambda sampling: (3.0, *device(sampling)[1:]),
+    }
+    if loses is not None:
+        monkeypatch.setattr(fused, "device_sampling", lost[loses])
+    decoder = load(models.target, save_eagle_draft(tmp_path / "eagle", "eagle"), method="eagle", overrides=SAMPLING)
+    value = p_value(sampled_outputs(decoder), exact_law(models))
+    assert value > 1e-3 if loses is None else value < 1e-6
+
+
+def test_greedy_modes_keep_seeds(models: ModelDirectories) -> None:
+    assert load(models.target, models.related).seed_invariant
+
+
+CONTRADICTIONS = [
+    ({"overrides": SAMPLING}, "do_sample: speculation_method fused is greedy only"),
+    ({"overrides": {"output_logits": True}}, "output_logits breaks"),
+    ({"overrides": {"async_mode": True}}, "async_mode does not go with this server"),
+    ({"overrides": {"speculation_length": 9}}, "speculation_length 9 contradicts 4, which is set by --gamma"),
+    ({"overrides": {"context_encoding_buckets": [K, 32]}}, "a context bucket of 4 tokens"),
+    ({"method": "eagle", "overrides": {"on_device_sampling_config": {"do_sample": True}}}, "do_sample needs dynamic"),
+    ({"method": "eagle"}, r"is no eagle checkpoint: fc.weight is missing"),
+    (
+        {"method": "eagle", "overrides": {"on_device_sampling_config": {**DO_SAMPLE, "deterministic": True}}},
+        "the law would not be the target's",
+    ),
+    ({"overrides": {"on_device_sampling_config": {"dynamic": True}}}, "dynamic without do_sample has no effect"),
+    ({"overrides": {"is_medusa": True}}, "is_medusa True contradicts False, which is set by --speculation_method"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), CONTRADICTIONS)
+def test_what_a_method_cannot_be_is_refused_at_start(
+    models: ModelDirectories, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(models.target, models.related, **options)
+
+
+Patch = pytest.MonkeyPatch
+
+
+def padding_is_kept(patch: Patch) -> None:
+    patch.setattr(FusedDecoder, "_token_ids", lambda self, accepted, num_tokens: tuple(accepted.tolist()))
+
+
+def all_k_tokens_count_as_accepted(patch: Patch) -> None:
+    verdict = FusedDecoder._verdict
+    patch.setattr(FusedDecoder, "_verdict", lambda self, turn, accepted, num_tokens: verdict(self, turn, accepted, K))
+
+
+def steps_start_one_early(patch: Patch) -> None:
+    row = fused._row
+    patch.setattr(fused, "_row", lambda turn: replace(row(turn), start=turn.start - 1))
+
+
+def prompts_are_never_read(patch: Patch) -> None:
+    patch.setattr(FusedDecoder, "_goes_on", lambda self, turn: turn.start > 0 or len(turn.token_ids) == 1)
+
+
+def several_tokens_in_a_step(patch: Patch) -> None:
+    def two(rows: Any) -> dict[str, Any]:
+        made = call(rows)
+        return {**made, **{name: torch.cat([made[name]] * 2, 1) for name in ("input_ids", "position_ids")}}
+
+    call = calls_module.fused_call
+    patch.setattr(fused, "fused_call", two)
+
+
+def sampling_params_left_out(patch: Patch) -> None:
+    call = calls_module.fused_call
+    patch.setattr(fused, "fused_call", lambda rows: {**call(rows), "sampling_params": None})
+
+
+def slots_in_the_order_of_turns(patch: Patch) -> None:
+    patch.setattr(graph_decoder, "sorted", lambda turns, key: list(turns)[::-1], raising=False)
+
+
+def no_mask_of_seq_ids(patch: Patch) -> None:
+    from inference.backends.neuron import settings
+
+    common = settings._common
+    patch.setattr(
+        settings, "_common", lambda config, *, length: {**common(config, length=length), "apply_seq_ids_mask": False}
+    )
+
+
+MUTANTS = [
+    padding_is_kept,
+    all_k_tokens_count_as_accepted,
+    steps_start_one_early,
+    prompts_are_never_read,
+    several_tokens_in_a_step,
+    sampling_params_left_out,
+    slots_in_the_order_of_turns,
+    no_mask_of_seq_ids,
+]
+
+
+@pytest.mark.usefixtures("artifacts")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
+async def test_a_broken_rule_is_noticed(
+    models: ModelDirectories, mutant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    mutant(monkeypatch)
+    wanted = requests(6, seed=4, sampled=False)
+
+    async def play() -> None:
+        answers = await generate_all(engine(load(models.target, models.related)), wanted)
+        assert [token_ids for token_ids, _ in answers] == greedy_reference(models, wanted)
+
+    with pytest.raises((AssertionError, InternalError)):  # the engine's word for whatever NxDI raises
+        await play()

@@ -1,0 +1,257 @@
+"""Medusa behind the engine: greedy exact, whichever paths are accepted, and every rule needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inference.backends.neuron import calls as calls_module
+from inference.backends.neuron import medusa
+from inference.backends.neuron import shape as shape_module
+from inference.backends.neuron.compiling import compile_models
+from inference.backends.neuron.medusa import MedusaDecoder
+from inference.backends.neuron.medusa_tree import TreePass, tree_pass
+from inference.backends.registry import load_decoder
+from inference.config import ModelConfig, NeuronOptions
+from inference.engine.target import TargetEngine
+from inference.errors import ConfigError, InternalError, InvalidRequestError
+from inference.request import GenerationRequest, SamplingParams
+from tests.conftest import ModelDirectories
+from tests.support.models import save_tiny_model
+from tests.support.neuron.checkpoints import save_medusa_target
+from tests.support.neuron.engines import MAX_LENGTH, generate_all, greedy_reference, requests
+
+NUM_HEADS = 3
+TREE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 0]]
+WIDTH = len(TREE) + 1
+MEDUSA = {"medusa_speculation_length": WIDTH, "num_medusa_heads": NUM_HEADS, "medusa_tree": TREE}
+
+Calls = list[tuple[str, tuple[int, ...]]]
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_medusa_target(tmp_path_factory.mktemp("medusa"), num_heads=NUM_HEADS)
+
+
+def config(path: Path, *, num_slots: int = 1, **changes: Any) -> ModelConfig:
+    neuron = NeuronOptions(method="medusa", overrides={**MEDUSA, **changes})
+    length = MAX_LENGTH + int(neuron.overrides["medusa_speculation_length"])
+    return ModelConfig(
+        path, backend="neuron", dtype="float32", sequence_length=length, num_slots=num_slots, neuron=neuron
+    )
+
+
+def load(path: Path, **changes: Any) -> MedusaDecoder:
+    decoder = load_decoder(config(path, **changes), config(path, **changes))
+    assert isinstance(decoder, MedusaDecoder)
+    return decoder
+
+
+def engine(decoder: MedusaDecoder) -> TargetEngine:
+    return TargetEngine(
+        decoder,
+        num_slots=decoder.num_slots,
+        max_length=decoder.max_length,
+        vocab_size=decoder.vocab_size,
+        gamma=WIDTH,
+        prompt_chunk=decoder.prompt_chunk_tokens,
+    )
+
+
+@pytest.mark.parametrize("spare", [0, 4])
+async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: Path, calls: Calls, spare: int) -> None:
+    """With a graph that has just room for the tree, and with one that can read misplaced tokens beside it."""
+    wanted = requests(12, seed=11, sampled=False)
+    running = engine(load(checkpoint, medusa_speculation_length=WIDTH + spare))
+    answers = await generate_all(running, wanted)
+    assert [token_ids for token_ids, _ in answers] == greedy_reference(models, wanted)
+    assert {graph for graph, _ in calls} == {"context", "medusa"}
+
+
+async def test_paths_of_every_kind_are_accepted(checkpoint: Path, monkeypatch: Patch) -> None:
+    """Else the test above would prove little: longer paths, none, and such that lie beside their positions."""
+    paths: list[tuple[int, int]] = []
+    in_place = TreePass.num_in_place
+
+    def spy(self: TreePass, path: list[int]) -> int:
+        paths.append((len(path), in_place(self, path)))
+        return in_place(self, path)
+
+    monkeypatch.setattr(TreePass, "num_in_place", spy)
+    await generate_all(engine(load(checkpoint)), requests(12, seed=11, sampled=False))
+    assert {length for length, _ in paths} >= {0, 1, 2}
+    assert sum(length > placed for length, placed in paths) >= 5
+    assert sum(length == placed > 0 for length, placed in paths) >= 5
+
+
+def test_a_pass_is_laid_out_depth_first() -> None:
+    tree = tree_pass([7, 8], [(0,), (0, 0), (0, 1), (1,)], [[20, 21], [30, 31]], width=6)
+    assert (tree.token_ids, tree.parents, tree.root) == ([7, 8, 20, 30, 31, 21], [-1, 0, 1, 2, 2, 1], 1)
+    assert tree.depths == [0, 1, 2, 3, 3, 2]
+    assert tree.ancestors(4) == [4, 2, 1, 0]
+    assert tree.accepted([0, 20, 31, 0, 0, 0]) == [2, 4]
+    assert tree.num_in_place([2, 4]) == 1
+    assert tree.accepted([0, 9, 31, 0, 0, 0]) == []
+    assert tree_pass([7, 8], [(0,), (0, 0), (0, 1), (1,)], [[20, 21], [30, 31]], width=4).token_ids == [7, 8, 20, 30]
+
+
+def test_compiling_ahead_of_time(checkpoint: Path, artifacts: Path, compiled_in: list[str]) -> None:
+    compile_models(config(checkpoint), None)
+    assert len(list(artifacts.iterdir())) == 1
+    load(checkpoint)
+    assert len(compiled_in) == 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "fields", "message"),
+    [
+        (SamplingParams(temperature=0.7), {}, r"temperature 0.7 .*speculation_method medusa"),
+        (SamplingParams(presence_penalty=1.0), {}, "presence_penalty 1.0"),
+        (SamplingParams(), {"logprobs": 2}, "logprobs 2"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(
+    checkpoint: Path, sampling: SamplingParams, fields: dict[str, Any], message: str
+) -> None:
+    decoder = load(checkpoint)
+    assert decoder.seed_invariant
+    with pytest.raises(InvalidRequestError, match=message):
+        decoder.check(GenerationRequest((3, 4), sampling, **fields))
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"num_slots": 2}, "use --batch 1, not 2"),
+    ({"medusa_tree": None}, "medusa needs neuron_config medusa_tree"),
+    ({"medusa_tree": [0, 1]}, r"must be a list of paths such as"),
+    ({"medusa_tree": [[0], [1, 0]]}, r"has path \[1, 0\], but not \[1\] above it"),
+    ({"medusa_tree": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}, "deeper than num_medusa_heads 3"),
+    ({"medusa_tree": [[256]]}, r"ranks are 0..255"),
+    ({"medusa_speculation_length": 5}, "medusa_speculation_length 5 is below 11: the 10 paths"),
+    ({"num_medusa_heads": 4}, "medusa_head_3.0.linear.weight is missing"),
+    ({"on_device_sampling_config": {"do_sample": True}}, "medusa is greedy only"),
+    ({"context_encoding_buckets": [WIDTH, 32]}, "a context bucket of 11 tokens"),
+    ({"sequence_parallel_enabled": True}, "medusa fails with sequence_parallel_enabled"),
+    ({"is_medusa": False}, "is_medusa False contradicts True"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CONTRADICTIONS)
+def test_what_does_not_fit_is_refused_at_start(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(checkpoint, **changes)
+
+
+def test_a_tree_as_wide_as_a_context_bucket_is_refused(checkpoint: Path) -> None:
+    wide = replace(config(checkpoint, medusa_speculation_length=128), sequence_length=120)
+    with pytest.raises(ConfigError, match="medusa_speculation_length 128: a context bucket may have as many"):
+        load_decoder(wide, wide)
+
+
+def test_heads_must_be_there_and_of_the_model(checkpoint: Path, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "plain", "llama", seed=1)
+    with pytest.raises(ConfigError, match=r"medusa needs medusa_heads.pt"):
+        load(path)
+    (path / "medusa_heads.pt").write_bytes(b"no heads")
+    with pytest.raises(ConfigError, match=r"medusa_heads.pt cannot be read"):
+        load(path)
+    heads = torch.load(checkpoint / "medusa_heads.pt", weights_only=True)
+    heads["medusa_head_1.1.weight"] = torch.zeros(7, 32)
+    torch.save(heads, path / "medusa_heads.pt")
+    with pytest.raises(ConfigError, match=r"medusa_head_1.1.weight has shape \[7, 32\].* need \[288, 32\]"):
+        load(path)
+    with pytest.raises(ConfigError, match="for llama alone, not qwen3"):
+        load(save_tiny_model(tmp_path / "qwen3", "qwen3"))
+
+
+def change_calls(patch: Patch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    call = calls_module.medusa_call
+    patch.setattr(medusa, "medusa_call", lambda *args, **keywords: change(call(*args, **keywords)))
+
+
+def every_node_sees_all_before_it(patch: Patch) -> None:
+    def change(call: dict[str, Any]) -> dict[str, Any]:
+        moved, current, seen, scatter = call["medusa_args"]
+        return {**call, "medusa_args": (moved, current, torch.ones_like(seen).tril(), scatter)}
+
+    change_calls(patch, change)
+
+
+def positions_are_those_of_nodes(patch: Patch) -> None:
+    change_calls(patch, lambda call: {**call, "position_ids": call["medusa_args"][3]})
+
+
+def misplaced_tokens_count_as_placed(patch: Patch) -> None:
+    patch.setattr(TreePass, "num_in_place", lambda self, path: len(path))
+
+
+def accepted_lines_are_moved_as_nxdi_does(patch: Patch) -> None:
+    """Right for one pass, and lost after it."""
+    misplaced_tokens_count_as_placed(patch)
+    accepted: list[list[int]] = [[]]
+    places = TreePass.accepted
+
+    def spy(self: TreePass, chosen: list[int]) -> list[int]:
+        accepted.append(places(self, chosen))
+        return accepted[-1]
+
+    patch.setattr(TreePass, "accepted", spy)
+
+    def change(call: dict[str, Any]) -> dict[str, Any]:
+        _, _, seen, scatter = call["medusa_args"]
+        begin = int(scatter[0, 0]) - len(accepted[-1]) - 1  # where the tree before began
+        to = torch.arange(begin, begin + NUM_HEADS + 1)
+        source = to.clone()
+        source[1 : 1 + len(accepted[-1])] = begin + torch.tensor(accepted[-1], dtype=torch.long)
+        return {**call, "medusa_args": (source[None], to[None], seen, scatter)}
+
+    change_calls(patch, change)
+
+
+def the_mask_reaches_into_the_tree(patch: Patch) -> None:
+    change_calls(
+        patch, lambda call: {**call, "attention_mask": torch.ones(1, call["attention_mask"].shape[1] + 1).long()}
+    )
+
+
+def no_positions_reserved(patch: Patch) -> None:
+    shape = shape_module.slot_shape
+    patch.setattr(medusa, "slot_shape", lambda *arguments: replace(shape(*arguments), reserved=0))
+    before = config
+    patch.setitem(
+        load.__globals__,
+        "config",
+        lambda path, **changes: replace(before(path, **changes), sequence_length=MAX_LENGTH),
+    )
+
+
+MUTANTS = [
+    every_node_sees_all_before_it,
+    positions_are_those_of_nodes,
+    misplaced_tokens_count_as_placed,
+    accepted_lines_are_moved_as_nxdi_does,
+    the_mask_reaches_into_the_tree,
+    no_positions_reserved,
+]
+
+
+@pytest.mark.usefixtures("artifacts")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
+async def test_a_broken_rule_is_noticed(
+    models: ModelDirectories, checkpoint: Path, mutant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    mutant(monkeypatch)
+    wanted = requests(12, seed=11, sampled=False)
+
+    async def play() -> None:
+        answers = await generate_all(engine(load(checkpoint)), wanted)
+        assert [token_ids for token_ids, _ in answers] == greedy_reference(models, wanted)
+
+    with pytest.raises((AssertionError, InternalError)):  # the engine's word for whatever NxDI raises
+        await play()

@@ -1,0 +1,100 @@
+"""The neuron slot backend gives the logits of plain Transformers, whatever its slots went through before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from inference.backends.neuron.slots import load_neuron_backend
+from inference.model import Backend, Span, max_pass_draft_tokens, prompt_chunk_tokens
+from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, Move, assert_matches, histories, reference
+from tests.support.models import DEFAULT_VOCAB_SIZE
+from tests.support.neuron.slot_models import GAMMA, checkpoint, neuron_config, slot_backend
+
+K = GAMMA + 1
+TOKENS = tuple(range(20, 20 + MAX_LENGTH))
+
+Calls = list[tuple[str, tuple[int, ...]]]
+
+
+@pytest.mark.parametrize(("family", "gamma"), [("llama", GAMMA), ("llama", 0), ("qwen3", GAMMA)])
+def test_any_history_gives_the_logits_of_a_fresh_forward(family: str, gamma: int) -> None:
+    backend, plain = slot_backend(family, gamma=gamma), reference(family)
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(history=histories)
+    def check(history: list[list[Move]]) -> None:
+        assert_matches(backend, plain, history, tolerance=1e-3)
+
+    check()
+
+
+def test_one_slot_alone_is_a_full_batch() -> None:
+    backend = load_neuron_backend(neuron_config(checkpoint("llama"), num_slots=1))
+    plain = reference("llama")
+    assert_matches(backend, plain, [[Move(0, 0, TOKENS[:7], 1)], [Move(0, 0.75, TOKENS[9:13], 1)]], tolerance=1e-3)
+
+
+def test_a_prompt_with_a_proposal_is_one_prompt_call_and_passes_of_k(calls: Calls) -> None:
+    backend = slot_backend()
+    backend.forward([Span(0, 0, TOKENS[:10], num_logits=3)])
+    assert calls == [("context", (1, 8)), ("speculation", (1, K))]
+
+
+def test_spans_of_various_widths_share_passes(calls: Calls) -> None:
+    backend = slot_backend()
+    backend.forward([Span(slot, 0, TOKENS[:5], 1) for slot in range(NUM_SLOTS)])
+    calls.clear()
+    backend.forward([Span(2, 5, TOKENS[5:6], 1), Span(0, 5, TOKENS[5:8], 3), Span(1, 5, TOKENS[5:11], 6)])
+    assert calls == [("speculation", (3, K)), ("speculation", (1, K))]
+    calls.clear()
+    backend.forward([Span(0, 8, TOKENS[8:9], 1), Span(2, 6, TOKENS[6:7], 1)])
+    assert calls == [("token", (2, 1))]
+
+
+def test_a_long_span_that_starts_later_is_read_again_from_the_beginning(calls: Calls) -> None:
+    backend = slot_backend(gamma=0)
+    backend.forward([Span(0, 0, TOKENS[:3], 1)])
+    calls.clear()
+    logits = backend.forward([Span(0, 2, TOKENS[5:14], 1)])
+    assert calls == [("context", (1, 11))]
+    expected = reference("llama").logits((*TOKENS[:2], *TOKENS[5:14]))[-1:]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("overrides", [{"max_context_length": 9}, {"context_encoding_buckets": [3, 9]}])
+def test_a_prompt_above_the_prompt_graph_goes_on_in_passes(calls: Calls, overrides: dict[str, Any]) -> None:
+    config = neuron_config(checkpoint("llama"), overrides=overrides)
+    backend = load_neuron_backend(config)
+    logits = backend.forward([Span(1, 0, TOKENS[:12], 1)])
+    assert calls == [("context", (1, 9)), ("speculation", (1, K))]
+    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:12])[-1:], rtol=0, atol=1e-3)
+
+
+def test_the_last_position_can_be_used_and_no_other() -> None:
+    backend = slot_backend()
+    backend.forward([Span(0, 0, TOKENS[:-1], 0)])
+    logits = backend.forward([Span(0, MAX_LENGTH - 1, TOKENS[-1:], 1)])
+    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS)[-1:], rtol=0, atol=1e-3)
+    with pytest.raises(ValueError, match=f"1 tokens from {MAX_LENGTH} do not fit"):
+        backend.forward([Span(0, MAX_LENGTH, (1,), 1)])
+
+
+def test_a_span_behind_what_the_slot_holds_is_an_error() -> None:
+    with pytest.raises(ValueError, match="slot 0 holds 0 tokens, a span starts at 3"):
+        slot_backend().forward([Span(0, 3, TOKENS[:2], 1)])
+
+
+def test_what_it_says_of_itself() -> None:
+    backend = slot_backend()
+    as_protocol: Backend = backend
+    assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
+    assert as_protocol.num_slots == NUM_SLOTS
+    assert as_protocol.max_length == MAX_LENGTH
+    num_layers, num_kv_heads, head_dim = 2, 2, 8
+    assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_dim * (MAX_LENGTH + K) * 4
+    assert max_pass_draft_tokens(backend, default=16) == GAMMA
+    assert prompt_chunk_tokens(backend, default=256) == MAX_LENGTH

@@ -1,0 +1,331 @@
+"""The onnx backend gives the logits of plain Transformers, whatever its slots went through before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from inference.backends.onnx import backend as onnx_backend
+from inference.backends.onnx import layout, packed
+from inference.backends.onnx import packing as onnx_make
+from inference.backends.onnx.backend import OnnxBackend
+from inference.backends.onnx.shape import SUPPORTED_TYPES, DecoderShape, shape_of
+from inference.backends.registry import load_backend
+from inference.config import ModelConfig
+from inference.errors import ConfigError, UnsupportedModelError
+from inference.model import Array, Backend, Span
+from tests.support.backend_contract import (
+    HISTORY,
+    MAX_LENGTH,
+    NUM_SLOTS,
+    TOKENS,
+    Move,
+    Reference,
+    assert_matches,
+    histories,
+    reference,
+)
+from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
+
+# Variants of the families that change what the graph computes.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "one key head": {"num_key_value_heads": 1},
+    "heads without groups": {"num_key_value_heads": 4},
+    "whole heads": {"head_dim": 16},
+    "untied": {"tie_word_embeddings": False},
+    "tied": {"tie_word_embeddings": True},
+    "theta": {"rope_theta": 5000.0, "rms_norm_eps": 1e-3},
+    "linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "llama3 rope": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "yarn rope": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+}
+
+
+def load(path: Path, **fields: Any) -> OnnxBackend:
+    settings = {"num_slots": NUM_SLOTS, "sequence_length": MAX_LENGTH, "num_threads": 1, **fields}
+    backend = load_backend(ModelConfig(path, backend="onnx", **settings))
+    assert isinstance(backend, OnnxBackend)
+    return backend
+
+
+@lru_cache(maxsize=1)
+def backend_of(family: str) -> OnnxBackend:
+    """One backend per family for all examples: what earlier ones left in its slots must not matter."""
+    path = Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"]))
+    return load(save_tiny_model(path, family))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture
+def backend(checkpoint: Path) -> OnnxBackend:
+    return load(checkpoint)
+
+
+@pytest.mark.parametrize("family", SUPPORTED_TYPES)
+def test_any_history_gives_the_logits_of_a_fresh_forward(family: str) -> None:
+    backend, plain = backend_of(family), reference(family)
+
+    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(history=histories)
+    def check(history: list[list[Move]]) -> None:
+        assert_matches(backend, plain, history)
+
+    check()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_settings_of_a_family_are_respected(variant: str, tmp_path: Path) -> None:
+    fields = VARIANTS[variant]
+    backend = load(save_tiny_model(tmp_path, "llama", **fields))
+    assert_matches(backend, Reference(tiny_model("llama", **fields)), HISTORY)
+
+
+class _StartsOff(OnnxBackend):
+    """Believes that every continued sequence is one token longer than it is."""
+
+    def forward(self, spans: Sequence[Span]) -> Array:
+        return super().forward(
+            [Span(span.slot, span.start + (span.start > 0), span.token_ids, span.num_logits) for span in spans]
+        )
+
+
+def test_a_start_off_by_one_is_noticed(backend: OnnxBackend) -> None:
+    broken = _StartsOff(backend._decoder, num_slots=NUM_SLOTS, max_length=MAX_LENGTH, num_threads=1)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_matches(broken, reference("llama"), HISTORY)
+
+
+def test_slots_that_leak_are_noticed(backend: OnnxBackend) -> None:
+    backend._slots._values[2] = backend._slots.values(0)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_matches(backend, reference("llama"), HISTORY)
+
+
+def test_stale_positions_are_never_seen(backend: OnnxBackend) -> None:
+    backend._slots.memory[:] = 1e4
+    assert_matches(backend, reference("llama"), HISTORY)
+
+
+def test_keys_and_values_are_written_in_place_and_nowhere_else(backend: OnnxBackend) -> None:
+    memory = backend._slots.memory
+    before = memory.copy()
+    backend.forward([Span(1, 0, TOKENS[:5], 0)])
+    np.testing.assert_array_equal(memory[[0, 2]], before[[0, 2]])
+    np.testing.assert_array_equal(memory[1, ..., 5:, :], before[1, ..., 5:, :])
+    assert (memory[1, ..., :5, :] != before[1, ..., :5, :]).any()
+
+
+def test_more_spans_than_places_run_in_groups(
+    checkpoint: Path, backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_backend, "MAX_PLACES", 2)
+    spans = [Span(slot, 0, TOKENS[slot : slot + 3], slot) for slot in range(NUM_SLOTS)]
+    logits = backend.forward(spans)
+    expected = [reference("llama").logits(TOKENS[slot : slot + 3])[3 - slot :] for slot in range(NUM_SLOTS)]
+    np.testing.assert_allclose(logits, np.concatenate(expected), rtol=0, atol=1e-4)
+
+
+def test_logits_are_those_of_the_last_tokens_span_after_span(backend: OnnxBackend) -> None:
+    logits = backend.forward([Span(2, 0, TOKENS[:5], 2), Span(1, 0, TOKENS[5:9], 0), Span(0, 0, TOKENS[9:12], 3)])
+    assert logits.shape == (5, DEFAULT_VOCAB_SIZE)
+    np.testing.assert_allclose(logits[:2], reference("llama").logits(TOKENS[:5])[3:], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(logits[2:], reference("llama").logits(TOKENS[9:12]), rtol=0, atol=1e-4)
+
+
+def test_a_pass_that_wants_no_logits(backend: OnnxBackend) -> None:
+    logits = backend.forward([Span(0, 0, TOKENS[:5], 0), Span(1, 0, TOKENS[:2], 0)])
+    assert logits.shape == (0, DEFAULT_VOCAB_SIZE)
+    assert logits.dtype == np.float32
+    logits = backend.forward([Span(0, 5, TOKENS[5:6], 1)])
+    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:6])[5:], rtol=0, atol=1e-4)
+
+
+def test_the_last_position_can_be_used_and_no_other(backend: OnnxBackend) -> None:
+    backend.forward([Span(0, 0, TOKENS[:-1], 0)])
+    logits = backend.forward([Span(0, MAX_LENGTH - 1, TOKENS[-1:], 1)])
+    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS)[-1:], rtol=0, atol=1e-4)
+    with pytest.raises(ValueError, match=f"1 tokens from {MAX_LENGTH} do not fit into {MAX_LENGTH} positions"):
+        backend.forward([Span(0, MAX_LENGTH, (1,), 1)])
+
+
+def test_a_broken_contract_writes_nothing(backend: OnnxBackend) -> None:
+    backend._slots.memory[:] = 0
+    with pytest.raises(ValueError, match=f"token id {DEFAULT_VOCAB_SIZE} is outside 0..287"):
+        backend.forward([Span(0, 0, (1, DEFAULT_VOCAB_SIZE), 1)])
+    assert not backend._slots.memory.any()
+
+
+def test_what_it_says_of_itself(backend: OnnxBackend) -> None:
+    as_protocol: Backend = backend
+    assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
+    assert as_protocol.num_slots == NUM_SLOTS
+    assert as_protocol.max_length == MAX_LENGTH
+    num_layers, num_kv_heads, head_room = 2, 2, 16  # heads of 8 take the room of 16; one position is spare
+    assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_room * (MAX_LENGTH + 1) * 4
+
+
+def test_a_fork_continues_like_its_source(backend: OnnxBackend) -> None:
+    prompt = [5, 9, 12, 7, 30]
+    backend.forward([Span(0, 0, prompt, 0)])
+    backend.forward([Span(1, 0, prompt[:2], 0)])
+    backend.fork(0, 1, 2, len(prompt))
+    source, fork = backend.forward([Span(0, len(prompt), [3], 1), Span(1, len(prompt), [3], 1)])
+    np.testing.assert_allclose(source, fork, atol=1e-5)
+    backend.forward([Span(1, len(prompt), [8], 1)])  # and the source does not feel it
+    again = backend.forward([Span(0, len(prompt), [3], 1)])
+    np.testing.assert_allclose(again[0], source, atol=1e-5)
+
+
+def test_the_result_outlives_the_next_pass(backend: OnnxBackend) -> None:
+    logits = backend.forward([Span(0, 0, TOKENS[:3], 3)])
+    kept = logits.copy()
+    backend.forward([Span(0, 0, TOKENS[5:8], 3)])
+    np.testing.assert_array_equal(logits, kept)
+
+
+def test_a_second_load_needs_no_weights_of_the_first_form(
+    checkpoint: Path, backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_make, "load_weights", None)
+    assert_matches(load(checkpoint), reference("llama"), HISTORY)
+
+
+def test_other_weights_are_packed_anew_and_the_old_ones_forgotten(tmp_path: Path) -> None:
+    old = load(save_tiny_model(tmp_path, "llama", seed=1))._decoder.folder
+    backend = load(save_tiny_model(tmp_path, "llama", seed=2))
+    assert_matches(backend, Reference(tiny_model("llama", seed=2)), HISTORY)
+    assert not old.exists()
+
+
+def test_graphs_are_built_ahead_while_there_is_time(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(load(checkpoint)._passes) == {1, 2, 3}
+    monkeypatch.setattr(onnx_backend, "PREPARE_S", 0.0)
+    assert set(load(checkpoint)._passes) == {1}  # the probe's
+
+
+def packed_folder(path: Path) -> Path:
+    return packed._cache_folder(path, "float32")
+
+
+def test_a_damaged_packed_form_is_made_again(tmp_path: Path) -> None:
+    load(save_tiny_model(tmp_path, "llama"))
+    file = packed_folder(tmp_path) / layout.WEIGHTS_FILE
+    file.write_bytes(bytes(file.stat().st_size))
+    assert_matches(load(tmp_path), reference("llama"), HISTORY)
+
+
+def test_a_packed_form_cut_short_is_made_again(tmp_path: Path) -> None:
+    load(save_tiny_model(tmp_path, "llama"))
+    os.truncate(packed_folder(tmp_path) / layout.WEIGHTS_FILE, 1000)
+    assert_matches(load(tmp_path), reference("llama"), HISTORY)
+
+
+@pytest.mark.parametrize("name", [layout.GRAPH_FILE, layout.WEIGHTS_FILE, layout.SHAPE_FILE, layout.PROBE_FILE])
+def test_a_file_missing_from_the_packed_form_is_made_again(tmp_path: Path, name: str) -> None:
+    load(save_tiny_model(tmp_path, "llama"))
+    (packed_folder(tmp_path) / name).unlink()
+    assert_matches(load(tmp_path), reference("llama"), HISTORY)
+
+
+def test_two_processes_may_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is faster: its folder is there when ours is to be put in place."""
+    path = save_tiny_model(tmp_path, "llama")
+    write = onnx_make._write
+
+    def overtaken(model: Any, folder: Path, dtype: str) -> None:
+        write(model, folder, dtype)
+        shutil.copytree(folder, packed_folder(path))
+
+    monkeypatch.setattr(onnx_make, "_write", overtaken)
+    assert_matches(load(path), reference("llama"), HISTORY)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_tiny_model(tmp_path / "model", "llama")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"cannot keep its packed weights in .*/file/specdec/onnx"):
+        load(path)
+
+
+def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a family that changes its arithmetic in a later version of Transformers."""
+    path = save_tiny_model(tmp_path, "llama")
+
+    def wrong(model: Any) -> DecoderShape:
+        shape = shape_of(model)
+        object.__setattr__(shape, "score_scale", 0.7)
+        return shape
+
+    monkeypatch.setattr("inference.backends.onnx.packing.shape_of", wrong)
+    with pytest.raises(UnsupportedModelError, match=r"its logits differ from Transformers' by .*: use backend torch"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("gpt2", {}, "GPT2LMHeadModel is not supported by backend onnx, which runs llama, mistral, qwen2, qwen3"),
+        ("llama", {"hidden_act": "gelu"}, "LlamaForCausalLM with gelu is not supported by backend onnx"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary frequencies change"),
+    ],
+)
+def test_other_models_are_refused_before_their_weights_are_read(
+    tmp_path: Path, family: str, fields: dict[str, Any], message: str
+) -> None:
+    path = save_tiny_model(tmp_path, family, **fields)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": "bfloat16"}, "dtype bfloat16: backend onnx computes in float32 or int8 only"),
+        ({"device": "cuda:0"}, "device cuda:0: backend onnx computes on cpu only"),
+        ({"sequence_length": 129}, "sequence_length 129 is above the 128 positions"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(checkpoint, **fields)
+
+
+@pytest.mark.parametrize("width", range(6, 14))
+def test_passes_that_are_filled_up_give_what_was_asked(
+    backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Up to the last position, behind which there is no room to fill."""
+    for one_pass in backend._passes.values():
+        monkeypatch.setattr(one_pass, "_fills_up", True)
+    for start in (0, 3, MAX_LENGTH - width):
+        backend.forward([Span(0, 0, TOKENS[:start], 0)] if start else [Span(1, 0, TOKENS[:1], 0)])
+        logits = backend.forward([Span(0, start, TOKENS[start : start + width], 4)])
+        expected = reference("llama").logits(TOKENS)[start + width - 4 : start + width]
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+    logits = backend.forward([Span(2, 0, TOKENS[:4], 2), Span(0, 2, TOKENS[2 : width - 2], 1)])
+    expected = reference("llama").logits(TOKENS)[[2, 3, width - 3]]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)

@@ -1,0 +1,164 @@
+"""int8: near float32, and a token's logits do not depend on what else is in the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inference.backends.onnx import int8 as onnx_int8
+from inference.backends.onnx import layout
+from inference.backends.onnx import packing as onnx_make
+from inference.backends.onnx.backend import OnnxBackend
+from inference.backends.registry import load_backend
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ModelConfig
+from inference.errors import ConfigError, UnsupportedModelError
+from inference.model import Array, Decoder, Span, Turn
+from inference.request import SamplingParams
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support.backend_contract import HISTORY, NUM_SLOTS, TOKENS, assert_matches, reference
+from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model
+
+NUM_TOKENS = 40
+NEAR = 0.5  # where float32 logits reach 10
+
+
+def load(path: Path, **fields: Any) -> OnnxBackend:
+    settings: dict[str, Any] = {
+        "backend": "onnx",
+        "dtype": "int8",
+        "num_slots": NUM_SLOTS,
+        "sequence_length": 128,
+        "num_threads": 1,
+    }
+    backend = load_backend(ModelConfig(path, **(settings | fields)))
+    assert isinstance(backend, OnnxBackend)
+    return backend
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="module")
+def target() -> OnnxBackend:
+    return load(BUNDLED_TARGET)
+
+
+@pytest.fixture(scope="module")
+def draft() -> OnnxBackend:
+    return load(BUNDLED_DRAFT)
+
+
+def one_by_one(backend: OnnxBackend, slot: int, token_ids: Sequence[int]) -> Array:  # [num_tokens, vocab_size]
+    passes = [backend.forward([Span(slot, i, [token_id], 1)]) for i, token_id in enumerate(token_ids)]
+    return np.concatenate(passes)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_it_is_near_float32(family: str, tmp_path: Path) -> None:
+    assert_matches(load(save_tiny_model(tmp_path, family)), reference(family), HISTORY, tolerance=NEAR)
+
+
+def test_a_token_does_not_feel_its_neighbours(target: OnnxBackend) -> None:
+    """A large activation beside it would change its scale, if the scale were one for the whole pass."""
+    expected = one_by_one(target, 0, TOKENS)
+    wide = target.forward([Span(1, 0, TOKENS, len(TOKENS))])
+    np.testing.assert_array_equal(wide, expected)
+    several = target.forward([Span(2, 0, TOKENS[:9], 9), Span(1, 4, TOKENS[4:6], 2), Span(0, 0, TOKENS[:3], 3)])
+    np.testing.assert_array_equal(several, expected[[*range(9), 4, 5, 0, 1, 2]])
+
+
+def test_products_are_the_same_bits_at_every_width() -> None:
+    """Only attention is left to make a difference."""
+    rng = np.random.default_rng(0)
+    hidden = rng.standard_normal((1, 7, 96)).astype(np.float32) * rng.uniform(0.1, 50, (1, 7, 1)).astype(np.float32)
+    matrix, scale = onnx_int8.quantize_columns(rng.standard_normal((96, 40)).astype(np.float32), 127)
+    together = product(hidden, matrix, scale)
+    alone = np.concatenate([product(hidden[:, i : i + 1], matrix, scale) for i in range(7)], axis=1)
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_allclose(together, hidden @ (matrix * scale), rtol=0, atol=0.02 * np.abs(together).max())
+
+
+def product(hidden: Array, matrix: Array, scale: Array) -> Array:
+    """Run the nodes of one linear layer."""
+    import onnx
+    import onnxruntime  # type: ignore[import-untyped]
+
+    arrays = {"weight": matrix, "weight_scale": scale / np.float32(onnx_int8.ROW_LEVELS), **onnx_int8.CONSTANTS}
+    graph = onnx.helper.make_graph(
+        [*onnx_int8.row_nodes("hidden"), *onnx_int8.product_nodes("hidden", "weight", "output")],
+        "linear",
+        [onnx.helper.make_tensor_value_info("hidden", onnx.TensorProto.FLOAT, hidden.shape)],
+        [onnx.helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    output: Array = session.run(None, {"hidden": hidden})[0]
+    return output
+
+
+@pytest.mark.parametrize("levels", [63, 127])
+def test_columns_have_scales_of_their_own(levels: int) -> None:
+    matrix = np.array([[1.0, 0.0, -200.0], [-0.5, 0.0, 3.0]], np.float32)
+    quantized, scale = onnx_int8.quantize_columns(matrix, levels)
+    assert quantized.dtype == np.int8
+    assert quantized[0].tolist() == [levels, 0, -levels]
+    np.testing.assert_allclose(quantized * scale, matrix, atol=200 / levels / 2)
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)], ids=["greedy", "seed"]
+)
+def test_speculation_does_not_change_the_tokens(
+    target: OnnxBackend, draft: OnnxBackend, sampling: SamplingParams
+) -> None:
+    alone = decode(SlotDecoder(target), sampling, gamma=0)
+    for gamma in (1, 4, 8):
+        fused = SpeculativeDecoder(SlotDecoder(target), ModelProposer(draft))
+        assert decode(fused, sampling, gamma=gamma) == alone
+
+
+def decode(decoder: Decoder, sampling: SamplingParams, *, gamma: int) -> list[int]:
+    token_ids, held = list(TOKENS[:12]), 0
+    while (left := 12 + NUM_TOKENS - len(token_ids)) > 0:
+        [verdict] = decoder.step([Turn(0, held, token_ids, sampling, gamma=min(gamma, left - 1))])
+        held = len(token_ids) + verdict.num_accepted_tokens
+        token_ids = [*token_ids, *verdict.token_ids]
+    return token_ids
+
+
+def test_a_pass_that_wants_no_logits(checkpoint: Path) -> None:
+    logits = load(checkpoint).forward([Span(0, 0, TOKENS[:5], 0)])
+    assert logits.shape == (0, DEFAULT_VOCAB_SIZE)
+    assert logits.dtype == np.float32
+
+
+def test_both_packed_forms_live_side_by_side(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {load(checkpoint, dtype=dtype)._decoder.folder for dtype in ("float32", "int8")}
+    assert len(folders) == 2
+    monkeypatch.setattr(onnx_make, "load_weights", None)
+    for dtype in ("float32", "int8"):
+        load(checkpoint, dtype=dtype)
+    sizes = {folder.parent.name.split("-")[-2]: (folder / layout.WEIGHTS_FILE).stat().st_size for folder in folders}
+    assert sizes["int8"] < sizes["float32"]
+
+
+def test_a_damaged_packed_form_is_made_again(tmp_path: Path) -> None:
+    file = load(save_tiny_model(tmp_path, "llama"))._decoder.folder / layout.WEIGHTS_FILE
+    file.write_bytes(bytes(file.stat().st_size))
+    assert_matches(load(tmp_path), reference("llama"), HISTORY, tolerance=NEAR)
+
+
+def test_other_backends_refuse_it(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dtype int8: backend torch computes in floating point only"):
+        load(checkpoint, backend="torch")
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel is not supported by backend onnx"):
+        load(save_tiny_model(tmp_path, "gpt2"), backend="auto")

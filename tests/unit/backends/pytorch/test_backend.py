@@ -1,0 +1,214 @@
+"""The torch backend gives the logits of plain Transformers, whatever its slots went through before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from transformers import DynamicCache
+
+from inference.backends.pytorch import attention
+from inference.backends.pytorch.backend import TorchBackend
+from inference.model import Array, Backend, Span
+from tests.support.backend_contract import (
+    HISTORY,
+    MAX_LENGTH,
+    NUM_SLOTS,
+    TOKENS,
+    Move,
+    assert_matches,
+    histories,
+    reference,
+)
+from tests.support.models import DEFAULT_VOCAB_SIZE, FAMILIES, tiny_model
+
+
+@lru_cache(maxsize=1)
+def backend_of(family: str) -> TorchBackend:
+    """One backend per family for all examples: what earlier ones left in its slots must not matter."""
+    return TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
+
+
+@pytest.fixture
+def backend() -> TorchBackend:
+    return TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_history_gives_the_logits_of_a_fresh_forward(family: str) -> None:
+    backend, plain = backend_of(family), reference(family)
+
+    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(history=histories)
+    def check(history: list[list[Move]]) -> None:
+        assert_matches(backend, plain, history)
+
+    check()
+
+
+class _StartsOff(TorchBackend):
+    """Believes that every continued sequence is one token longer than it is."""
+
+    def forward(self, spans: Sequence[Span]) -> Array:
+        return super().forward(
+            [Span(span.slot, span.start + (span.start > 0), span.token_ids, span.num_logits) for span in spans]
+        )
+
+
+def test_a_start_off_by_one_is_noticed() -> None:
+    broken = _StartsOff(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_matches(broken, reference("llama"), HISTORY)
+
+
+def test_a_mask_off_by_one_is_noticed(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    triangle = torch.Tensor.triu_
+    monkeypatch.setattr(torch.Tensor, "triu_", lambda mask, diagonal: triangle(mask, diagonal + 1))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_matches(backend, reference("llama"), HISTORY)
+
+
+def test_slots_that_leak_are_noticed(backend: TorchBackend) -> None:
+    for layer in range(2):
+        slots = backend._cache._slot_keys[layer]
+        backend._cache._slot_keys[layer] = (slots[0], slots[1], slots[0])
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_matches(backend, reference("llama"), HISTORY)
+
+
+def test_the_history_of_the_tests_above_holds(backend: TorchBackend) -> None:
+    assert_matches(backend, reference("llama"), HISTORY)
+
+
+def test_wide_spans_behind_a_past_do_not_fold_heads(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "MAX_FOLDED_TOKENS", 2)
+    assert_matches(backend, reference("llama"), HISTORY)
+
+
+def test_heads_without_groups() -> None:
+    model = tiny_model("llama", num_key_value_heads=4)
+    alone = TorchBackend(tiny_model("llama", num_key_value_heads=4), num_slots=1, max_length=MAX_LENGTH)
+    alone.forward([Span(0, 0, TOKENS[:9], 0)])
+    logits = alone.forward([Span(0, 9, TOKENS[9:12], 3)])
+    with torch.inference_mode():
+        expected = model(torch.tensor([TOKENS[:12]])).logits[0, 9:].numpy()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_stale_positions_are_never_seen(backend: TorchBackend) -> None:
+    with torch.inference_mode():
+        for room in (*backend._cache.keys, *backend._cache.values):
+            room.fill_(1e4)
+    assert_matches(backend, reference("llama"), HISTORY)
+
+
+def test_other_slots_are_left_alone(backend: TorchBackend) -> None:
+    before = [room.clone() for room in (*backend._cache.keys, *backend._cache.values)]
+    backend.forward([Span(1, 0, TOKENS[:5], 0)])
+    for room, old in zip((*backend._cache.keys, *backend._cache.values), before, strict=True):
+        assert torch.equal(room[0], old[0])
+        assert torch.equal(room[2], old[2])
+        assert not torch.equal(room[1, :, :5], old[1, :, :5])
+        assert torch.equal(room[1, :, 5:], old[1, :, 5:])
+
+
+def test_logits_are_those_of_the_last_tokens_span_after_span(backend: TorchBackend) -> None:
+    spans = [Span(0, 0, TOKENS[:5], 2), Span(1, 0, TOKENS[5:9], 0), Span(2, 0, TOKENS[9:12], 3)]
+    logits = backend.forward(spans)
+    assert logits.shape == (5, DEFAULT_VOCAB_SIZE)
+    np.testing.assert_allclose(logits[:2], reference("llama").logits(TOKENS[:5])[3:], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(logits[2:], reference("llama").logits(TOKENS[9:12]), rtol=0, atol=1e-4)
+
+
+def test_a_pass_that_wants_no_logits_skips_the_head(backend: TorchBackend) -> None:
+    def no_head(*_: object) -> None:
+        raise AssertionError("the head ran")
+
+    head = backend._model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(no_head)
+    logits = backend.forward([Span(0, 0, TOKENS[:5], 0), Span(1, 0, TOKENS[:2], 0)])
+    hook.remove()
+    assert logits.shape == (0, DEFAULT_VOCAB_SIZE)
+    assert logits.dtype == np.float32
+    logits = backend.forward([Span(0, 5, TOKENS[5:6], 1)])
+    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:6])[5:], rtol=0, atol=1e-4)
+
+
+def test_the_last_position_can_be_used_and_no_other(backend: TorchBackend) -> None:
+    backend.forward([Span(0, 0, TOKENS[:-1], 0)])
+    logits = backend.forward([Span(0, MAX_LENGTH - 1, TOKENS[-1:], 1)])
+    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS)[-1:], rtol=0, atol=1e-4)
+    with pytest.raises(ValueError, match=f"1 tokens from {MAX_LENGTH} do not fit into {MAX_LENGTH} positions"):
+        backend.forward([Span(0, MAX_LENGTH, (1,), 1)])
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([], "at least one span"),
+        ([Span(0, 0, (), 0)], "0 tokens from 0"),
+        ([Span(0, 0, (1,) * (MAX_LENGTH + 1), 1)], f"{MAX_LENGTH + 1} tokens from 0"),
+        ([Span(0, -1, (1, 2), 1)], "2 tokens from -1"),
+        ([Span(NUM_SLOTS, 0, (1,), 1)], f"slot {NUM_SLOTS} is outside 0..{NUM_SLOTS - 1}"),
+        ([Span(-1, 0, (1,), 1)], "slot -1 is outside"),
+        ([Span(0, 0, (1,), 2)], "num_logits 2 is outside 0..1"),
+        ([Span(0, 0, (1,), -1)], "num_logits -1 is outside 0..1"),
+        ([Span(1, 0, (1,), 1), Span(1, 1, (1,), 1)], r"share a slot: \[1, 1\]"),
+        ([Span(0, 0, (1, DEFAULT_VOCAB_SIZE), 1)], f"token id {DEFAULT_VOCAB_SIZE} is outside 0..287"),
+        ([Span(0, 0, (-1,), 1)], "token id -1 is outside"),
+    ],
+)
+def test_a_broken_contract_is_an_error_and_writes_nothing(
+    backend: TorchBackend, spans: list[Span], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        backend.forward(spans)
+    assert not any(keys.any() for keys in backend._cache.keys)
+
+
+def test_what_it_says_of_itself(backend: TorchBackend) -> None:
+    as_protocol: Backend = backend
+    assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
+    assert as_protocol.num_slots == NUM_SLOTS
+    assert as_protocol.max_length == MAX_LENGTH
+    num_layers, num_kv_heads, head_dim = 2, 2, 8
+    assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_dim * MAX_LENGTH * 4
+
+
+def test_transformers_keeps_no_cache_of_its_own(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a cache was built")
+
+    monkeypatch.setattr(DynamicCache, "__init__", refuse)
+    assert_matches(backend, reference("llama"), HISTORY)
+
+
+def test_transformers_builds_no_mask(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[object] = []
+    attend = attention.SlotPass.attend
+
+    def spy(self: attention.SlotPass, *arguments: torch.Tensor, **options: dict[str, object]) -> torch.Tensor:
+        masks.append(options["options"]["attention_mask"])
+        return attend(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention.SlotPass, "attend", spy)
+    assert_matches(backend, reference("llama"), HISTORY)
+    assert masks == [None] * 2 * len(HISTORY)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_bfloat16_stays_close_to_float32(family: str) -> None:
+    half = TorchBackend(tiny_model(family).to(torch.bfloat16), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
+    assert half.slot_bytes * 2 == backend_of(family).slot_bytes
+    assert_matches(half, reference(family), HISTORY, tolerance=0.5)  # logits have a standard deviation of 2
+
+
+def test_the_result_outlives_the_next_pass(backend: TorchBackend) -> None:
+    logits = backend.forward([Span(0, 0, TOKENS[:3], 3)])
+    kept = logits.copy()
+    backend.forward([Span(0, 0, TOKENS[5:8], 3)])
+    np.testing.assert_array_equal(logits, kept)

@@ -1,0 +1,112 @@
+"""Many prompts at once: shown in order, each failure by itself, and full servers asked again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from inference.cli.prompts.results import Result
+from inference.cli.prompts.runner import run_prompts
+from inference.commit import FinishReason, Timings
+from inference.errors import CapacityError, UnavailableError
+from inference.workers.completion import CompletionRequest, Delta, Event, Finished, Started
+
+TEMPLATE = CompletionRequest(prompt="", max_new_tokens=2)
+
+
+class ListSink:
+    """Keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def begin(self, result: Result) -> None:
+        self.lines.append(f"begin {result.prompt}")
+
+    def show(self, result: Result, delta: Delta) -> None:
+        self.lines.append(f"{result.prompt} {delta.text}")
+
+    def end(self, result: Result) -> None:
+        self.lines.append(f"end {result.prompt}")
+
+
+class ScriptedCompleter:
+    """Answers "slow" late, fails on "broken" after a token, and is full at the first attempt of "patient"."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.max_running = 0
+        self.num_attempts = 0
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        self.num_running += 1
+        self.max_running = max(self.max_running, self.num_running)
+        try:
+            async for event in self._events(str(request.prompt)):
+                yield event
+        finally:
+            self.num_running -= 1
+
+    async def _events(self, prompt: str) -> AsyncGenerator[Event, None]:
+        if prompt == "patient":
+            self.num_attempts += 1
+            if self.num_attempts == 1:
+                raise CapacityError("full", retry_after_s=0.01)
+        yield Started(num_prompt_tokens=len(prompt), seed=7)
+        await asyncio.sleep(0.05 if prompt == "slow" else 0)
+        yield _delta(1, "a")
+        if prompt == "broken":
+            raise UnavailableError("gone")
+        yield _delta(2, "b")
+        yield Finished(FinishReason.LENGTH)
+
+
+def _delta(token_id: int, text: str) -> Delta:
+    return Delta((token_id,), text, num_draft_tokens=2, num_accepted_tokens=0, timings=Timings())
+
+
+async def test_results_are_shown_in_the_order_of_the_prompts() -> None:
+    sink, completer = ListSink(), ScriptedCompleter()
+    results = await run_prompts(completer, ["slow", "quick"], TEMPLATE, concurrency=2, sink=sink)
+    assert sink.lines == [
+        "begin slow",
+        "slow a",
+        "slow b",
+        "end slow",
+        "begin quick",
+        "quick a",
+        "quick b",
+        "end quick",
+    ]
+    assert [result.text for result in results] == ["ab", "ab"]
+    assert completer.max_running == 2
+
+
+async def test_no_more_at_once_than_asked() -> None:
+    completer = ScriptedCompleter()
+    await run_prompts(completer, ["slow"] * 5, TEMPLATE, concurrency=2, sink=ListSink())
+    assert completer.max_running == 2
+
+
+async def test_a_failed_prompt_keeps_what_came_and_does_not_stop_others() -> None:
+    broken, fine = await run_prompts(ScriptedCompleter(), ["broken", "fine"], TEMPLATE, concurrency=2, sink=ListSink())
+    fields = broken.to_json()
+    assert (fields["text"], fields["token_ids"], fields["finish_reason"]) == ("a", [1], None)
+    assert fields["error"] == {"code": "UNAVAILABLE", "message": "gone"}
+    assert (fine.text, fine.error) == ("ab", None)
+    assert "error" not in fine.to_json()
+
+
+async def test_a_full_server_is_asked_again() -> None:
+    completer = ScriptedCompleter()
+    (result,) = await run_prompts(completer, ["patient"], TEMPLATE, concurrency=1, sink=ListSink())
+    assert (result.text, completer.num_attempts) == ("ab", 2)
+
+
+async def test_json_has_what_was_promised() -> None:
+    (result,) = await run_prompts(ScriptedCompleter(), ["p"], TEMPLATE, concurrency=1, sink=ListSink())
+    fields = result.to_json()
+    assert fields["prompt"] == "p"
+    assert (fields["token_ids"], fields["text"], fields["finish_reason"]) == ([1, 2], "ab", "length")
+    assert (fields["seed"], fields["num_prompt_tokens"], fields["acceptance_rate"]) == (7, 1, 0.0)
+    assert set(fields["timings"]) == {"ttft_s", "tpot_s", "end_to_end_s"}

@@ -1,0 +1,67 @@
+"""What the servers of a comparison are told of their backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inference.comparison.plan.backend import COMPILE_TIMEOUT_S, START_TIMEOUT_S, BackendConfig, Server, server_flags
+from inference.comparison.plan.flags import parse_config
+from inference.errors import ConfigError
+
+SERVERS = [Server("target"), Server("fused_target", "small"), Server("draft", "small"), Server("draft", "ngram")]
+NEURON = BackendConfig("neuron", "neuron", 4, 2, first_core=8, model_flags=("--dtype=float32",))
+
+
+def flags_of(backend: BackendConfig, server: Server, gammas: tuple[int, ...] = (3,)) -> str:
+    return " ".join(server_flags(backend, server, SERVERS, gammas))
+
+
+def test_without_a_backend_nothing_is_said() -> None:
+    assert [flags_of(BackendConfig(), server) for server in SERVERS] == [""] * 4
+    assert BackendConfig().start_timeout_s == START_TIMEOUT_S
+
+
+def test_every_server_has_cores_of_its_own() -> None:
+    common = "--backend neuron --dtype=float32"
+    assert flags_of(NEURON, SERVERS[0]) == f"{common} --tp_degree 4 --neuron_cores 8-11 --gamma 3"
+    fused = f"{common} --tp_degree 4 --neuron_cores 12-15 --gamma 4 --draft_tp_degree 2"
+    assert flags_of(NEURON, SERVERS[1]) == fused
+    assert flags_of(NEURON, SERVERS[2]) == f"{common} --tp_degree 2 --neuron_cores 16-17"
+    assert flags_of(NEURON, SERVERS[3]) == ""
+    assert NEURON.start_timeout_s == COMPILE_TIMEOUT_S
+
+
+def test_a_draft_on_the_cpu_takes_no_neuron_core() -> None:
+    mixed = BackendConfig("neuron", "torch", model_flags=("--dtype=bfloat16",))
+    assert flags_of(mixed, SERVERS[2]) == "--backend torch"
+
+
+def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
+    vanilla = BackendConfig("neuron", "neuron", method="vanilla")
+    assert "--gamma 7 --draft_tp_degree 1 --speculation_method vanilla" in flags_of(vanilla, SERVERS[1], (3, 7))
+    assert "--gamma 7" in flags_of(vanilla, SERVERS[0], (3, 7))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--backend", "neuron", "--gamma", "3,5"], "gamma 3, 5: speculation_method fused is compiled for one"),
+        (["--backend", "neuron", "--temperature", "0.8"], "temperature 0.8: speculation_method fused cannot sample"),
+        (["--backend", "torch", "--speculation_method", "eagle"], "eagle needs backend neuron, not torch"),
+        (["--neuron_config", "{}"], "neuron_config needs backend neuron, not auto"),
+        (["--backend", "neuron", "--tp_degree", "0"], "tp_degree 0 is below 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_name(tmp_path: Path, flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config([*flags, "--output", str(tmp_path), "--topologies", "target,fused"])
+
+
+def test_what_can_be() -> None:
+    flags = ["--backend", "neuron", "--topologies", "target,fused", "--speculation-method", "vanilla", "--gamma", "3,5"]
+    config = parse_config([*flags, "--temperature", "0.8", "--draft-models", "ngram", "--tp-degree", "2"])
+    assert (config.backend.tp_degree, config.backend.draft_tp_degree) == (2, 2)
+    assert config.servers == (Server("target"), Server("fused_target", "ngram"))
+    assert parse_config(["--backend", "neuron", "--topologies", "target", "--gamma", "1,2"]).gammas == (1, 2)

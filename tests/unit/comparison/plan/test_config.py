@@ -1,0 +1,162 @@
+"""Flags and limits: what is refused, and that the message names value and limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inference.comparison.plan.config import ClientSite, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from inference.comparison.plan.flags import parse_config
+from inference.comparison.run.load import require_locust
+from inference.errors import ConfigError
+from inference.request import Schedule
+from tests.support.samples import config, model_directory
+
+PROMPTS = (PromptSet("kind", ("text",)),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cores_per_machine": 2}, "cores_per_machine 2: 2 machines need 4 cores, this process may use 2"),
+        ({"cores_per_machine": 0}, "cores_per_machine 0 is below 1"),
+        ({"usable_cores": (3,)}, "2 machines need 2 cores, this process may use 1"),
+        ({"gammas": (0,)}, "gamma 0 is outside 1..64"),
+        ({"gammas": (65,)}, "gamma 65 is outside 1..64"),
+        ({"gammas": (4, 4)}, "gamma 4 is given 2 times"),
+        ({"topologies": ()}, "no topology is given"),
+        ({"draft_models": ("nowhere",)}, "draft model nowhere: no config.json there"),
+        ({"target_model": Path("nowhere")}, "target model nowhere: no config.json there"),
+    ],
+)
+def test_impossible_comparisons_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(tmp_path, **changes)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_runs": 0}, "num_runs 0 is below 1"),
+        ({"max_new_tokens": 1}, "max_new_tokens 1 is below 2"),
+        ({"temperature": -1.0}, "temperature -1 is outside 0..100"),
+        ({"seed": 2**64}, f"seed {2**64} is outside 0..{2**64 - 1}"),
+        ({"concurrencies": (0,)}, "concurrency 0 is outside 1..4096"),
+        ({"concurrencies": ()}, "no concurrency is given"),
+        ({"deadline_s": 0.0}, "deadline_s 0 is not above 0"),
+    ],
+)
+def test_impossible_workloads_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        WorkloadConfig(PROMPTS, **changes)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rtts_ms": (-1.0,)}, "rtt_ms -1 is outside 0..10000"),
+        ({"rtts_ms": (5.0, 5.0)}, "rtt_ms 5.0 is given 2 times"),
+        ({"jitter_ms": -0.5}, "jitter_ms -0.5 is outside 0..10000"),
+        ({"bandwidth_mbps": 0.0}, "bandwidth_mbps 0.0 is not above 0"),
+    ],
+)
+def test_impossible_networks_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        NetworkConfig(**changes)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+def test_one_machine_is_enough_without_distributed(tmp_path: Path) -> None:
+    found = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), cores_per_machine=2)
+    assert [machine.cores for machine in found.machines] == [(0, 1)]
+
+
+def test_machines_do_not_share_cores(tmp_path: Path) -> None:
+    found = config(tmp_path, usable_cores=(2, 3, 5, 8, 9), cores_per_machine=2)
+    assert [machine.cores for machine in found.machines] == [(2, 3), (5, 8)]
+    assert found.spare_cores == (9,)
+
+
+def test_contenders_are_the_target_and_every_way_to_draft(tmp_path: Path) -> None:
+    drafts = (str(model_directory(tmp_path, "draft")), "ngram")
+    found = config(tmp_path, draft_models=drafts, gammas=(1, 3)).contenders
+    assert found[0] == Contender(Topology.TARGET)
+    assert len(found) == 1 + 3 * 2 * 2
+
+
+def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
+    """Each number of them has its own worker, and a target of its own in the pool; rounds have none."""
+    found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
+    assert [(it.series.name, it.branches) for it in found.contenders] == [
+        ("target", None),
+        ("fused", None),
+        ("distributed sync", None),
+        ("distributed async", 0),
+        ("distributed async", 3),
+        ("pool", 0),
+        ("pool", 3),
+    ]
+    draft = found.draft_models[0]
+    assert [(it.role, it.branches, it.pooled) for it in found.servers if it.draft == draft] == [
+        ("fused_target", None, False),
+        ("draft", 0, False),
+        ("draft", 3, False),
+        ("target", 0, True),
+        ("draft", 0, True),
+        ("target", 3, True),
+        ("draft", 3, True),
+    ]
+    with pytest.raises(ConfigError, match=r"branches 17 is outside 0\.\.16"):
+        config(tmp_path, branches=(17,))
+
+
+@pytest.mark.parametrize("dash", ["-", "_"])
+def test_flags_take_both_spellings(tmp_path: Path, dash: str) -> None:
+    target, draft = (model_directory(tmp_path, name) for name in ("target", "draft"))
+    prompts = tmp_path / "my-kind.txt"
+    prompts.write_text("one\n\ntwo\nthree\n")
+    flags = f"--prompt-file {prompts} --num-runs 2 --rtt-ms=0,2.5 --jitter-ms 1 --bandwidth-mbps 8 --client-site target"
+    models = f"--target-model {target} --draft-models {draft},ngram --gamma 1,3 --topologies target,fused"
+    found = parse_config(_spelled(f"{flags} {models} --num-prompts 2 --output {tmp_path}", dash))
+    assert found.workload.prompt_sets == (PromptSet("my-kind", ("one", "two")),)
+    assert found.network == NetworkConfig((0.0, 2.5), 1.0, 8.0, ClientSite.TARGET)
+    assert (found.gammas, found.topologies) == ((1, 3), (Topology.TARGET, Topology.FUSED))
+    assert found.draft_models == (str(draft), "ngram")
+
+
+def _spelled(flags: str, dash: str) -> list[str]:
+    words = flags.split()
+    return [f"--{word[2:].replace('-', dash)}" if word.startswith("--") else word for word in words]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--topologies", "target,mesh"], "topology mesh is none of target, fused, distributed"),
+        (["--gamma", "four"], "invalid list of int value: 'four'"),
+        (["--num-prompts", "0"], "0 is below 1"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_unusable_flags_end_with_a_message(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as error:
+        parse_config(flags)
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_is_grouped_with_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_config(["--help"])
+    text = capsys.readouterr().out
+    for words in ("what is compared:", "workload:", "network between edge and target", "milliseconds", "(0,10,50)"):
+        assert words in text
+
+
+def test_missing_locust_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install -r requirements-loadtest\.txt"):
+        require_locust()

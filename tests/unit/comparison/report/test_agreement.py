@@ -1,0 +1,62 @@
+"""Same tokens, or a failure that says where."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from inference.comparison.app import _report as report
+from inference.comparison.plan.config import Topology
+from inference.comparison.plan.grid import Sample
+from inference.comparison.report.agreement import check_agreement, first_difference
+from inference.comparison.report.files import prepare_directory
+from tests.support.samples import TOKENS, config, findings, samples
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "position"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1, 2], [1], 1), ([], [1], 0), ([], [], None)],
+)
+def test_first_difference(expected: list[int], actual: list[int], position: int | None) -> None:
+    assert first_difference(expected, actual) == position
+
+
+def test_equal_answers_agree(tmp_path: Path) -> None:
+    measured = samples(config(tmp_path))
+    agreement = check_agreement(measured)
+    assert agreement.holds
+    assert agreement.num_requests == sum(len(sample.records) for sample in measured)
+    assert "same tokens" in str(agreement)
+
+
+def test_a_planted_difference_names_topology_prompt_and_position(tmp_path: Path) -> None:
+    agreement = check_agreement(_planted(samples(config(tmp_path)), position=5))
+    (difference,) = agreement.differences
+    assert (difference.contender, difference.kind) == ("fused (draft draft, gamma 3)", "structured")
+    assert (difference.prompt_index, difference.position) == (1, 5)
+    assert (difference.expected, difference.actual) == (TOKENS[5], 9)
+    assert "fused (draft draft, gamma 3), structured prompt 2, output position 5: token 9" in str(difference)
+
+
+def test_a_planted_difference_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config(tmp_path)
+    prepare_directory(settings.output)
+    console = Console(stderr=True)
+    assert report(findings(settings), console) == 0
+    assert report(findings(settings, _planted(samples(settings), position=0)), console) == 1
+    captured = capsys.readouterr()
+    assert "error: fused (draft draft, gamma 3), structured prompt 2, output position 0" in captured.err
+    assert '"same_tokens":false' in captured.out.splitlines()[-1]
+    assert "DIFFERENT TOKENS" in (settings.output / "report.html").read_text()
+
+
+def _planted(measured: list[Sample], *, position: int) -> list[Sample]:
+    """One wrong token in one answer."""
+    index = next(i for i, it in enumerate(measured) if it.cell.contender.topology is Topology.FUSED)
+    first, second = measured[index].records
+    token_ids = (*TOKENS[:position], 9, *TOKENS[position + 1 :])
+    wrong = dataclasses.replace(measured[index], records=(first, dataclasses.replace(second, token_ids=token_ids)))
+    return [*measured[:index], wrong, *measured[index + 1 :]]

@@ -1,0 +1,142 @@
+"""Figures, files and the page: they agree, and the page needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Series, Topology, WorkloadConfig
+from inference.comparison.report.files import prepare_directory, write_report
+from inference.comparison.report.findings import Findings
+from inference.comparison.report.plots import interpolate
+from inference.errors import ConfigError
+from inference.request import Schedule
+from tests.support.samples import PASS_S, STEP_S, VERIFY_S, config, findings, model_directory
+
+PNG_SIGNATURE = b"\x89PNG"
+
+
+def _written(found: Findings) -> Path:
+    directory = found.config.output
+    prepare_directory(directory)
+    write_report(found, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with every kind of picture."""
+    directory = tmp_path_factory.mktemp("sweep")
+    sets = (PromptSet("structured", ("1 2 3",)), PromptSet("open_ended", ("It was",)))
+    settings = config(
+        directory,
+        draft_models=(str(model_directory(directory, "draft")), "ngram"),
+        gammas=(1, 3, 7),
+        schedules=(Schedule.SYNC, Schedule.ASYNC),
+        network=NetworkConfig(rtts_ms=(0.0, 10.0), jitter_ms=2.0, bandwidth_mbps=100.0),
+        workload=WorkloadConfig(sets, num_runs=2, concurrencies=(1, 4)),
+    )
+    return _written(findings(settings))
+
+
+def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
+    """The second run is slower for all: speeds spread, their ratio does not."""
+    found = findings(config(tmp_path))
+    fused = found.best(Series(Topology.FUSED), "structured", 0.0, 1)
+    assert fused is not None
+    assert fused.speedup is not None
+    expected = 3 * PASS_S / (3 * STEP_S + VERIFY_S)
+    assert fused.speedup.low == pytest.approx(expected)
+    assert fused.speedup.high == pytest.approx(expected)
+    assert fused.tokens_per_s.high / fused.tokens_per_s.low == pytest.approx(1.1)
+    assert fused.acceptance_rate == pytest.approx(2 / 3)
+    assert fused.mean_acceptance_length == 3
+
+
+def test_target_alone_reaches_its_bound(tmp_path: Path) -> None:
+    alone = findings(config(tmp_path)).best(Series(Topology.TARGET), "structured", 0.0, 1)
+    assert alone is not None
+    assert alone.bound_tokens_per_s == pytest.approx(1 / PASS_S)
+    assert alone.bound_speedup == 1.0
+    assert alone.percent_of_bound == pytest.approx(50 + 50 / 1.1)  # median of the two runs
+
+
+def test_without_the_target_there_is_no_speedup(tmp_path: Path) -> None:
+    found = findings(config(tmp_path, topologies=(Topology.FUSED, Topology.DISTRIBUTED)))
+    assert all(summary.speedup is None and summary.bound_speedup is None for summary in found.summaries)
+    assert (_written(found) / "report.html").is_file()
+
+
+def test_csv_and_json_agree(sweep: Path) -> None:
+    cells = json.loads((sweep / "results.json").read_text())["cells"]
+    with (sweep / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(cells) == (1 + 4 * 2 * 3) * 2 * 2 * 2  # contenders, kinds, round trip times, concurrencies
+    for fields, cell in zip(rows, cells, strict=True):
+        assert fields == {name: "" if value is None else str(value) for name, value in cell.items()}
+
+
+def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
+    page = _Page()
+    page.feed((sweep / "report.html").read_text())
+    pictures = {file.read_bytes() for file in sweep.glob("*.png")}
+    assert len(pictures) == 4
+    assert {base64.b64decode(source.partition(",")[2]) for source in page.images} == pictures
+    assert all(picture.startswith(PNG_SIGNATURE) for picture in pictures)
+    assert all(source.startswith("data:image/png;base64,") for source in page.images)
+    assert page.requests == []
+
+
+class _Page(HTMLParser):
+    """Collects pictures, and everything that would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images: list[str] = []
+        self.requests: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag == "img":
+            self.images.append(values["src"] or "")
+        elif values.get("src") or tag in ("link", "script", "iframe", "object"):
+            self.requests.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if re.search(r"@import|url\(", data):
+            self.requests.append(data)
+
+
+def test_page_states_pinning_network_and_verdict(sweep: Path) -> None:
+    text = (sweep / "report.html").read_text()
+    for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
+        assert words in text
+
+
+def test_page_escapes_what_users_name(tmp_path: Path) -> None:
+    sets = (PromptSet("<b>kind", ("text",)),)
+    found = findings(config(tmp_path, workload=WorkloadConfig(sets, num_runs=1)))
+    assert "<b>kind" not in (_written(found) / "report.html").read_text().lower()
+
+
+def test_unwritable_directory_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        prepare_directory(tmp_path / "file" / "report")
+
+
+def test_every_group_has_a_theory(tmp_path: Path) -> None:
+    found = findings(config(tmp_path))
+    assert found.theories[Contender(Topology.TARGET), "structured", 1].alpha is None
+    assert len(found.theories) == 4 * 2
+
+
+def test_interpolation_is_linear_between_neighbours() -> None:
+    assert interpolate({0: 1.0, 4: 3.0, 8: 3.0}, 2) == 2.0
+    assert interpolate({0: 1.0, 4: 3.0, 8: 3.0}, 6) == 3.0

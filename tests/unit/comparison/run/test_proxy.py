@@ -1,0 +1,163 @@
+"""The network on loopback: what it does to bytes. Delays are only bounded from below: this machine may be busy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def _link(conditions: LinkConditions) -> AsyncGenerator[DelayProxy, None]:
+    """A proxy in front of an echo server."""
+    server = await asyncio.start_server(_echo, "127.0.0.1", 0)
+    try:
+        async with delay_proxy(server.sockets[0].getsockname()[1], conditions) as proxy:
+            yield proxy
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def _connection(proxy: DelayProxy) -> AsyncGenerator[_Streams, None]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def test_round_trip_takes_the_rtt() -> None:
+    async with _link(LinkConditions(rtt_s=0.1)) as proxy, _connection(proxy) as (reader, writer):
+        started = time.monotonic()
+        writer.write(b"ping")
+        assert await reader.readexactly(4) == b"ping"
+        assert time.monotonic() - started >= 0.099
+
+
+async def test_delay_does_not_limit_throughput() -> None:
+    """Ten messages sent one after another arrive one after another, not a round trip apart each."""
+    async with _link(LinkConditions(rtt_s=0.4)) as proxy, _connection(proxy) as (reader, writer):
+        await _warm(reader, writer)
+        started = time.monotonic()
+        for _ in range(10):
+            writer.write(b"x" * 1000)
+            await asyncio.sleep(0.01)
+        await reader.readexactly(10_000)
+        elapsed_s = time.monotonic() - started
+        assert 0.4 <= elapsed_s < 10 * 0.4
+
+
+async def _warm(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"!")
+    await reader.readexactly(1)
+
+
+async def test_conditions_can_change_between_messages() -> None:
+    async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
+        await _warm(reader, writer)
+        proxy.conditions = LinkConditions(rtt_s=0.1)
+        started = time.monotonic()
+        await _warm(reader, writer)
+        assert time.monotonic() - started >= 0.099
+
+
+async def test_jitter_keeps_the_order() -> None:
+    async with _link(LinkConditions(jitter_s=0.02)) as proxy, _connection(proxy) as (reader, writer):
+        sent = [f"{number:04d}".encode() for number in range(50)]
+        for message in sent:
+            writer.write(message)
+            await asyncio.sleep(0.001)
+        assert await reader.readexactly(200) == b"".join(sent)
+
+
+async def test_bandwidth_spreads_bytes_over_time() -> None:
+    """20 kB at 100 kB/s take 0.2 s."""
+    async with _link(LinkConditions(bytes_per_s=100_000)) as proxy, _connection(proxy) as (reader, writer):
+        started = time.monotonic()
+        writer.write(bytes(20_000))
+        await reader.readexactly(20_000)
+        assert time.monotonic() - started >= 0.199
+
+
+async def test_bandwidth_is_shared_between_connections() -> None:
+    conditions = LinkConditions(bytes_per_s=100_000)
+    async with _link(conditions) as proxy, _connection(proxy) as one, _connection(proxy) as two:
+        started = time.monotonic()
+        for _, writer in (one, two):
+            writer.write(bytes(10_000))
+        await asyncio.gather(*(reader.readexactly(10_000) for reader, _ in (one, two)))
+        assert time.monotonic() - started >= 0.199
+
+
+async def test_large_transfers_arrive_whole() -> None:
+    data = bytes(range(256)) * 8192  # 2 MiB
+    async with _link(LinkConditions(rtt_s=0.02)) as proxy, _connection(proxy) as (reader, writer):
+        writer.write(data)
+        assert await reader.readexactly(len(data)) == data
+
+
+async def test_cut_resets_connections_and_refuses_new_ones() -> None:
+    async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
+        await _warm(reader, writer)
+        proxy.cut()
+        assert await _is_closed(reader)
+        async with _connection(proxy) as (new_reader, _):
+            assert await _is_closed(new_reader)
+        proxy.restore()
+        async with _connection(proxy) as (new_reader, new_writer):
+            await _warm(new_reader, new_writer)
+
+
+async def _is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read(1) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_blackhole_is_silent_until_restored() -> None:
+    async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
+        await _warm(reader, writer)
+        proxy.blackhole()
+        writer.write(b"lost?")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await reader.read(5)
+        proxy.restore()
+        assert await reader.readexactly(5) == b"lost?"
+
+
+async def test_closing_one_end_closes_the_other_after_the_last_bytes() -> None:
+    async def greet_and_leave(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"bye")
+        writer.close()
+
+    server = await asyncio.start_server(greet_and_leave, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with delay_proxy(port, LinkConditions(rtt_s=0.05)) as proxy, _connection(proxy) as (reader, _):
+        assert await reader.read() == b"bye"
+    server.close()
+
+
+async def test_no_server_behind_it_closes_the_connection(unused_tcp_port: int) -> None:
+    async with delay_proxy(unused_tcp_port) as proxy, _connection(proxy) as (reader, _):
+        assert await _is_closed(reader)

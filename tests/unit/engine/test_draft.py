@@ -1,0 +1,168 @@
+"""The draft's loop: rounds, commits that agree and disagree, and the ends of the road."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.engine.draft import DraftEngine
+from inference.errors import CapacityError, InternalError, UnavailableError
+from inference.request import SamplingParams
+from inference.scheduling.pacing import Pacing
+from inference.speculation import model_proposer as proposer_module
+from inference.speculation.model_proposer import ModelProposer
+from tests.support.models import tiny_model
+from tests.support.scripted import ScriptedProposer, token_at, tokens_at
+
+GREEDY = SamplingParams()
+
+
+@pytest.fixture
+def proposer() -> ScriptedProposer:
+    return ScriptedProposer()
+
+
+@pytest.fixture
+async def engine(proposer: ScriptedProposer) -> AsyncGenerator[DraftEngine, None]:
+    engine = DraftEngine(proposer, max_waiting=1)
+    engine.start()
+    yield engine
+    proposer.gate.open()
+    await engine.stop()
+
+
+async def at_gate(proposer: ScriptedProposer) -> None:
+    await asyncio.to_thread(proposer.gate.wait_until_reached)
+
+
+async def test_a_round_gives_as_many_as_asked(engine: DraftEngine) -> None:
+    session = engine.open([1, 2, 3], GREEDY)
+    await session.admitted()
+    assert list(await engine.propose(session, 4)) == tokens_at(3, 4)
+
+
+async def test_no_tokens_are_no_work(engine: DraftEngine, proposer: ScriptedProposer) -> None:
+    session = engine.open([1, 2, 3], GREEDY)
+    await session.admitted()
+    assert await engine.propose(session, 0) == ()
+    assert proposer.steps == []
+
+
+async def test_commit_that_agrees_keeps_the_rest(engine: DraftEngine) -> None:
+    """What was drafted past the committed tokens is still good: the next round begins with it."""
+    session = engine.open([1, 2, 3], GREEDY)
+    await session.admitted()
+    await engine.propose(session, 5)
+    session.commit(tokens_at(3, 2))
+    assert session.chain == tokens_at(5, 3)
+    assert list(await engine.propose(session, 4)) == tokens_at(5, 4)
+
+
+async def test_commit_that_disagrees_drops_the_chain(engine: DraftEngine) -> None:
+    session = engine.open([1, 2, 3], GREEDY)
+    await session.admitted()
+    await engine.propose(session, 5)
+    session.commit([token_at(3), 7])
+    assert session.chain == []
+    assert session.committed == [1, 2, 3, token_at(3), 7]
+    assert list(await engine.propose(session, 2)) == tokens_at(5, 2)
+
+
+async def test_step_under_way_is_dropped_when_its_chain_has_lost(
+    engine: DraftEngine, proposer: ScriptedProposer
+) -> None:
+    """The step extends a chain that a commit cuts off meanwhile: its token must not end up behind the new one."""
+    session = engine.open([1, 2, 3], GREEDY)
+    await session.admitted()
+    await engine.propose(session, 2)
+    proposer.gate.close()
+    engine.pace(session, Pacing(window=4))
+    await at_gate(proposer)
+    session.commit([7])
+    proposer.gate.open()
+    assert await session.drafted() == tokens_at(4, 4)
+    assert [len(draft.token_ids) for step in proposer.steps for draft in step] == [3, 4, 5, 4, 5, 6, 7]
+
+
+async def test_step_under_way_counts_when_its_chain_lives_on(engine: DraftEngine, proposer: ScriptedProposer) -> None:
+    session = engine.open([1, 2, 3], GREEDY)
+    await session.admitted()
+    await engine.propose(session, 2)
+    proposer.gate.close()
+    engine.pace(session, Pacing(window=4))
+    await at_gate(proposer)
+    session.commit(tokens_at(3, 1))
+    proposer.gate.open()
+    assert await session.drafted() == tokens_at(4, 4)
+    assert [len(draft.token_ids) for step in proposer.steps for draft in step] == [3, 4, 5, 6, 7]
+
+
+async def test_ends_where_the_drafts_context_is_full(engine: DraftEngine) -> None:
+    """A chain of 40 can be extended once; a longer one cannot, and the target goes on alone."""
+    session = engine.open(list(range(39)), GREEDY)
+    await session.admitted()
+    assert list(await engine.propose(session, 8)) == tokens_at(39, 2)
+    session.commit([*tokens_at(39, 2), 5])
+    assert await engine.propose(session, 8) == ()
+
+
+async def test_prompt_beyond_the_drafts_context(engine: DraftEngine) -> None:
+    session = engine.open(list(range(100)), GREEDY)
+    await session.admitted()
+    assert await engine.propose(session, 8) == ()
+
+
+async def test_queue_and_slots(engine: DraftEngine) -> None:
+    first, second, third = (engine.open([1], GREEDY) for _ in range(3))
+    await second.admitted()
+    with pytest.raises(CapacityError, match="2 slots"):
+        engine.open([1], GREEDY)
+    engine.close(first)
+    async with asyncio.timeout(10):
+        await third.admitted()
+
+
+async def test_failed_step_fails_the_round(
+    engine: DraftEngine, proposer: ScriptedProposer, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = engine.open([1], GREEDY)
+    await session.admitted()
+    proposer.gate.error = RuntimeError("broken")
+    with pytest.raises(InternalError):
+        await engine.propose(session, 2)
+    assert "broken" in caplog.text
+    following = engine.open([1], GREEDY)
+    await following.admitted()
+    assert list(await engine.propose(following, 1)) == tokens_at(1, 1)
+
+
+async def test_stop_fails_who_waits(engine: DraftEngine) -> None:
+    sessions = [engine.open([1], GREEDY) for _ in range(3)]
+    waiting = asyncio.create_task(sessions[2].admitted())
+    await sessions[0].admitted()
+    await engine.stop()
+    with pytest.raises(UnavailableError):
+        await waiting
+
+
+async def test_model_drafts_are_the_same_beside_others_and_from_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real model: three sequences together, prompts read in parts of 8, give what each gives alone."""
+    prompts = [list(range(2, 2 + length)) for length in (3, 30, 17)]
+    sampling = SamplingParams(temperature=1.0, seed=9)
+    backend = TorchBackend(tiny_model("llama", seed=1), num_slots=3, max_length=64)
+
+    async def draft(numbers: list[int]) -> list[list[int]]:
+        engine = DraftEngine(ModelProposer(backend))
+        engine.start()
+        sessions = [engine.open(prompts[number], sampling) for number in numbers]
+        await asyncio.gather(*(session.admitted() for session in sessions))
+        chains = await asyncio.gather(*(engine.propose(session, 6) for session in sessions))
+        await engine.stop()
+        return [list(chain) for chain in chains]
+
+    alone = [(await draft([number]))[0] for number in range(3)]
+    monkeypatch.setattr(proposer_module, "MAX_CHUNK_TOKENS", 8)
+    assert await draft([0, 1, 2]) == alone

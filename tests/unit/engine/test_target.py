@@ -1,0 +1,317 @@
+"""The target's loop: who gets a slot, what a step takes along, how a request ends, fails or is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+import torch
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.commit import Commit, FinishReason
+from inference.engine import target_session
+from inference.engine.target import TargetEngine
+from inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
+from inference.request import GenerationRequest
+from inference.speculation.slot_decoder import SlotDecoder
+from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
+from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, token_at, tokens_at, until
+
+MAX_LENGTH = 60
+
+
+@pytest.fixture
+def decoder() -> ScriptedDecoder:
+    return ScriptedDecoder()
+
+
+@pytest.fixture
+async def engine(decoder: ScriptedDecoder) -> AsyncGenerator[TargetEngine, None]:
+    """Two slots, and two places in the queue."""
+    engine = TargetEngine(decoder, num_slots=2, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, max_waiting=2)
+    engine.start()
+    yield engine
+    decoder.gate.open()
+    await engine.stop()
+
+
+def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None) -> GenerationRequest:
+    return GenerationRequest(
+        tuple(range(length)), max_new_tokens=max_new_tokens, stop_token_ids=frozenset(() if stop is None else (stop,))
+    )
+
+
+async def finish(engine: TargetEngine, wanted: GenerationRequest) -> list[Commit]:
+    return [commit async for commit in engine.generate(wanted)]
+
+
+def tokens(commits: list[Commit]) -> list[int]:
+    return [token_id for commit in commits for token_id in commit.token_ids]
+
+
+async def at_gate(decoder: ScriptedDecoder) -> None:
+    await asyncio.to_thread(decoder.gate.wait_until_reached)
+
+
+async def until_counts(engine: TargetEngine, *, running: int, waiting: int = 0) -> None:
+    await until(lambda: (engine.num_running, engine.num_waiting) == (running, waiting))
+
+
+async def test_equals_transformers_while_sessions_come_and_go() -> None:
+    """Seven requests on three slots, some given up on the way; the others get what generate() gives."""
+    model = tiny_model("llama", seed=1)
+    prompts = [[7, 8, 9 + number] * (1 + number) for number in range(7)]
+    expected = [generate(model, prompt, 9) for prompt in prompts]
+    backend = TorchBackend(model, num_slots=3, max_length=MAX_LENGTH)
+    engine = TargetEngine(SlotDecoder(backend), num_slots=3, max_length=MAX_LENGTH, vocab_size=DEFAULT_VOCAB_SIZE)
+    engine.start()
+
+    async def run(number: int) -> list[int]:
+        wanted = GenerationRequest(tuple(prompts[number]), max_new_tokens=9, stop_token_ids=frozenset({1}))
+        output: list[int] = []
+        async with aclosing(engine.generate(wanted)) as commits:
+            async for commit in commits:
+                output += commit.token_ids
+                if number % 3 == 2 and len(output) == 4:
+                    break
+        return output
+
+    outputs = await asyncio.gather(*(run(number) for number in range(7)))
+    assert outputs == [output[:4] if number % 3 == 2 else output for number, output in enumerate(expected)]
+    await until_counts(engine, running=0)
+    await engine.stop()
+
+
+def generate(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
+    token_ids = torch.tensor([prompt])
+    output = model.generate(  # type: ignore[operator]
+        token_ids, attention_mask=torch.ones_like(token_ids), do_sample=False, max_new_tokens=num_tokens, pad_token_id=1
+    )
+    continuation: list[int] = output[0, len(prompt) :].tolist()
+    return continuation
+
+
+async def test_ends_at_max_new_tokens(engine: TargetEngine) -> None:
+    commits = await finish(engine, request(3, max_new_tokens=4))
+    assert tokens(commits) == tokens_at(3, 4)
+    assert [commit.position for commit in commits] == [3, 4, 5, 6]
+    assert [commit.finish_reason for commit in commits] == [None, None, None, FinishReason.LENGTH]
+
+
+async def test_ends_at_a_stop_token(engine: TargetEngine) -> None:
+    commits = await finish(engine, request(3, max_new_tokens=9, stop=token_at(5)))
+    assert tokens(commits) == tokens_at(3, 3)
+    assert commits[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_stop_token_in_the_prompt_is_no_stop(engine: TargetEngine) -> None:
+    assert len(tokens(await finish(engine, request(3, stop=2)))) == 4
+
+
+async def test_ends_where_the_context_is_full(engine: TargetEngine) -> None:
+    commits = await finish(engine, request(MAX_LENGTH - 2, max_new_tokens=50))
+    assert len(tokens(commits)) == 2
+    assert commits[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "parts"),
+    [
+        (range(MAX_LENGTH), [str(MAX_LENGTH), str(MAX_LENGTH - 1)]),
+        ([VOCAB_SIZE], [str(VOCAB_SIZE)]),
+        ([-1], ["-1"]),
+    ],
+)
+async def test_refuses_what_does_not_fit(engine: TargetEngine, token_ids: range, parts: list[str]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.open(GenerationRequest(tuple(token_ids)), drafted=False)
+    assert all(part in str(caught.value) for part in parts)
+    assert engine.num_running == engine.num_waiting == 0
+
+
+async def test_sessions_share_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
+    await asyncio.gather(*(finish(engine, request(length)) for length in (3, 9)))
+    assert max(len(turns) for turns in decoder.steps) == 2
+
+
+async def test_first_come_first_served(engine: TargetEngine) -> None:
+    served: list[int] = []
+
+    async def run(number: int) -> None:
+        await finish(engine, request(3 + number))
+        served.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(4):
+            group.create_task(run(number))
+            await asyncio.sleep(0)
+    assert served == [0, 1, 2, 3]
+
+
+async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
+    """Two slots and two places are four requests; the fifth is refused, and admitted once one has left."""
+    decoder.gate.close()
+    sessions = [engine.open(request(), drafted=False) for _ in range(4)]
+    await at_gate(decoder)
+    with pytest.raises(CapacityError, match=r"2 slots .* 2 requests wait .*limit 2") as caught:
+        engine.open(request(), drafted=False)
+    assert caught.value.retry_after_s > 0
+    engine.close(sessions[3])
+    engine.close(engine.open(request(), drafted=False))
+    decoder.gate.open()
+
+
+async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
+    """The pass cannot be interrupted; its result is dropped, and the next holder of the slot sees nothing of it."""
+    decoder.gate.close()
+    given_up = asyncio.create_task(finish(engine, request(20)))
+    await at_gate(decoder)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    following = [asyncio.create_task(finish(engine, request(length))) for length in (3, 6)]
+    await asyncio.sleep(0)
+    decoder.gate.open()
+    assert [tokens(await task) for task in following] == [tokens_at(3, 4), tokens_at(6, 4)]
+    assert decoder.steps[1][0].start == 0
+    await until_counts(engine, running=0)
+
+
+async def test_cancelled_while_waiting(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
+    decoder.gate.close()
+    running = [asyncio.create_task(finish(engine, request())) for _ in range(2)]
+    waiting = [asyncio.create_task(finish(engine, request())) for _ in range(2)]
+    await at_gate(decoder)
+    await until_counts(engine, running=2, waiting=2)
+    waiting[0].cancel()
+    await asyncio.gather(waiting[0], return_exceptions=True)
+    await until_counts(engine, running=2, waiting=1)
+    decoder.gate.open()
+    for task in (*running, waiting[1]):
+        assert len(tokens(await task)) == 4
+
+
+async def test_closing_twice_is_harmless(engine: TargetEngine) -> None:
+    session = engine.open(request(), drafted=True)
+    await until_counts(engine, running=1)
+    engine.close(session)
+    engine.close(session)
+    assert len(tokens(await finish(engine, request()))) == 4
+    both = [engine.open(request(), drafted=True) for _ in range(3)]
+    await until_counts(engine, running=2, waiting=1)
+    for each in both:
+        engine.close(each)
+
+
+async def test_failed_pass_ends_its_sessions_alone(
+    engine: TargetEngine, decoder: ScriptedDecoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session that waits for its draft was not in the pass and lives on; so does the engine."""
+    bystander = engine.open(request(1, max_new_tokens=2), drafted=True)
+    await until_counts(engine, running=1)
+    decoder.gate.error = RuntimeError("out of memory")
+    with pytest.raises(InternalError, match="log has the cause"):
+        await finish(engine, request())
+    assert caplog.text.count("out of memory") == 1
+    engine.propose(bystander, [("prefix", 1, tokens_at(1, 1))])
+    assert tokens([commit async for commit in engine.commits(bystander)]) == tokens_at(1, 2)
+    assert len(tokens(await finish(engine, request()))) == 4
+
+
+async def test_stop_lets_the_running_finish(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
+    decoder.gate.close()
+    running = asyncio.create_task(finish(engine, request()))
+    await at_gate(decoder)
+    stopping = asyncio.create_task(engine.stop(grace_s=10))
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError, match="shutting down"):
+        engine.open(request(), drafted=False)
+    decoder.gate.open()
+    assert len(tokens(await running)) == 4
+    await stopping
+
+
+async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngine) -> None:
+    """One session has a slot and waits for its draft, for ever; the other waits for a slot."""
+    sessions = [engine.open(request(), drafted=True) for _ in range(3)]
+    await until_counts(engine, running=2, waiting=1)
+    await engine.stop(grace_s=0.05)
+    for session in sessions:
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await session.commits.get()
+
+
+async def test_long_prompts_are_read_in_parts(
+    engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pass is wider than a part; the tokens stay, and another session decodes between the parts."""
+    monkeypatch.setattr(target_session, "MAX_CHUNK_TOKENS", 10)
+    long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
+    assert tokens(long) == tokens_at(45, 4)
+    assert tokens(short) == tokens_at(3, 4)
+    turns = [turn for step in decoder.steps for turn in step]
+    assert max(len(turn.token_ids) - turn.start for turn in turns) <= 10
+    assert sum(not turn.chooses for turn in turns) == 4
+    first_choice = next(i for i, step in enumerate(decoder.steps) if any(len(turn.token_ids) >= 45 for turn in step))
+    assert sum(turn.chooses for step in decoder.steps[:first_choice] for turn in step) >= 3
+
+
+async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None:
+    session = engine.open(request(3, max_new_tokens=9), drafted=True)
+    engine.propose(session, [("prefix", 3, [*tokens_at(3, 2), 1, 2])])
+    commit = await session.commits.get()
+    assert list(commit.token_ids) == tokens_at(3, 3)
+    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (4, 2)
+    engine.propose(session, [])
+    assert list((await session.commits.get()).token_ids) == tokens_at(6, 1)
+    assert session.idle_s >= 0
+    engine.close(session)
+
+
+async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
+    """Three tokens are left: two drafted and the target's own."""
+    session = engine.open(request(3, max_new_tokens=3), drafted=True)
+    engine.propose(session, [("prefix", 3, tokens_at(3, 8))])
+    commit = await session.commits.get()
+    assert list(commit.token_ids) == tokens_at(3, 3)
+    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (2, 2)
+    assert commit.finish_reason is FinishReason.LENGTH
+    assert len(decoder.steps[-1][0].proposal) == 2
+
+
+async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngine) -> None:
+    """They were reported as verified and not accepted, so that even a perfect draft seemed to miss."""
+    session = engine.open(request(3, max_new_tokens=20, stop=token_at(5)), drafted=True)
+    engine.propose(session, [("prefix", 3, tokens_at(3, 8))])
+    commit = await session.commits.get()
+    assert list(commit.token_ids) == tokens_at(3, 3)
+    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (3, 3)
+    assert commit.finish_reason is FinishReason.STOP
+
+
+async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
+    """While the draft drafts, the target reads: all but the last token, whose logits the first pass needs."""
+    session = engine.open(request(9), drafted=True)
+    await until(lambda: len(decoder.steps) > 0)
+    (turn,) = decoder.steps[0]
+    assert (len(turn.token_ids), turn.chooses) == (8, False)
+    await asyncio.sleep(0.01)
+    engine.propose(session, [("prefix", 9, [1])])
+    await session.commits.get()
+    assert decoder.steps[1][0].start == 8
+    engine.close(session)
+
+
+async def test_refuses_draft_tokens_outside_the_vocabulary(engine: TargetEngine) -> None:
+    session = engine.open(request(), drafted=True)
+    with pytest.raises(InvalidRequestError, match="1000"):
+        engine.propose(session, [("prefix", 3, [VOCAB_SIZE])])
+    engine.close(session)
+
+
+async def test_timings_of_a_commit_add_up(engine: TargetEngine) -> None:
+    for commit in await finish(engine, request()):
+        assert commit.timings.compute_us >= 0
+        assert commit.timings.queue_us < 5_000_000
+    assert engine.pass_us > 0

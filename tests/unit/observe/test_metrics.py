@@ -1,0 +1,141 @@
+"""Counters and histograms say what happened, under vLLM's names, with labels that cannot grow without bound."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import AsyncGenerator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from inference.commit import Commit, FinishReason, Timings
+from inference.errors import CapacityError, ConfigError
+from inference.observe.metrics import Metrics, metrics_server
+from inference.request import MAX_GAMMA
+from inference.workers.completion import CompletionRequest, Delta, Event, Finished, Started
+from inference.workers.observed import MeteredCompleter, metered_commits
+
+TIMINGS = Timings(queue_us=1_000, compute_us=2_000, draft_us=500, network_us=100, bytes_up=30, bytes_down=20)
+
+
+class Completer:
+    """Two passes, then the end or an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        yield Started(5, 1)
+        yield Delta((1, 2, 3), "abc", 4, 2, TIMINGS)
+        yield Delta((4,), "d", 0, 0, TIMINGS)
+        if self.error is not None:
+            raise self.error
+        yield Finished(FinishReason.STOP)
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """Value by (name, labels but for the model's name, as text)."""
+    return {
+        (
+            sample.name,
+            ",".join(value for key, value in sorted(sample.labels.items()) if key != "model_name"),
+        ): sample.value
+        for family in text_string_to_metric_families(metrics.exposition().decode())
+        for sample in family.samples
+    }
+
+
+async def drain(completer: MeteredCompleter) -> None:
+    async for _ in completer.complete(CompletionRequest("x")):
+        pass
+
+
+async def test_a_request_is_counted_under_vllms_names() -> None:
+    metrics = Metrics("tiny")
+    await drain(MeteredCompleter(Completer(), metrics))
+    found = samples(metrics)
+    expected = {
+        "vllm:prompt_tokens_total": 5,
+        "vllm:generation_tokens_total": 4,
+        "vllm:spec_decode_num_drafts_total": 1,
+        "vllm:spec_decode_num_draft_tokens_total": 4,
+        "vllm:spec_decode_num_accepted_tokens_total": 2,
+        "vllm:time_to_first_token_seconds_count": 1,
+        "vllm:inter_token_latency_seconds_count": 1,
+        "vllm:request_time_per_output_token_seconds_count": 1,
+        "vllm:e2e_request_latency_seconds_count": 1,
+        "vllm:request_queue_time_seconds_count": 1,
+        "vllm:request_queue_time_seconds_sum": 0.001,
+        "vllm:request_prompt_tokens_sum": 5,
+        "vllm:request_generation_tokens_sum": 4,
+    }
+    assert {name: found[name, ""] for name in expected} == expected
+    positions = [found["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(i)] for i in range(2)]
+    assert positions == [1, 1]
+    assert found["vllm:request_success_total", "stop"] == 1
+    assert found["specdec_phase_seconds_total", "verify"] == pytest.approx(0.004)
+    assert found["specdec_wire_bytes_total", "up"] == 60
+    assert not any(name.endswith("_created") for name, _ in found), "vllm bench would add it to the count"
+
+
+async def test_failures_and_clients_that_leave() -> None:
+    metrics = Metrics("tiny")
+    completer = MeteredCompleter(Completer(CapacityError("full", retry_after_s=1.0)), metrics)
+    metrics.watch(completer)
+    with pytest.raises(CapacityError):
+        await drain(completer)
+    events = MeteredCompleter(Completer(), metrics).complete(CompletionRequest("x"))
+    await anext(events)
+    await events.aclose()
+    found = samples(metrics)
+    assert found["specdec_request_failures_total", "RESOURCE_EXHAUSTED"] == 1
+    assert found["specdec_request_failures_total", "CANCELLED"] == 1
+    assert found["vllm:num_requests_running", ""] == found["vllm:num_requests_waiting", ""] == 0
+
+
+async def test_gauges_follow_the_requests() -> None:
+    metrics = Metrics("tiny")
+    completer = MeteredCompleter(Completer(), metrics)
+    metrics.watch(completer)
+    events = completer.complete(CompletionRequest("x"))
+    await anext(events)
+    assert samples(metrics)["vllm:num_requests_running", ""] == 1
+    await events.aclose()
+    assert samples(metrics)["vllm:num_requests_running", ""] == 0
+
+
+async def test_a_draft_workers_session_counts_at_the_target() -> None:
+    async def commits() -> AsyncGenerator[Commit, None]:
+        yield Commit(5, (1, 2), 3, 1, TIMINGS)
+        yield Commit(7, (3,), 2, 0, TIMINGS, FinishReason.LENGTH)
+
+    metrics = Metrics("tiny")
+    passed = [commit async for commit in metered_commits(commits(), metrics, num_prompt_tokens=5)]
+    found = samples(metrics)
+    assert len(passed) == 2
+    assert found["vllm:spec_decode_num_draft_tokens_total", ""] == 5
+    assert found["vllm:request_success_total", "length"] == 1
+
+
+def test_positions_are_bounded() -> None:
+    """A peer that accepts more than MAX_GAMMA at once must not grow the label set."""
+    metrics = Metrics("tiny")
+    record = metrics.request()
+    record.committed(300, num_draft_tokens=300, num_accepted_tokens=300, timings=Timings())
+    positions = [labels for name, labels in samples(metrics) if name.endswith("per_pos_total")]
+    assert len(positions) == MAX_GAMMA
+
+
+def test_a_port_of_its_own() -> None:
+    metrics = Metrics("tiny")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        with pytest.raises(ConfigError, match=str(port)), metrics_server(metrics, "127.0.0.1", port):
+            pass
+    with metrics_server(metrics, "127.0.0.1", port):
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    assert "vllm:generation_tokens_total" in text
+    with metrics_server(metrics, "127.0.0.1", None):
+        pass

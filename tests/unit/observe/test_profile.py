@@ -1,0 +1,80 @@
+"""The profile's arithmetic: parts add up, percentiles are numpy's, files agree with each other."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.commit import Timings
+from inference.observe.profile import PERCENTILES, Profile, _percentile, figures
+from inference.observe.stats import RequestStats
+
+
+def request(*, started: float, gaps: list[float], timings: Timings, accepted: int = 3) -> RequestStats:
+    """A request of 5 tokens per commit, 4 of them drafted."""
+    stats = RequestStats(started=started, num_prompt_tokens=7)
+    for _ in gaps:
+        stats.record(accepted + 1, 4, accepted, timings)
+    ends = np.cumsum(gaps) + started
+    stats.arrivals = [(float(end), accepted + 1) for end in ends]
+    return stats
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=30))
+def test_percentiles_are_those_of_numpy(values: list[float]) -> None:
+    for percent in PERCENTILES:
+        assert _percentile(sorted(values), percent) == pytest.approx(float(np.percentile(values, percent)))
+
+
+def test_parts_add_up_to_the_end_to_end_time() -> None:
+    timings = Timings(queue_us=1000, compute_us=20_000, draft_us=5000, network_us=3000, bytes_up=40, bytes_down=20)
+    row = figures([request(started=1.0, gaps=[0.05, 0.04], timings=timings)])
+    parts = [row[name] for name in ("draft_s", "verify_s", "wait_s", "network_s", "other_s")]
+    assert sum(parts) == pytest.approx(row["end_to_end_s"])
+    assert row["end_to_end_s"] == pytest.approx(0.09)
+    assert row["other_s"] == pytest.approx(0.09 - 2 * 0.029)
+    assert (row["bytes_up"], row["bytes_down"]) == (80, 40)
+
+
+def test_acceptance_by_position_counts_each_place_of_a_proposal() -> None:
+    stats = RequestStats()
+    stats.record(3, 4, 2, Timings())
+    stats.record(1, 2, 0, Timings())
+    row = figures([stats])
+    assert row["acceptance_rate"] == pytest.approx(2 / 6)
+    assert row["acceptance_rate_by_position"] == [0.5, 0.5, 0.0, 0.0]
+    assert row["mean_acceptance_length"] == pytest.approx(2.0)
+
+
+def test_total_speed_is_over_wall_clock_time_not_over_the_sum_of_requests() -> None:
+    """Two requests side by side gave 16 tokens in one second, though their times add up to two."""
+    both = [request(started=0.0, gaps=[0.5, 0.5], timings=Timings()) for _ in range(2)]
+    row = figures(both)
+    assert row["tokens_per_s"] == pytest.approx(16.0)
+    assert row["end_to_end_s"] == pytest.approx(2.0)
+
+
+def test_files_agree(tmp_path: Path) -> None:
+    profile = Profile("draft")
+    profile.add("one, two", request(started=0.0, gaps=[0.1, 0.1], timings=Timings(compute_us=5)))
+    profile.add("never answered", RequestStats())
+    csv_path, json_path = profile.write(tmp_path)
+    document = json.loads(json_path.read_text())
+    with csv_path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["request"] for row in rows] == ["one, two", "total"]
+    assert [row["request"] for row in document["requests"]] == ["one, two"]
+    assert list(rows[0]) == list(document["total"])
+    assert float(rows[1]["tokens_per_s"]) == pytest.approx(document["total"]["tokens_per_s"])
+    assert csv_path.name.startswith("performance_draft_")
+
+
+def test_a_profile_without_requests_can_be_written(tmp_path: Path) -> None:
+    _, json_path = Profile("target").write(tmp_path)
+    assert json.loads(json_path.read_text())["total"]["num_output_tokens"] == 0

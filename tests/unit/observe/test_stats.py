@@ -1,0 +1,60 @@
+"""Figures of one request, from arrivals at known times."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from inference.commit import Timings
+from inference.observe.stats import RequestStats
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every look at the clock is a second later, from 1 on."""
+    ticks = itertools.count(1)
+    monkeypatch.setattr("inference.observe.stats.time.monotonic", lambda: float(next(ticks)))
+    return iter(())
+
+
+@pytest.mark.usefixtures("clock")
+def test_times() -> None:
+    """Sent at 0; messages of 3, 1 and 2 tokens at 1, 2 and 3."""
+    stats = RequestStats(started=0.0)
+    for num_tokens in (3, 1, 2):
+        stats.record(num_tokens, 0, 0, Timings(bytes_up=10, bytes_down=5))
+    assert (stats.ttft_s, stats.end_to_end_s) == (1.0, 3.0)
+    assert stats.itl_s == [1.0, 1.0]
+    assert stats.num_output_tokens == 6
+    assert stats.tpot_s == pytest.approx(2 / 5)
+    assert stats.tokens_per_s == 2.0
+    assert stats.wire_bytes == 45
+    assert stats.acceptance_rate is None
+    assert stats.mean_acceptance_length is None
+
+
+def test_acceptance() -> None:
+    """Passes without a draft count as tokens, not as proposals."""
+    stats = RequestStats()
+    stats.record(3, 4, 2, Timings())
+    stats.record(1, 2, 0, Timings())
+    stats.record(1, 0, 0, Timings())
+    stats.record(3, 2, 2, Timings())
+    assert stats.acceptance_rate == 4 / 8
+    assert stats.mean_acceptance_length == pytest.approx(7 / 3)
+    assert stats.drafted_by_position == [3, 3, 1, 1]
+    assert stats.accepted_by_position == [2, 2]
+
+
+def test_nothing_came() -> None:
+    stats = RequestStats()
+    assert (stats.ttft_s, stats.end_to_end_s, stats.tokens_per_s, stats.itl_s) == (0.0, 0.0, 0.0, [])
+    assert stats.tpot_s is None
+
+
+def test_one_token_has_no_time_per_further_one() -> None:
+    stats = RequestStats()
+    stats.record(1, 0, 0, Timings())
+    assert stats.tpot_s is None

@@ -1,0 +1,446 @@
+"""The noise is the documented one, bit for bit; the processing is Transformers'; a row's token is its own affair."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.special import chdtrc  # type: ignore[import-untyped]
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from inference.errors import InvalidRequestError
+from inference.request import MAX_SEED, SamplingParams
+from inference.sampling.choice import choose_tokens, process_logits
+from inference.sampling.noise import gumbel_noise, noise_keys
+
+NOISE_DOC = (Path(__file__).parents[3] / "docs" / "noise.md").read_text(encoding="utf-8")
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+# No deadline: the machine may be busy.
+relaxed = settings(deadline=None, max_examples=60)
+
+any_seed = st.one_of(st.sampled_from([0, 1, 2**63 - 1, 2**63, MAX_SEED]), st.integers(0, MAX_SEED))
+any_position = st.one_of(st.sampled_from([0, 1, 2**31]), st.integers(0, 2**40))
+any_token_id = st.one_of(st.sampled_from([0, 1, 2**31]), st.integers(0, 2**31))
+sampled_params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0.05, 5.0),
+    top_k=st.integers(0, 45),
+    top_p=st.one_of(st.just(1.0), st.floats(1e-3, 1.0)),
+    min_p=st.one_of(st.just(0.0), st.floats(1e-6, 1.0)),
+    seed=any_seed,
+)
+any_params = st.one_of(sampled_params, st.builds(SamplingParams, seed=any_seed))
+
+
+def random_logits(seed: int, num_rows: int, vocab_size: int) -> npt.NDArray[np.float32]:
+    """Logits as a model gives them: float32, some peaked and some flat rows, no ties for all practical purposes."""
+    rng = np.random.default_rng(seed)
+    spread = rng.uniform(0.1, 5.0, size=(num_rows, 1))
+    return (spread * rng.normal(size=(num_rows, vocab_size))).astype(np.float32)
+
+
+def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.NDArray[np.float64]:
+    """Noise of (seed, position, token id) triples, by numpy."""
+    values: npt.NDArray[np.float64] = gumbel_noise(np.array(noise_keys(seeds, positions)), np.array(token_ids))
+    return values
+
+
+# --- The noise against references that share no code with it ---
+
+
+def mix(x: int) -> int:
+    """SplitMix64's finalizer, as published."""
+    x &= MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def unmix(x: int) -> int:
+    """The inverse of `mix`."""
+
+    def unshift(y: int, bits: int) -> int:
+        z = y
+        for _ in range(64 // bits):
+            z = y ^ (z >> bits)
+        return z
+
+    x = (unshift(x, 31) * pow(0x94D049BB133111EB, -1, 2**64)) & MASK
+    x = (unshift(x, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64)) & MASK
+    return unshift(x, 30)
+
+
+def signed(x: int) -> int:
+    return (x & MASK) - ((x & MASK) >> 63 << 64)
+
+
+def gumbel_of_hash(token_hash: int) -> float:
+    """The Gumbel variate of a 64-bit hash, by the C library's logarithm."""
+    return -math.log(-math.log(((token_hash >> 12) + 0.5) * 2.0**-52))
+
+
+@pytest.mark.parametrize(
+    ("seed", "outputs"),
+    [
+        (
+            0,
+            [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC, 0x1B39896A51A8749B],
+        ),
+        (
+            1234567,
+            [
+                6457827717110365317,
+                3203168211198807973,
+                9817491932198370423,
+                4593380528125082431,
+                16408922859458223821,
+            ],
+        ),
+    ],
+)
+def test_a_rows_hashes_are_the_published_outputs_of_splitmix64(seed: int, outputs: list[int]) -> None:
+    """Tokens of a row are SplitMix64 seeded with the key: guards the constants and shifts by vectors not our own."""
+    values = gumbel_noise(np.array([seed]), np.arange(len(outputs)))
+    assert [mix(seed + (i + 1) * GOLDEN) for i in range(len(outputs))] == outputs
+    np.testing.assert_allclose(values, [gumbel_of_hash(output) for output in outputs], atol=1e-9)
+
+
+def test_keys_chain_two_published_streams() -> None:
+    """The key of (0, t) is output t of the SplitMix64 that is seeded with the first output of seed 0."""
+    first = 0xE220A8397B1DCDAF
+    assert noise_keys([0] * 5, list(range(5))) == [signed(mix(first + (t + 1) * GOLDEN)) for t in range(5)]
+
+
+@relaxed
+@given(st.lists(st.tuples(any_seed, any_position, any_token_id), min_size=1, max_size=20))
+def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
+    """Signed arithmetic, the mask of the logical shift and the series of the logarithm hide nothing."""
+    seeds, positions, token_ids = (list(column) for column in zip(*triples, strict=True))
+    expected = [
+        gumbel_of_hash(mix(mix(mix(seed + GOLDEN) + (t + 1) * GOLDEN) + (v + 1) * GOLDEN)) for seed, t, v in triples
+    ]
+    np.testing.assert_allclose(noise(seeds, positions, token_ids), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("token_hash", [0, 1 << 12, 1 << 63, (1 << 63) - 1, MASK - (1 << 12), MASK])
+def test_noise_is_finite_and_right_at_extreme_hashes(token_hash: int) -> None:
+    """A uniform that rounds to 0 or 1 would make a token impossible or certain once in a blue moon."""
+    key = np.array([signed(unmix(token_hash) - GOLDEN)])
+    value = float(gumbel_noise(key, np.array([0]))[0])
+    assert value == pytest.approx(gumbel_of_hash(token_hash), rel=1e-9)
+    assert -3.61 < value < 36.74
+
+
+# --- The same bits from numpy and torch ---
+
+
+@relaxed
+@given(
+    st.lists(st.tuples(any_seed, any_position), min_size=1, max_size=8),
+    st.lists(any_token_id, min_size=1, max_size=70),
+)
+def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], token_ids: list[int]) -> None:
+    """A worker with torch and one without must agree, also in the vectorised and scalar parts of their kernels."""
+    keys = noise_keys(*(list(column) for column in zip(*pairs, strict=True)))
+    by_numpy = gumbel_noise(np.array(keys)[:, None], np.array(token_ids)[None, :])
+    by_torch = gumbel_noise(torch.tensor(keys)[:, None], torch.tensor(token_ids)[None, :])
+    assert by_torch.dtype == torch.float64
+    assert by_numpy.tobytes() == by_torch.numpy().tobytes()
+
+
+def test_numpy_and_torch_give_the_same_bits_over_a_large_vocabulary() -> None:
+    """400,000 values see about every exponent and mantissa range of both logarithms."""
+    keys = noise_keys([3, MAX_SEED, 0, 11], [0, 5, 2**31, 131071])
+    token_ids = np.arange(100_000)
+    by_numpy = gumbel_noise(np.array(keys)[:, None], token_ids)
+    by_torch = gumbel_noise(torch.tensor(keys)[:, None], torch.from_numpy(token_ids))
+    assert by_numpy.tobytes() == by_torch.numpy().tobytes()
+
+
+@relaxed
+@given(
+    st.integers(0, 2**32), st.integers(1, 300), st.lists(st.tuples(any_params, any_position), min_size=1, max_size=6)
+)
+def test_numpy_and_torch_choose_the_same_tokens(
+    logits_seed: int, vocab_size: int, rows: list[tuple[SamplingParams, int]]
+) -> None:
+    """Draft and target may run different libraries; a disagreement would cost acceptance, silently."""
+    sampling, positions = [params for params, _ in rows], [position for _, position in rows]
+    logits = random_logits(logits_seed, len(rows), vocab_size)
+    assert choose_tokens(logits, sampling, positions) == choose_tokens(torch.from_numpy(logits), sampling, positions)
+
+
+# --- docs/noise.md ---
+
+
+def doc_rows(first_column: str) -> list[dict[str, str]]:
+    """The rows of the table in docs/noise.md whose first column has this title."""
+    _, table = NOISE_DOC.split(f"\n| {first_column} |", maxsplit=1)
+    header, _, *lines = f"| {first_column} |{table}".split("\n\n")[0].strip().splitlines()
+    titles, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in (header, *lines))
+    return [dict(zip(titles, row, strict=True)) for row in rows]
+
+
+def test_the_documented_listing_gives_the_same_bits() -> None:
+    """Whoever copies the listing from the doc gets our noise, and the doc cannot go stale."""
+    listing = re.search(r"```python\n(.*?)```", NOISE_DOC, re.DOTALL)
+    assert listing is not None
+    names: dict[str, Any] = {}
+    exec(listing[1], names)
+    gumbel: Callable[[int, int, int], float] = names["gumbel"]
+    rng = np.random.default_rng(0)
+    triples = [(int(s), int(t), int(v)) for s, t, v in rng.integers(0, 2**31, size=(2000, 3))]
+    seeds, positions, token_ids = (list(column) for column in zip(*triples, strict=True))
+    assert noise(seeds, positions, token_ids).tolist() == [gumbel(*triple) for triple in triples]
+
+
+def test_the_documented_noise_vectors_hold() -> None:
+    """Hash, uniform and noise of each row; the extremes of all three inputs and of the hash are among them."""
+    rows = doc_rows("seed")
+    assert len(rows) >= 12
+    for row in rows:
+        seed, position, token_id = (int(row[title]) for title in ("seed", "position", "token id"))
+        token_hash = mix(mix(mix(seed + GOLDEN) + (position + 1) * GOLDEN) + (token_id + 1) * GOLDEN)
+        assert row["hash"] == f"{token_hash:016x}"
+        assert row["u"] == repr(((token_hash >> 12) + 0.5) * 2.0**-52)
+        assert row["G"] == repr(float(noise([seed], [position], [token_id])[0]))
+
+
+@pytest.mark.parametrize("row", doc_rows("logits"), ids=lambda row: f"{row['logits']} at {row['temperature']}")
+def test_the_documented_choices_hold(row: dict[str, str]) -> None:
+    logits = [[float(logit) for logit in row["logits"].split(",")]]
+    params = SamplingParams(
+        temperature=float(row["temperature"]),
+        top_k=int(row["top_k"]),
+        top_p=float(row["top_p"]),
+        min_p=float(row["min_p"]),
+        seed=int(row["seed"]),
+    )
+    for array in (np.array(logits), torch.tensor(logits)):
+        assert choose_tokens(array, [params], [int(row["position"])]) == [int(row["token"])]
+
+
+# --- Uniformity and independence ---
+
+
+CUBE_SIDE = 40
+NUM_BINS = 8
+
+
+def uniform_cube(first_seed: int) -> npt.NDArray[np.float64]:
+    """Uniforms behind the noise of neighbouring seeds, positions and tokens: float64 [seed, position, token]."""
+    pairs = list(itertools.product(range(first_seed, first_seed + CUBE_SIDE), range(CUBE_SIDE)))
+    keys = np.array(noise_keys([seed for seed, _ in pairs], [position for _, position in pairs]))
+    values: npt.NDArray[np.float64] = gumbel_noise(keys[:, None], np.arange(CUBE_SIDE))
+    return np.exp(-np.exp(-values)).reshape((CUBE_SIDE,) * 3)
+
+
+def chi_squared_p_value(cells: npt.NDArray[np.int64], num_cells: int) -> float:
+    """P-value that `cells` are uniform over 0 .. num_cells-1."""
+    counts, expected = np.bincount(cells, minlength=num_cells), len(cells) / num_cells
+    return float(chdtrc(num_cells - 1, np.sum((counts - expected) ** 2) / expected))
+
+
+@pytest.mark.parametrize("first_seed", [0, 2**63 - CUBE_SIDE // 2, MAX_SEED - CUBE_SIDE + 1])
+def test_noise_is_uniform_and_independent_of_its_neighbours(first_seed: int) -> None:
+    """Clients use seeds 0, 1, 2, ...: the noise of adjacent seeds, positions and tokens must not show it.
+
+    The diagonals are there because a key made of the sum of two inputs repeats along them.
+    """
+    cube = uniform_cube(first_seed)
+    p_values = [chi_squared_p_value((cube.ravel() * 64).astype(np.int64), 64)]
+    bins = (cube * NUM_BINS).astype(np.int64)
+    for shift in itertools.product((-1, 0, 1), repeat=3):
+        if shift <= (0, 0, 0):
+            continue  # itself, and the mirror images of the other thirteen
+        here = bins[tuple(slice(max(-step, 0), CUBE_SIDE - max(step, 0)) for step in shift)]
+        there = bins[tuple(slice(max(step, 0), CUBE_SIDE - max(-step, 0)) for step in shift)]
+        p_values.append(chi_squared_p_value((here * NUM_BINS + there).ravel(), NUM_BINS**2))
+    assert min(p_values) * len(p_values) > 1e-3
+
+
+@pytest.mark.parametrize("first_seed", [0, 7, 2**63 - CUBE_SIDE // 2])
+def test_no_stream_is_a_shifted_copy_of_another(first_seed: int) -> None:
+    """A value that recurs among 64,000 of 2^52 is a shared stream, not chance: 7 and 8 are different seeds."""
+    cube = uniform_cube(first_seed)
+    assert len(np.unique(np.round(cube, 13))) == cube.size
+
+
+def test_noise_has_the_mean_and_variance_of_a_gumbel_variate() -> None:
+    """Euler's constant and pi^2/6: a factor or sign lost in the two logarithms shows here."""
+    values = noise([5] * 1000, list(range(1000)), [0]).ravel()
+    values = np.append(values, gumbel_noise(np.array(noise_keys([9], [9])), np.arange(200_000)))
+    assert np.mean(values) == pytest.approx(np.euler_gamma, abs=5 * (math.pi**2 / 6 / len(values)) ** 0.5)
+    assert np.var(values) == pytest.approx(math.pi**2 / 6, rel=0.03)
+
+
+# --- Processing ---
+
+
+def transformers_scores(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float64]:
+    """What Transformers' own warpers make of the logits, in double; each is used where `generate` would use it."""
+    warpers = [
+        TemperatureLogitsWarper(params.temperature),
+        TopKLogitsWarper(params.top_k) if params.top_k else None,
+        TopPLogitsWarper(params.top_p) if params.top_p < 1.0 else None,
+        MinPLogitsWarper(params.min_p) if params.min_p else None,
+    ]
+    scores = torch.from_numpy(logits).double()
+    for warper in warpers:
+        if warper is not None:
+            scores = warper(None, scores)
+    processed: npt.NDArray[np.float64] = scores.numpy()
+    return processed
+
+
+@settings(relaxed, max_examples=200)
+@given(st.integers(0, 2**32), st.integers(1, 40), sampled_params)
+def test_processing_is_transformers(logits_seed: int, vocab_size: int, params: SamplingParams) -> None:
+    """Same support, same values: who compares with `generate` must find the same distribution."""
+    logits = random_logits(logits_seed, 1, vocab_size)
+    assume(len(np.unique(logits)) == vocab_size)
+    # A probability within rounding of a limit may fall on either side of it.
+    ratios = np.exp((logits - logits.max()).astype(np.float64) / params.temperature)
+    assume(np.all(np.abs(ratios - params.min_p) > 1e-9))
+    ranked = np.sort(ratios[0])[::-1][: params.top_k or None]
+    assume(params.top_p == 1.0 or np.all(np.abs(np.cumsum(ranked) / np.sum(ranked) - params.top_p) > 1e-9))
+    expected = transformers_scores(logits, params)
+    for array in (logits, torch.from_numpy(logits)):
+        np.testing.assert_array_equal(np.asarray(process_logits(array, [params])), expected)
+
+
+@relaxed
+@given(st.integers(0, 2**32), st.integers(1, 50), st.lists(st.tuples(any_params, any_position), min_size=2, max_size=8))
+def test_a_row_does_not_depend_on_its_neighbours(
+    logits_seed: int, vocab_size: int, rows: list[tuple[SamplingParams, int]]
+) -> None:
+    """Batching must not show: greedy and sampled rows, truncated or not, choose together what they choose alone."""
+    sampling, positions = [params for params, _ in rows], [position for _, position in rows]
+    logits = random_logits(logits_seed, len(rows), vocab_size)
+    for array in (logits, torch.from_numpy(logits)):
+        together = choose_tokens(array, sampling, positions)
+        alone = [choose_tokens(array[i : i + 1], [params], [position])[0] for i, (params, position) in enumerate(rows)]
+        assert together == alone
+
+
+@relaxed
+@given(st.integers(0, 2**32), st.integers(1, 50), st.lists(sampled_params, min_size=2, max_size=8))
+def test_a_rows_scores_do_not_depend_on_its_neighbours(
+    logits_seed: int, vocab_size: int, sampling: list[SamplingParams]
+) -> None:
+    """Stronger than equal tokens: a truncation that leaks to the next row is seen even where it rarely matters.
+
+    Scores more than 700 below the best are left out: their weight may underflow to a removal, and no noise lifts them.
+    """
+    logits = random_logits(logits_seed, len(sampling), vocab_size)
+    together = process_logits(logits, sampling)
+    for i, params in enumerate(sampling):
+        alone = process_logits(logits[i : i + 1], [params])[0]
+        within_reach = alone > alone.max() - 700.0
+        np.testing.assert_array_equal(together[i][within_reach], alone[within_reach])
+        assert np.all(together[i][~within_reach] < alone.max() - 700.0)
+
+
+@pytest.mark.parametrize(
+    ("params", "survivors"),
+    [
+        (SamplingParams(temperature=1.0, top_k=2), [1, 2, 3]),
+        (SamplingParams(temperature=1.0, top_p=0.6), [1, 2, 3]),
+        (SamplingParams(temperature=1.0, top_p=1e-9), [1]),
+        (SamplingParams(temperature=1.0, min_p=1.0), [1]),
+        (SamplingParams(temperature=1.0, top_k=99), [0, 1, 2, 3, 4]),
+    ],
+    ids=str,
+)
+def test_tokens_that_tie_with_the_last_one_kept_are_kept(params: SamplingParams, survivors: list[int]) -> None:
+    """Which of two equal tokens goes must not depend on a library's sort."""
+    for array in (np.array([[0.0, 3.0, 2.0, 2.0, 1.0]]), torch.tensor([[0.0, 3.0, 2.0, 2.0, 1.0]])):
+        assert np.flatnonzero(np.isfinite(np.asarray(process_logits(array, [params]))[0])).tolist() == survivors
+
+
+# --- Greedy and its neighbourhood ---
+
+
+@relaxed
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=40), sampled_params, any_position)
+def test_greedy_takes_the_lowest_of_the_best_and_ignores_the_rest(
+    logits: list[int], params: SamplingParams, position: int
+) -> None:
+    """Greedy output is reproduced across seeds, libraries and dtypes; low precision makes ties common."""
+    greedy = replace(params, temperature=0.0)
+    for array in (np.array([logits], dtype=np.float32), torch.tensor([logits], dtype=torch.bfloat16)):
+        assert choose_tokens(array, [greedy], [position]) == [logits.index(max(logits))]
+
+
+@relaxed
+@given(st.integers(0, 2**32), st.integers(2, 200), any_seed, any_position)
+def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: int, position: int) -> None:
+    """The noise spans 40.4, so 1/41 of the gap to the second best already decides; far less must not overflow.
+
+    5e-324, the least double, made infinite scores of all positive logits once: the first of them was chosen.
+    """
+    logits = random_logits(logits_seed, 1, vocab_size)
+    second, best = np.sort(logits[0].astype(np.float64))[-2:]
+    assume(second < best)
+    for temperature in ((best - second) / 41.0, 1e-150, 1e-310, 5e-324):
+        for truncated in ({}, {"top_k": 2, "top_p": 0.9, "min_p": 0.1}):
+            params = SamplingParams(temperature=float(temperature), seed=seed, **truncated)  # type: ignore[arg-type]
+            for array in (logits, torch.from_numpy(logits)):
+                assert choose_tokens(array, [params], [position]) == [int(np.argmax(logits))]
+
+
+@relaxed
+@given(st.integers(0, 2**32), st.integers(1, 200), sampled_params, any_position)
+def test_one_survivor_is_greedy(logits_seed: int, vocab_size: int, params: SamplingParams, position: int) -> None:
+    """Each truncation at its tightest leaves the best token alone, whatever the temperature and the noise."""
+    logits = random_logits(logits_seed, 1, vocab_size)
+    assume(np.count_nonzero(logits == logits.max()) == 1)
+    # 1 - 1e-300 is 1: by the cumulative probability alone no token would stay.
+    for change in ({"top_k": 1}, {"top_p": 1e-12}, {"top_p": 1e-300}, {"min_p": 1.0}):
+        tightest = replace(params, **change)
+        assert choose_tokens(logits, [tightest], [position]) == [int(np.argmax(logits))]
+
+
+# --- Parameters ---
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        *(("temperature", value, "0..100") for value in (-0.1, 100.5, math.nan, math.inf, -math.inf)),
+        *(("top_p", value, "(0, 1]") for value in (0.0, -0.5, 1.0000001, math.nan, math.inf, -math.inf)),
+        *(("min_p", value, "[0, 1]") for value in (-1e-9, 1.1, math.nan, math.inf, -math.inf)),
+        ("top_k", -1, "4294967295"),
+        *(("seed", value, f"0..{MAX_SEED}") for value in (-1, MAX_SEED + 1)),
+    ],
+)
+def test_values_outside_their_range_are_refused_by_name(name: str, value: Any, limit: str) -> None:
+    """A client must be told what to change; NaN must not slip through as a comparison that is never true."""
+    with pytest.raises(InvalidRequestError, match=rf"^{name} {re.escape(str(value))} .*{re.escape(limit)}$"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": -0.0}, {"temperature": 100.0}, {"top_p": 1.0}]
+)
+def test_the_limits_themselves_are_allowed(params: dict[str, float]) -> None:
+    built = SamplingParams(**params)  # type: ignore[arg-type]
+    assert built.greedy == (built.temperature == 0.0)

@@ -1,0 +1,30 @@
+"""Log-probabilities are torch's log-softmax of the raw logits, and the best come first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from inference.sampling.logprobs import LOWEST, token_logprobs
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 5, 40])
+def test_they_are_the_log_softmax(num_top: int) -> None:
+    logits = np.random.default_rng(1).normal(scale=4.0, size=(3, 20)).astype(np.float32)
+    expected = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1).numpy()
+    for array in (logits, torch.from_numpy(logits)):
+        for row, position in enumerate(token_logprobs(array, [4, 0, 19], num_top)):
+            token_id = [4, 0, 19][row]
+            assert position.chosen.token_id == token_id
+            assert position.chosen.logprob == pytest.approx(expected[row, token_id], abs=1e-12)
+            best = np.argsort(-expected[row])[:num_top].tolist()
+            assert [token.token_id for token in position.top] == best
+            assert [token.logprob for token in position.top] == pytest.approx(expected[row, best].tolist())
+
+
+def test_ties_go_to_the_lowest_ids_and_nothing_is_infinite() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, -torch.inf]], dtype=torch.bfloat16)
+    (position,) = token_logprobs(logits, [4], 2)
+    assert [token.token_id for token in position.top] == [1, 2]
+    assert position.chosen.logprob == LOWEST

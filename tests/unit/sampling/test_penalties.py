@@ -1,0 +1,220 @@
+"""Bias and penalties are Transformers' and vLLM's, and hold at every row of a proposal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+
+from inference.errors import InvalidRequestError
+from inference.model import Span, Turn
+from inference.request import GenerationRequest, SamplingParams
+from inference.sampling.choice import choose_tokens
+from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, rows_before
+from inference.speculation.slot_decoder import SlotDecoder
+
+VOCAB_SIZE = 12
+relaxed = settings(deadline=None, max_examples=60)
+
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+sequences = st.lists(token_ids, min_size=1, max_size=20)
+biases = st.dictionaries(token_ids, st.floats(-100.0, 100.0), max_size=5).map(lambda d: tuple(sorted(d.items())))
+penalizing = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 99),
+    repetition_penalty=st.one_of(st.just(1.0), st.floats(0.1, 5.0)),
+    presence_penalty=st.one_of(st.just(0.0), st.floats(-2.0, 2.0)),
+    frequency_penalty=st.one_of(st.just(0.0), st.floats(-2.0, 2.0)),
+    logit_bias=biases,
+)
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def random_logits(seed: int, num_rows: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(scale=3.0, size=(num_rows, VOCAB_SIZE)).astype(np.float32)
+
+
+def by_the_book(
+    logits: npt.NDArray[np.float32], params: SamplingParams, prompt: list[int], output: list[int]
+) -> list[float]:
+    """Token by token, from the definitions in SamplingParams."""
+    bias = dict(params.logit_bias)
+    scores = []
+    for token_id, logit in enumerate(map(float, logits)):
+        score = logit + bias.get(token_id, 0.0)
+        if token_id in prompt or token_id in output:
+            score = score / params.repetition_penalty if score > 0 else score * params.repetition_penalty
+        score -= params.frequency_penalty * output.count(token_id)
+        score -= params.presence_penalty if token_id in output else 0.0
+        scores.append(score)
+    return scores
+
+
+def adjusted(
+    logits: npt.NDArray[np.float32], params: SamplingParams, prompt: list[int], output: list[int]
+) -> FloatArray:
+    scores: FloatArray = adjust_logits(logits, [params], [TokensBefore.of([*prompt, *output], len(prompt))])
+    return scores
+
+
+@relaxed
+@given(st.integers(0, 2**32), penalizing, sequences, st.lists(token_ids, max_size=20))
+def test_every_score_is_by_the_book(seed: int, params: SamplingParams, prompt: list[int], output: list[int]) -> None:
+    logits = random_logits(seed, 1)
+    np.testing.assert_array_equal(
+        adjusted(logits, params, prompt, output)[0], by_the_book(logits[0], params, prompt, output)
+    )
+
+
+@relaxed
+@given(st.integers(0, 2**32), st.floats(0.1, 5.0), sequences, st.lists(token_ids, max_size=9))
+def test_repetition_penalty_is_transformers(seed: int, penalty: float, prompt: list[int], output: list[int]) -> None:
+    logits = random_logits(seed, 1)
+    processor = RepetitionPenaltyLogitsProcessor(penalty)
+    expected = processor(torch.tensor([[*prompt, *output]]), torch.from_numpy(logits).double())
+    params = SamplingParams(repetition_penalty=penalty)
+    np.testing.assert_array_equal(adjusted(logits, params, prompt, output), expected.numpy())
+
+
+@relaxed
+@given(st.integers(0, 2**32), biases.filter(bool))
+def test_logit_bias_is_transformers_sequence_bias(seed: int, bias: tuple[tuple[int, float], ...]) -> None:
+    logits = random_logits(seed, 1)
+    processor = SequenceBiasLogitsProcessor({(token_id,): value for token_id, value in bias})
+    expected = processor(torch.tensor([[0]]), torch.from_numpy(logits).double())
+    scores = adjusted(logits, SamplingParams(logit_bias=bias), [0], [])
+    np.testing.assert_allclose(scores, expected.numpy(), rtol=0, atol=1e-5)  # theirs keeps the bias in float32
+
+
+@relaxed
+@given(st.integers(0, 2**32), st.lists(st.tuples(penalizing, sequences, st.integers(0, 9)), min_size=1, max_size=5))
+def test_numpy_and_torch_agree_and_rows_are_their_own_affair(
+    seed: int, rows: list[tuple[SamplingParams, list[int], int]]
+) -> None:
+    """Equal bits, alone or in a batch, and the logits themselves are left as they were."""
+    logits, sampling = random_logits(seed, len(rows)), [params for params, _, _ in rows]
+    before = [TokensBefore.of(sequence, start) for _, sequence, start in rows]
+    kept = logits.copy()
+    by_numpy = adjust_logits(logits, sampling, before)
+    by_torch = adjust_logits(torch.from_numpy(logits), sampling, before)
+    assert by_numpy.tobytes() == by_torch.numpy().tobytes()
+    for i in range(len(rows)):
+        alone = adjust_logits(logits[i : i + 1], sampling[i : i + 1], before[i : i + 1])
+        assert alone.tobytes() == by_numpy[i : i + 1].tobytes()
+    np.testing.assert_array_equal(logits, kept)
+
+
+@relaxed
+@given(sequences, st.lists(token_ids, max_size=6), st.integers(0, 20))
+def test_each_row_of_a_proposal_sees_the_draft_tokens_before_it(
+    committed: list[int], proposal: list[int], output_start: int
+) -> None:
+    rows = rows_before(committed, proposal, output_start=output_start, sampling=SamplingParams(presence_penalty=1.0))
+    assert rows == [
+        TokensBefore(
+            frozenset(committed[:output_start]), TokensBefore.of([*committed[output_start:], *proposal[:i]], 0).output
+        )
+        for i in range(len(proposal) + 1)
+    ]
+
+
+class TableBackend:
+    """A first-order model: the logits depend on the last token alone, so only penalties look further back."""
+
+    vocab_size, num_slots, max_length, slot_bytes = VOCAB_SIZE, 4, 1000, 0
+
+    def __init__(self, seed: int) -> None:
+        self._table = random_logits(seed, VOCAB_SIZE)
+
+    def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
+        last = [t for span in spans for t in span.token_ids[len(span.token_ids) - span.num_logits :]]
+        return self._table[last]
+
+
+def decoded(
+    decoder: SlotDecoder, params: SamplingParams, prompt: list[int], num_tokens: int, rng: random.Random | None
+) -> list[int]:
+    """Some output tokens: one per pass, or with random proposals, half of whose tokens are right."""
+    truth = decoded(decoder, params, prompt, num_tokens + 8, None) if rng else []
+    token_ids = list(prompt)
+    while len(token_ids) < len(prompt) + num_tokens:
+        ahead = truth[len(token_ids) - len(prompt) :][:4]
+        proposal = [t if rng.random() < 0.7 else rng.randrange(VOCAB_SIZE) for t in ahead] if rng else []
+        turn = Turn(0, 0, token_ids, params, proposal, output_start=len(prompt))
+        (verdict,) = decoder.step([turn])
+        token_ids = [*token_ids, *verdict.token_ids]
+    return token_ids[len(prompt) :][:num_tokens]
+
+
+@relaxed
+@given(st.integers(0, 2**32), penalizing, sequences)
+def test_speculation_does_not_change_penalized_output(seed: int, params: SamplingParams, prompt: list[int]) -> None:
+    """Drafter invariance: whatever is proposed, the tokens are those of the target alone."""
+    decoder = SlotDecoder(TableBackend(seed))
+    alone = decoded(decoder, params, prompt, 16, None)
+    assert decoded(decoder, params, prompt, 16, random.Random(seed)) == alone
+
+
+def test_penalties_change_the_greedy_choice() -> None:
+    logits = np.array([[2.0, 1.9, -1.0]], dtype=np.float32)
+    for params, token_id in (
+        (SamplingParams(), 0),
+        (SamplingParams(logit_bias=((2, 10.0),)), 2),
+        (SamplingParams(presence_penalty=0.5), 1),
+        (SamplingParams(frequency_penalty=0.06), 1),
+        (SamplingParams(repetition_penalty=1.2), 1),
+    ):
+        assert choose_tokens(logits, [params], [5], [TokensBefore.of([0, 0], 0)]) == [token_id]
+
+
+def test_presence_and_frequency_count_output_only_and_repetition_the_prompt_too() -> None:
+    logits = np.array([[2.0, 1.0]], dtype=np.float32)
+    before = [TokensBefore.of([0, 0], 2)]  # all of it prompt
+    for params in (SamplingParams(presence_penalty=2.0), SamplingParams(frequency_penalty=2.0)):
+        assert adjust_logits(logits, [params], before).tolist() == [[2.0, 1.0]]
+    assert adjust_logits(logits, [SamplingParams(repetition_penalty=2.0)], before).tolist() == [[1.0, 1.0]]
+
+
+def test_the_output_of_a_resumed_request_begins_where_it_did() -> None:
+    request = GenerationRequest((1, 2, 3, 4, 5))
+    assert request.output_start == 5
+    assert replace(request, num_committed_tokens=2).output_start == 3
+
+
+def test_penalties_without_the_tokens_before_are_refused() -> None:
+    """A caller that forgot them would silently get other tokens."""
+    with pytest.raises(ValueError, match="look back"):
+        choose_tokens(random_logits(0, 1), [SamplingParams(presence_penalty=1.0)], [3])
+    assert choose_tokens(random_logits(0, 1), [SamplingParams(logit_bias=((7, 100.0),))], [3]) == [7]
+    assert TokensBefore.of([], 0) == NONE_BEFORE
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"repetition_penalty": 0.0}, "(0, 100]"),
+        ({"repetition_penalty": float("nan")}, "(0, 100]"),
+        ({"presence_penalty": 2.1}, "[-2, 2]"),
+        ({"frequency_penalty": -2.1}, "[-2, 2]"),
+        ({"logit_bias": ((3, 101.0),)}, "[-100, 100]"),
+        ({"logit_bias": ((3, float("nan")),)}, "[-100, 100]"),
+        ({"logit_bias": ((-3, 1.0),)}, "below 0"),
+        ({"logit_bias": ((3, 1.0), (3, 2.0))}, "twice"),
+        ({"logit_bias": tuple((i, 1.0) for i in range(1025))}, "1024"),
+    ],
+    ids=str,
+)
+def test_values_outside_their_range_are_refused(fields: dict[str, float], limit: str) -> None:
+    with pytest.raises(InvalidRequestError, match=next(iter(fields))) as caught:
+        SamplingParams(**fields)  # type: ignore[arg-type]
+    assert limit in str(caught.value)

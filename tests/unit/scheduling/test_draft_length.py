@@ -1,0 +1,123 @@
+"""When a chain is long enough: worth, times and the number of sessions decide, and never the tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.model import Decoder, DraftToken, Proposer, Turn
+from inference.request import SamplingParams
+from inference.scheduling.draft_length import DraftLength
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.ngram import NgramProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support.models import tiny_model
+
+SURE, UNSURE = DraftToken(5, 6, margin=20.0), DraftToken(5, 6, margin=0.05)
+STEP_S, PASS_S, SLOPE_S = 0.3e-3, 5e-3, 0.1e-3
+
+
+def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
+    """Times of a usual pair; sure tokens were always accepted, unsure ones never."""
+    length = DraftLength()
+    for round_number in range(60):
+        length.record_step(num_sessions, step_s)
+        width = round_number % 8
+        length.record_pass(num_sessions, width, PASS_S + width * SLOPE_S)
+        length.record_verdict(0, [SURE] * 4, 4)
+        length.record_verdict(1, [UNSURE] * 4, 0)
+    return length
+
+
+def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessions: int = 1) -> int:
+    chain: list[DraftToken] = []
+    while len(chain) < 64 and not length.is_enough(slot, chain, num_sessions):
+        chain.append(token)
+    return len(chain)
+
+
+def test_nothing_is_enough_while_the_times_are_unknown() -> None:
+    assert not DraftLength().is_enough(0, [UNSURE] * 50, 1)
+
+
+def test_sure_drafts_go_on_and_unsure_ones_end() -> None:
+    length = learned()
+    assert length_of_chain(length, 0, SURE) > 12
+    assert length.is_enough(0, [SURE, UNSURE], 1)
+
+
+def test_a_session_whose_draft_is_always_wrong_drafts_nothing() -> None:
+    """And no longer costs what drafting costs."""
+    length = learned()
+    assert length.is_enough(1, [], 1)
+    length.begin(1)
+    assert not length.is_enough(1, [], 1), "another request has the slot"
+
+
+def test_a_draft_that_was_given_up_gets_another_chance() -> None:
+    length = learned()
+    for _ in range(300):
+        length.record_verdict(1, [], 0)
+    assert not length.is_enough(1, [], 1)
+
+
+def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
+    assert learned(step_s=2 * PASS_S).is_enough(0, [], 1)
+
+
+@pytest.mark.parametrize("step_s", [0.1e-3, 0.3e-3, 1e-3])
+def test_the_length_is_the_best_one(step_s: float) -> None:
+    """Against all lengths, for a draft whose every token is accepted as often."""
+    length = learned(step_s=step_s)
+    token = DraftToken(5, 6, margin=1.2)
+    for _ in range(500):
+        for num_accepted in (0, 1, 1, 1, 1):  # 0.8 of what is tested
+            length.record_verdict(0, [token], num_accepted)
+
+    def tokens_per_second(gamma: int) -> float:
+        return sum(0.8**k for k in range(gamma + 1)) / (PASS_S + gamma * (SLOPE_S + step_s))
+
+    best = max(range(40), key=tokens_per_second)
+    chosen = length_of_chain(length, 0, token)
+    assert tokens_per_second(chosen) > 0.98 * tokens_per_second(best)
+
+
+def test_crowded_passes_take_fewer_draft_tokens() -> None:
+    """A pass over 16 sessions costs each of them a sixteenth: there a draft token must save more to pay."""
+    alone, crowded = learned(), learned(num_sessions=16)
+    unsure = DraftToken(5, 6, margin=0.8)
+    assert length_of_chain(crowded, 0, unsure, 16) < length_of_chain(alone, 0, unsure)
+
+
+@pytest.fixture(scope="module")
+def backend() -> TorchBackend:
+    return TorchBackend(tiny_model("llama", seed=1), num_slots=3, max_length=96)
+
+
+def decoded(decoder: Decoder, prompts: list[list[int]], sampling: SamplingParams) -> tuple[list[list[int]], int]:
+    """Sequences of 40 new tokens side by side, and how many were drafted."""
+    sequences, held, num_drafted = [list(prompt) for prompt in prompts], [0] * len(prompts), 0
+    while any(len(sequence) < len(prompt) + 40 for sequence, prompt in zip(sequences, prompts, strict=True)):
+        turns = [Turn(i, held[i], tuple(sequence), sampling, gamma=6) for i, sequence in enumerate(sequences)]
+        for i, verdict in enumerate(decoder.step(turns)):
+            held[i] = len(sequences[i]) + verdict.num_accepted_tokens
+            sequences[i] += verdict.token_ids
+            num_drafted += verdict.num_draft_tokens
+    return [sequence[: len(prompt) + 40] for sequence, prompt in zip(sequences, prompts, strict=True)], num_drafted
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
+@pytest.mark.parametrize("kind", ["itself", "stranger", "lookup"])
+def test_no_length_changes_a_token(backend: TorchBackend, sampling: SamplingParams, kind: str) -> None:
+    prompts = [[5, 6, 7, 5, 6], [8]]
+    (expected, _) = decoded(SlotDecoder(backend), prompts, sampling)
+    proposers: dict[str, Proposer] = {
+        "itself": ModelProposer(TorchBackend(tiny_model("llama", seed=1), num_slots=3, max_length=96)),
+        "stranger": ModelProposer(TorchBackend(tiny_model("llama", seed=2), num_slots=3, max_length=96)),
+        "lookup": NgramProposer(num_slots=3, max_length=96),
+    }
+    decoder = SpeculativeDecoder(SlotDecoder(backend), proposers[kind], DraftLength())
+    token_ids, num_drafted = decoded(decoder, prompts, sampling)
+    assert token_ids == expected
+    assert num_drafted

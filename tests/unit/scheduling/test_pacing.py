@@ -1,0 +1,90 @@
+"""How far a draft runs ahead: limits hold, and the arithmetic does what its reasons say."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.request import MAX_GAMMA
+from inference.scheduling.pacing import (
+    MAX_BRANCH_DEPTH,
+    MESSAGE_S,
+    MIN_ROUND_TRIP_OF_PASS,
+    NO_BRANCHES,
+    Measured,
+    choose_branching,
+    choose_pacing,
+    expected_gain,
+    is_first_message_complete,
+)
+
+SECONDS = st.floats(0.0, 1.0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 64), st.integers(0, 4), SECONDS, SECONDS, SECONDS)
+def test_limits_hold(gamma: int, max_branches: int, step_s: float, pass_s: float, round_trip_s: float) -> None:
+    pacing = choose_pacing(gamma, max_branches, Measured(step_s, pass_s, round_trip_s))
+    assert gamma <= pacing.window <= MAX_GAMMA
+    assert 1 <= pacing.chunk <= max(1, gamma)
+    assert pacing.branching.count <= max_branches
+    if gamma == 0:
+        assert pacing.window == 0
+
+
+def test_a_far_target_wants_more_and_a_slow_one_more_at_once() -> None:
+    near, far = (choose_pacing(4, 0, Measured(0.003, 0.025, rtt_s)) for rtt_s in (0.0, 0.1))
+    assert near.window < far.window
+    assert (near.num_ahead, far.num_ahead) == (0, 4)
+    slow, quick = (choose_pacing(8, 0, Measured(0.001, pass_s, 0.0)) for pass_s in (0.020, 0.005))
+    assert slow.chunk > quick.chunk
+
+
+def test_a_message_must_save_more_than_it_costs() -> None:
+    pacing = choose_pacing(4, 0, Measured(0.001, 0.010, 0.0))
+    assert pacing.min_gain * 0.010 == MESSAGE_S
+    assert expected_gain([0.5, 0.25], 0, pacing) > pacing.min_gain
+    assert expected_gain([0.5, 0.25, 0.001], 2, pacing) < pacing.min_gain
+
+
+def test_tokens_that_come_too_late_save_nothing() -> None:
+    """Three passes go by on the way: only what is behind their tokens counts."""
+    pacing = choose_pacing(4, 0, Measured(0.001, 0.010, 0.035))
+    assert expected_gain([0.9, 0.8, 0.7], 0, pacing) == 0.0
+    assert expected_gain([0.9, 0.8, 0.7, 0.6, 0.5], 0, pacing) == 0.6 + 0.5
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(0.05, 0.99), st.floats(1e-4, 0.02), st.floats(1e-3, 0.1))
+def test_the_first_message_has_the_best_length(rate: float, step_s: float, round_s: float) -> None:
+    """With equal rates, stopping as soon as the rule says so gives the most tokens per second of all lengths."""
+    pacing = choose_pacing(64, 0, Measured(step_s, round_s, 0.0))
+    survivals = [rate ** (i + 1) for i in range(64)]
+    stopped = next((n for n in range(1, 64) if is_first_message_complete(survivals[:n], pacing)), 64)
+
+    def tokens_per_s(num_tokens: int) -> float:
+        return (1.0 + sum(survivals[:num_tokens])) / (round_s + num_tokens * step_s)
+
+    assert tokens_per_s(stopped) >= max(map(tokens_per_s, range(1, 65))) * (1 - 1e-9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 5), SECONDS, SECONDS, SECONDS)
+def test_branches_need_a_round_trip_to_save(limit: int, step_s: float, pass_s: float, round_trip_s: float) -> None:
+    chosen = choose_branching(limit, Measured(step_s, pass_s, round_trip_s))
+    if not (limit and step_s and pass_s) or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
+        assert chosen == NO_BRANCHES
+    else:
+        assert chosen.count == limit
+        assert 1 <= chosen.depth <= MAX_BRANCH_DEPTH
+        assert chosen.depth - 1 < max(1.0, round_trip_s / step_s)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(1e-4, 0.1), st.floats(1e-3, 0.1), SECONDS, SECONDS)
+def test_a_longer_round_trip_never_wants_shallower_branches(
+    step_s: float, pass_s: float, one_s: float, other_s: float
+) -> None:
+    near, far = (choose_branching(3, Measured(step_s, pass_s, rtt_s)) for rtt_s in sorted((one_s, other_s)))
+    assert near.depth <= far.depth
+    assert near.count <= far.count

@@ -1,0 +1,38 @@
+"""Traces are optional: nothing without the flag, one clear line without the packages."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import pytest
+
+from inference.errors import ConfigError
+from inference.serving.observers import INSTALL, exported
+
+ENVIRONMENT = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+@pytest.fixture(autouse=True)
+def _no_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+def arguments(endpoint: str | None) -> argparse.Namespace:
+    return argparse.Namespace(role="target", otlp_endpoint=endpoint)
+
+
+def test_there_is_nothing_unless_a_collector_is_named() -> None:
+    with exported(arguments(None)) as telemetry:
+        assert telemetry is None
+
+
+@pytest.mark.parametrize("endpoint", ["http://localhost:4317", None])
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: str | None) -> None:
+    """Also where the environment asks for traces, as on Kubernetes with the operator."""
+    if endpoint is None:
+        monkeypatch.setenv(ENVIRONMENT[0], "http://localhost:4317")
+    monkeypatch.setitem(sys.modules, "inference.observe.spans", None)
+    with pytest.raises(ConfigError, match=INSTALL), exported(arguments(endpoint)):
+        pass

@@ -1,0 +1,177 @@
+"""A draft model's proposals depend on the chain alone, not on what its slot held before or who drafts beside it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.model import Draft, Span, Turn
+from inference.request import SamplingParams
+from inference.speculation import model_proposer as module
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from tests.support.models import tiny_model
+
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=1.0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def backend() -> TorchBackend:
+    return TorchBackend(tiny_model("llama", seed=1), num_slots=3, max_length=96)
+
+
+def fresh(backend: TorchBackend, token_ids: Sequence[int], sampling: SamplingParams) -> int:
+    """The proposal of a proposer that has seen nothing else."""
+    return extended(ModelProposer(backend), [Draft(2, token_ids, sampling, limit=1)])[0]
+
+
+def extended(proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
+    """One token per draft."""
+    tokens = []
+    for extension in proposer.extend(drafts):
+        assert extension is not None
+        (token_id,) = extension
+        tokens.append(token_id)
+    return tokens
+
+
+def test_random_histories(backend: TorchBackend) -> None:
+    """Chains grow, are cut anywhere, change in the middle, or belong to another sequence."""
+    rng = random.Random(4)
+    proposer, chains = ModelProposer(backend), [[5, 6, 7], [8]]
+    samplings = (GREEDY, SAMPLED)
+    for _ in range(60):
+        slots = rng.sample([0, 1], rng.choice([1, 2]))
+        drafts = [Draft(slot, tuple(chains[slot]), samplings[slot], limit=4) for slot in slots]
+        for draft, token_id in zip(drafts, extended(proposer, drafts), strict=True):
+            assert token_id == fresh(backend, draft.token_ids, draft.sampling)
+            chains[draft.slot].append(token_id)
+            chains[draft.slot] = changed(chains[draft.slot], rng)
+
+
+def changed(chain: list[int], rng: random.Random) -> list[int]:
+    kind = rng.choice(["keep", "keep", "cut", "correct", "replace"])
+    if kind == "cut" or len(chain) > 40:
+        return chain[: rng.randint(1, len(chain))]
+    if kind == "correct":
+        place = rng.randrange(len(chain))
+        return [*chain[:place], rng.randrange(2, 200)]
+    if kind == "replace":
+        return [rng.randrange(2, 200) for _ in range(rng.randint(1, 9))]
+    return chain
+
+
+def test_chains_may_be_any_sequence(backend: TorchBackend) -> None:
+    """A tuple that continues what the slot held, held as a list, was taken for a chain that differs nowhere."""
+    proposer = ModelProposer(backend)
+    (first,) = extended(proposer, [Draft(0, (4, 5), GREEDY, limit=1)])
+    (second,) = extended(proposer, [Draft(0, (4, 5, first), GREEDY, limit=1)])
+    assert second == fresh(backend, [4, 5, first], GREEDY)
+
+
+def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None while a part is read, beside a chain that goes on; then the same token as read at once."""
+    prompt = tuple(range(2, 52))
+    whole = fresh(backend, prompt, SAMPLED)
+    monkeypatch.setattr(module, "MAX_CHUNK_TOKENS", 20)
+    proposer, chain = ModelProposer(backend), [5, 6]
+    results = []
+    for _ in range(3):
+        long, short = proposer.extend([Draft(0, prompt, SAMPLED, limit=1), Draft(1, tuple(chain), GREEDY, limit=1)])
+        assert short == [fresh(backend, chain, GREEDY)]
+        chain += short
+        results.append(long)
+    assert results == [None, None, [whole]]
+
+
+def test_slot_decoder_chooses_what_it_would_choose_alone(backend: TorchBackend) -> None:
+    """One pass over a part of a prompt, a plain turn and a turn with a proposal: each as if it were the only one."""
+    prompt = tuple(range(30, 40))
+    alone = ModelProposer(backend)
+    continuation: list[int] = []
+    for _ in range(4):
+        continuation += extended(alone, [Draft(2, (*prompt, *continuation), SAMPLED, limit=1)])
+    decoder = SlotDecoder(backend)
+    wrong = continuation[2] + 1 if continuation[2] < 200 else 5
+    part, plain, drafted = decoder.step(
+        [
+            Turn(0, 0, prompt[:6], SAMPLED, chooses=False),
+            Turn(1, 0, prompt, SAMPLED),
+            Turn(2, 0, prompt, SAMPLED, proposal=[*continuation[:2], wrong, 7]),
+        ]
+    )
+    assert part.token_ids == ()
+    assert plain.token_ids == (continuation[0],)
+    assert drafted.token_ids == tuple(continuation[:3])
+    assert (drafted.num_draft_tokens, drafted.num_accepted_tokens) == (4, 2)
+    (rest,) = decoder.step([Turn(0, 6, prompt, SAMPLED)])
+    assert rest.token_ids == (continuation[0],)
+    (following,) = decoder.step([Turn(2, len(prompt) + 2, (*prompt, *continuation[:3]), SAMPLED)])
+    assert following.token_ids == (continuation[3],)
+
+
+def test_a_step_without_choices_runs(backend: TorchBackend) -> None:
+    (verdict,) = SlotDecoder(backend).step([Turn(0, 0, (3, 4), GREEDY, chooses=False)])
+    assert verdict.token_ids == ()
+
+
+def test_forked_branches_draft_what_a_fresh_slot_would() -> None:
+    """A chain that grows and is cut at random, and branches that leave it anywhere, in slots with any history."""
+    rng = random.Random(7)
+    other = TorchBackend(tiny_model("llama", seed=1), num_slots=1, max_length=96)
+    proposer = ModelProposer(TorchBackend(tiny_model("llama", seed=1), num_slots=6, max_length=96), num_branches=2)
+    assert (proposer.num_slots, proposer.num_branches) == (2, 2)
+    chains = [[5, 6, 7], [8, 9]]
+    for _ in range(40):
+        drafts = []
+        for slot, chain in enumerate(chains):
+            drafts.append(Draft(slot, tuple(chain), SAMPLED, limit=4))
+            for branch in rng.sample([0, 1], rng.randint(0, 2)):
+                path = [
+                    *chain[: rng.randint(1, len(chain))],
+                    *(rng.randrange(2, 200) for _ in range(rng.randint(1, 3))),
+                ]
+                drafts.append(Draft(2 + 2 * slot + branch, path, SAMPLED, limit=1, source_slot=slot))
+        ranked = proposer.extend_ranked(drafts)
+        for draft, extension in zip(drafts, ranked, strict=True):
+            (expected,) = ModelProposer(other).extend_ranked([Draft(0, draft.token_ids, SAMPLED, limit=1)])
+            assert extension is not None
+            assert expected is not None
+            assert (extension[0].token_id, extension[0].runner_up) == (expected[0].token_id, expected[0].runner_up)
+            assert extension[0].margin == pytest.approx(expected[0].margin, abs=1e-4)
+            if draft.source_slot is None:
+                chains[draft.slot].append(extension[0].token_id)
+        chains = [changed(chain, rng) for chain in chains]
+
+
+def test_a_fork_saves_reading_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TorchBackend(tiny_model("llama", seed=1), num_slots=2, max_length=96)
+    proposer, prompt = ModelProposer(backend, num_branches=1), tuple(range(2, 42))
+    extended(proposer, [Draft(0, prompt, GREEDY, limit=1)])
+    widths: list[int] = []
+    forward = backend.forward
+
+    def forward_measured(spans: Sequence[Span]) -> object:
+        widths.extend(len(span.token_ids) for span in spans)
+        return forward(spans)
+
+    monkeypatch.setattr(backend, "forward", forward_measured)
+    extended(proposer, [Draft(1, (*prompt[:30], 7), GREEDY, limit=1, source_slot=0)])
+    assert widths == [1]
+
+
+class Unforkable:
+    """A backend with nothing beyond the protocol."""
+
+    vocab_size, num_slots, max_length, slot_bytes = 4, 8, 16, 0
+
+    def forward(self, spans: Sequence[Span]) -> None: ...
+
+
+def test_a_backend_that_cannot_fork_gives_no_branches() -> None:
+    proposer = ModelProposer(Unforkable(), num_branches=3)
+    assert (proposer.num_slots, proposer.num_branches) == (2, 0)

@@ -1,0 +1,124 @@
+"""Streamed text equals the text decoded at once; token bytes and chat prompts are what they claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from inference.errors import InvalidRequestError
+from inference.text.tokenizer import Tokenizer, plain_chat
+from tests.support.models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, save_tiny_model, tiny_tokenizer
+
+relaxed = settings(deadline=None, max_examples=150)
+texts = st.text(alphabet=" abthe\n\u00e9\u6771\u4eac\U0001f642\u0301\u2581", max_size=25)
+
+
+def byte_level() -> Tokenizer:
+    return Tokenizer(tiny_tokenizer(chat_template=CHAT_TEMPLATE), frozenset())
+
+
+def sentencepiece() -> Tokenizer:
+    """As Llama's: a leading space that is no part of the text, and bytes for what has no piece."""
+    pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
+    pieces += [("\u2581", -2.0), ("\u2581the", -1.0), ("a", -1.5), ("\u2581a", -1.0), ("\u00e9", -2.0), ("t", -2.0)]
+    backend = Backend(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"), frozenset())
+
+
+BYTE_LEVEL, SENTENCEPIECE = byte_level(), sentencepiece()
+
+
+def streamed(tokenizer: Tokenizer, token_ids: list[int] | tuple[int, ...]) -> tuple[list[str], str]:
+    stream = tokenizer.stream()
+    return [stream.push(token_id) for token_id in token_ids], stream.rest()
+
+
+@relaxed
+@given(st.lists(st.integers(0, NUM_TOKENIZER_IDS - 1), max_size=25))
+def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
+    """A random model writes no UTF-8; special tokens have no text."""
+    pieces, rest = streamed(BYTE_LEVEL, token_ids)
+    assert "".join(pieces) + rest == BYTE_LEVEL.decode(token_ids)
+
+
+@relaxed
+@given(texts)
+def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
+    """Multi-byte characters arrive whole, and a leading space stays or goes as in the whole."""
+    pieces, rest = streamed(BYTE_LEVEL, BYTE_LEVEL.encode(text))
+    assert "".join(pieces) + rest == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    token_ids = SENTENCEPIECE.encode(text.replace(" ", "\u2581"))
+    pieces, rest = streamed(SENTENCEPIECE, token_ids)
+    assert "".join(pieces) + rest == SENTENCEPIECE.decode(token_ids)
+
+
+@relaxed
+@given(st.lists(st.integers(0, 262), max_size=20))
+def test_broken_bytes_never_fail_a_stream(token_ids: list[int]) -> None:
+    """`tokenizers` raises where later bytes change the decoding of earlier ones; a request must survive it."""
+    streamed(SENTENCEPIECE, token_ids)
+
+
+@relaxed
+@given(texts)
+def test_token_bytes_add_up_to_the_text(text: str) -> None:
+    token_ids = BYTE_LEVEL.encode(text)
+    assert b"".join(map(BYTE_LEVEL.token_bytes, token_ids)).decode() == text
+
+
+def test_token_bytes_of_other_tokenizers() -> None:
+    assert SENTENCEPIECE.token_bytes(1 + 0xE2) == b"\xe2"
+    assert SENTENCEPIECE.token_bytes(258) == b" the"
+    assert BYTE_LEVEL.token_bytes(1) == b"<eos>"
+    assert BYTE_LEVEL.token_bytes(99_999) == b""
+
+
+def test_a_chat_goes_through_the_models_template() -> None:
+    token_ids = BYTE_LEVEL.encode_chat([("system", ""), ("user", "on")])
+    assert BYTE_LEVEL.decode(token_ids) == "system: \nuser: on\nassistant:"
+
+
+def test_a_model_without_a_template_gets_the_plain_one() -> None:
+    token_ids = Tokenizer(tiny_tokenizer(), frozenset()).encode_chat([("user", "on")])
+    assert BYTE_LEVEL.decode(token_ids) == plain_chat([("user", "on")]) == "user: on\n\nassistant:"
+
+
+@pytest.mark.parametrize("own", [None, "[{{ messages[0]['content'] }}]"])
+@pytest.mark.parametrize("targets", [None, CHAT_TEMPLATE])
+def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: str | None, targets: str | None) -> None:
+    """The story: a draft worker applied its own model's template, so that one chat had two prompts, and two answers.
+
+    Llama 3.2 1B and Llama 3.1 8B, a usual pair, have different templates.
+    """
+    save_tiny_model(tmp_path, "llama", chat_template=own)
+    expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
+    tokenizer = Tokenizer.load_for(tmp_path, targets)
+    assert tokenizer.chat_template == targets
+    assert tokenizer.encode_chat([("user", "on")]) == expected.encode_chat([("user", "on")])
+
+
+def test_a_template_that_refuses_messages() -> None:
+    """An empty system message is dropped for a template that knows none; what else is refused is the client's fault."""
+    refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
+    strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())
+    assert strict.decode(strict.encode_chat([("system", ""), ("user", "on")])) == "on"
+    with pytest.raises(InvalidRequestError, match=r"messages.*no system"):
+        strict.encode_chat([("system", "be kind"), ("user", "on")])
+
+
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    from inference.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="tokenizer"):
+        Tokenizer.load(tmp_path)

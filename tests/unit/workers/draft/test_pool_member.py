@@ -1,0 +1,56 @@
+"""A worker of the pool and its targets: one of them is not the end of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from inference.errors import IncompatibleDraftError, InternalError
+from inference.text.vocabulary import Vocabulary
+from inference.workers.draft import pool_member as module
+from inference.workers.draft.pool_member import PoolMember, assist
+
+REFUSAL = IncompatibleDraftError("another vocabulary")
+
+
+def helping(*addresses: str) -> asyncio.Task[None]:
+    engine: Any = None
+    return asyncio.create_task(assist(engine, list(addresses), vocabulary=Vocabulary("f", 288), gamma=4, num_slots=4))
+
+
+async def test_a_target_that_refuses_does_not_end_the_help_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def run(self: PoolMember) -> None:
+        asked.append(self._address)
+        if self._address == "a:1":
+            raise REFUSAL
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(PoolMember, "run", run)
+    task = helping("a:1", "b:1")
+    await asyncio.sleep(0.05)
+    assert sorted(asked) == ["a:1", "b:1"]
+    assert not task.done()
+    task.cancel()
+    alone = helping("a:1")
+    with pytest.raises(IncompatibleDraftError, match="another vocabulary"):
+        await alone
+
+
+async def test_a_link_that_breaks_in_any_way_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a frame that could not be parsed was an internal error, and the worker left all of its targets."""
+    num_tries = 0
+
+    async def fail(self: PoolMember, stub: object) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        raise REFUSAL if num_tries == 3 else InternalError("Failed parsing HTTP/2")
+
+    monkeypatch.setattr(PoolMember, "_help", fail)
+    monkeypatch.setattr(module, "REDIAL_S", 0.001)
+    with pytest.raises(IncompatibleDraftError):
+        await helping("127.0.0.1:1")
+    assert num_tries == 3
