@@ -68,12 +68,7 @@ def _measure(backend_name: str, args: argparse.Namespace, folder: Path) -> dict[
 
 
 async def _rates(backend: Backend, *, num_tokens: int, rounds: int) -> dict[int, float]:
-    engine = TargetEngine(
-        SlotDecoder(backend),
-        num_slots=backend.num_slots,
-        max_length=backend.max_length,
-        vocab_size=backend.vocab_size,
-    )
+    engine = TargetEngine(SlotDecoder(backend))
     engine.start()
     rates = dict.fromkeys(COUNTS, 0.0)
     try:

@@ -169,7 +169,6 @@ class DraftConfig:
         deadline_s: seconds a request may take.
         reconnect_timeout_s: seconds after a lost link within which a request resumes; 0 gives up at once.
         max_waiting: requests that may queue for a slot of the draft model.
-        branches: beside a chain at most, in run-ahead; 0 is none.
     """
 
     target_address: str
@@ -178,11 +177,9 @@ class DraftConfig:
     deadline_s: float = 600.0
     reconnect_timeout_s: float = 30.0
     max_waiting: int = 64
-    branches: int = 0
 
     def __post_init__(self) -> None:
         check_gamma(self.gamma)
-        check_branches(self.branches)
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
         timeout_s = self.reconnect_timeout_s
         _require(timeout_s >= 0, f"reconnect_timeout_s {timeout_s} is below 0")

@@ -117,6 +117,20 @@ class Verdict:
 class Decoder(Protocol):
     """Takes turns of several sequences through one step; runs on the model thread."""
 
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that prompt and output may have together."""
+
+    @property
+    def prompt_chunk_tokens(self) -> int:
+        """Length of the parts in which a long prompt is best read; 0: any."""
+
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Return one verdict per turn, in order; a turn that does not choose gets no tokens."""
 
@@ -196,10 +210,6 @@ class LimitedDecoder(Protocol):
     def seed_invariant(self) -> bool:
         """Whether equal seeds give equal tokens."""
 
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        """Length of the parts in which a long prompt is best read."""
-
     def check(self, request: GenerationRequest) -> None:
         """Raise InvalidRequestError for a request that the decoder cannot serve."""
 
@@ -230,23 +240,13 @@ class CompiledDecoder(Decoder, Protocol):
     """A decoder that is a model of its own, not made of slot models: draft, target and verdict in one graph."""
 
     @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def num_slots(self) -> int: ...
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that prompt and output may have together."""
-
-    @property
     def slot_bytes(self) -> int:
         """Memory of one slot's keys and values, in bytes."""
 
 
-def prompt_chunk_tokens(model: object, default: int) -> int:
-    """In what parts a model or decoder wants long prompts; `default` if it does not care."""
-    return model.prompt_chunk_tokens if isinstance(model, CompiledShapes | LimitedDecoder) else default
+def prompt_chunk_tokens(backend: object) -> int:
+    """In what parts a backend wants long prompts; 0 if it does not care."""
+    return backend.prompt_chunk_tokens if isinstance(backend, CompiledShapes) else 0
 
 
 def max_pass_draft_tokens(model: object, default: int) -> int:

@@ -93,6 +93,16 @@ class Schedule(enum.Enum):
     SYNC = "sync"  # rounds: draft, send, wait for the verdict
     ASYNC = "async"  # run-ahead: the draft goes on, the target verifies what has arrived or decodes by itself
 
+    @property
+    def target_waits(self) -> bool:
+        """Whether every pass of the target waits for a proposal."""
+        return self is Schedule.SYNC
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the draft goes on without waiting for verdicts."""
+        return self is Schedule.ASYNC
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:

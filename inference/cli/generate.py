@@ -89,7 +89,6 @@ def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
         reconnect_timeout_s=args.reconnect_timeout_s,
         deadline_s=args.deadline_s,
         max_waiting=max_waiting,
-        branches=args.branches,
     )
 
 

@@ -184,7 +184,7 @@ def _draft_flags(parser: argparse.ArgumentParser) -> None:
 
 async def _draft(args: argparse.Namespace) -> int:
     config = _proposer_config(args, args.model, tokenizer=args.tokenizer, num_threads=1)
-    if args.attach is not None or args.schedule == Schedule.ASYNC.value:
+    if args.attach is not None or Schedule(args.schedule).runs_ahead:
         config = replace(config, branches=args.branches)  # rounds have no use for them
     if args.attach is not None:
         from inference.cli.serve import assist_targets

@@ -149,7 +149,6 @@ async def assist_targets(args: argparse.Namespace, config: ProposerConfig) -> in
                 vocabulary=words,
                 gamma=check_gamma(args.gamma),
                 num_slots=config.num_slots,
-                max_branches=config.branches,
             )
         )
         stopping = asyncio.create_task(stop_signal())

@@ -11,22 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from inference.engine.draft_path import DraftPath
 from inference.model import Draft, DraftToken
 from inference.request import SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Draft tokens to send: behind a node that the target was told of, or behind a committed prefix."""
-
-    parent_node: int | None
-    prefix_length: int
-    token_ids: list[int]
+from inference.speculation.tree import Branch
 
 
 class DraftSession:
@@ -196,17 +187,17 @@ class DraftSession:
         for path in (self._path, *self._branches):
             path.nodes = []
 
-    def take_unsent(self, first_node: int) -> list[Growth]:
+    def take_unsent(self, first_node: int) -> list[Branch]:
         """What the target should be told of now, taken as told: its tokens get the node numbers from `first_node` on.
 
         The chain comes first: of two children the target verifies the one that it heard of earlier.
         """
-        growths = []
+        branches = []
         for path in (self._path, *self._branches):
             if path.num_unsent if path is self._path else self._is_ripe(path):
-                growths.append(self._take(path, first_node))
-                first_node += len(growths[-1].token_ids)
-        return growths
+                branches.append(self._take(path, first_node))
+                first_node += len(branches[-1].token_ids)
+        return branches
 
     def _is_ripe(self, path: DraftPath) -> bool:
         """Whether it is time to send what is new of a path."""
@@ -224,12 +215,12 @@ class DraftSession:
             return True
         return not path.nodes and is_first_message_complete(path.survivals, self.pacing)
 
-    def _take(self, path: DraftPath, first_node: int) -> Growth:
+    def _take(self, path: DraftPath, first_node: int) -> Branch:
         token_ids = path.token_ids[len(path.nodes) :]
         num_before = path.start - self._path.start  # tokens of the chain in front of a branch
         parents = [*self._path.nodes[:num_before], *path.nodes]
         path.nodes.extend(range(first_node, first_node + len(token_ids)))
-        return Growth(parents[-1] if parents else None, len(self.committed), token_ids)
+        return Branch(parents[-1] if parents else None, len(self.committed), token_ids)
 
     async def drafted(self) -> list[int]:
         """The chain, once it has reached the window or can grow no further.

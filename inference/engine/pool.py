@@ -16,6 +16,7 @@ from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import InvalidRequestError
 from inference.request import GenerationRequest
+from inference.speculation.tree import Branch
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class DraftPool:
         self._alone.update(sessions)
         self._lend()
 
-    def propose(self, worker: Worker, session_id: str, branches: Sequence[tuple[str, int, Sequence[int]]]) -> None:
+    def propose(self, worker: Worker, session_id: str, branches: Sequence[Branch]) -> None:
         """A worker proposes for a session; one that is no longer its own is ignored.
 
         Raises:

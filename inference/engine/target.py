@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inference.commit import Commit
@@ -18,8 +18,9 @@ from inference.errors import InvalidRequestError
 from inference.model import Decoder, Turn, Verdict, check_request, is_seed_invariant
 from inference.request import GenerationRequest, Schedule
 from inference.scheduling.pass_times import PassTimes
-from inference.scheduling.waiting import MAX_WAIT_OF_PASS, waiting_pays
-from inference.scheduling.widths import PROBE_EVERY, choose_widths
+from inference.scheduling.waiting import wait_s
+from inference.scheduling.widths import Widths
+from inference.speculation.tree import Branch
 
 MAX_PASS_DRAFT_TOKENS = 16
 """Draft tokens of one session in one pass at most, where nobody asked for fewer."""
@@ -27,48 +28,44 @@ MAX_PASS_DRAFT_TOKENS = 16
 _Timed = tuple[Verdict, float, float]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a target engine takes on, beside its model.
+
+    Attributes:
+        max_waiting: sessions that may queue for a slot.
+        gamma: draft tokens of one session in one pass at most, unless the request says otherwise.
+        eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
+    """
+
+    max_waiting: int = 64
+    gamma: int = MAX_PASS_DRAFT_TOKENS
+    eos_token_ids: frozenset[int] = frozenset()
+
+
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
     """Serves `Generator` by itself, and sessions that a draft worker proposes to.
 
     Args:
         decoder: what a step is.
-        num_slots, max_length, vocab_size: of the model behind the decoder.
-        max_waiting: sessions that may queue for a slot.
-        gamma: draft tokens of one session in one pass at most, unless the request says otherwise.
-        prompt_chunk: longest part of a prompt in one pass; 0 leaves it to the session.
-        eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
+        limits: see `EngineLimits`.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        *,
-        num_slots: int,
-        max_length: int,
-        vocab_size: int,
-        max_waiting: int = 64,
-        gamma: int = MAX_PASS_DRAFT_TOKENS,
-        prompt_chunk: int = 0,
-        eos_token_ids: frozenset[int] = frozenset(),
-    ) -> None:
-        super().__init__(num_slots=num_slots, max_waiting=max_waiting)
+    def __init__(self, decoder: Decoder, limits: EngineLimits = EngineLimits()) -> None:
+        super().__init__(num_slots=decoder.num_slots, max_waiting=limits.max_waiting)
         self._decoder = decoder
-        self._max_length = max_length
-        self._vocab_size = vocab_size
-        self._gamma = gamma
-        self._prompt_chunk = prompt_chunk
-        self._eos_token_ids = eos_token_ids
+        self._limits = limits
         self._times = PassTimes()
-        self._num_declined = 0
+        self._widths = Widths()
         self._recent_pass_s: deque[float] = deque(maxlen=32)
 
     @property
     def max_length(self) -> int:
-        return self._max_length
+        return self._decoder.max_length
 
     @property
     def vocab_size(self) -> int:
-        return self._vocab_size
+        return self._decoder.vocab_size
 
     @property
     def seed_invariant(self) -> bool:
@@ -89,26 +86,26 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             CapacityError: slots and queue are full.
             UnavailableError: the engine is stopping.
         """
-        check_prompt(request.prompt_token_ids, max_length=self._max_length, vocab_size=self._vocab_size)
+        check_prompt(request.prompt_token_ids, max_length=self.max_length, vocab_size=self.vocab_size)
         check_request(self._decoder, request)
         if request.stop_at_eos:
-            request = replace(request, stop_token_ids=request.stop_token_ids | self._eos_token_ids)
+            request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
         schedule = (request.schedule or Schedule.SYNC) if drafted else None
-        gamma = self._gamma if request.gamma is None else request.gamma
+        gamma = self._limits.gamma if request.gamma is None else request.gamma
         session = TargetSession(
             request,
-            max_length=self._max_length,
+            max_length=self.max_length,
             schedule=schedule,
             gamma=gamma,
-            prompt_chunk=self._prompt_chunk,
+            prompt_chunk=self._decoder.prompt_chunk_tokens,
         )
         self._enter(session)
         return session
 
-    def propose(self, session: TargetSession, branches: Sequence[tuple[str, int, Sequence[int]]]) -> None:
+    def propose(self, session: TargetSession, branches: Sequence[Branch]) -> None:
         """Grow the session's draft tree; see `TargetSession.propose`."""
-        for _, _, token_ids in branches:
-            check_token_ids(token_ids, vocab_size=self._vocab_size)
+        for branch in branches:
+            check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
         session.propose(branches)
         self.wake()
 
@@ -148,46 +145,24 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         """Whether a pass begun a little later, with draft tokens, beats one begun now without any."""
         if any(not _could_wait(session, turn) for session, turn in turns):
             return False  # the pass goes anyway: the others go along
-        now = time.monotonic()
-        waits = [self._wait_s(session, now) for session, _ in turns]
+        now, costs = time.monotonic(), self._times.of(1)
+        waits = [
+            wait_s(session.arrivals, session.acceptance.rate, costs, now=now, ready_s=session.ready_s)
+            for session, _ in turns
+        ]
         if not waits or min(waits) <= 0:
             return False
         asyncio.get_running_loop().call_later(min(waits), self.wake)
         return True
 
-    def _wait_s(self, session: TargetSession, now: float) -> float:
-        """How long waiting for a session's draft tokens still pays; none is 0."""
-        costs = self._times.of(1)
-        arrivals, longest_s = session.arrivals, MAX_WAIT_OF_PASS * costs.base_s
-        delay_s, late_in_s = arrivals.delay_s, arrivals.late_in(now, at_most_s=longest_s)
-        if delay_s is None or late_in_s is None or delay_s > longest_s:
-            return 0.0
-        pays = waiting_pays(
-            delay_s,
-            arrivals.num_tokens,
-            session.acceptance.rate,
-            pass_s=costs.base_s,
-            slope_s=costs.slope_s,
-        )
-        return min(late_in_s, longest_s - session.ready_s) if pays else 0.0
-
     def _narrowed(self, turns: Sequence[tuple[TargetSession, Turn]]) -> list[tuple[TargetSession, Turn]]:
         """The turns, with run-ahead proposals cut to the width that pays."""
-        free = [(session, turn) for session, turn in turns if session.schedule is Schedule.ASYNC and turn.chooses]
-        costs = self._times.of(len(turns))
+        free = [(session, turn) for session, turn in turns if session.runs_ahead and turn.chooses]
         available = [len(turn.proposal) for _, turn in free]
         rates = [session.acceptance.rate for session, _ in free]
-        widths = choose_widths(available, rates, base_s=costs.base_s, slope_s=costs.slope_s)
-        if any(available) and not any(widths):
-            widths = self._declined(available)
+        widths = self._widths.choose(available, rates, self._times.of(len(turns)))
         cut = {session: turn.proposal[:width] for (session, turn), width in zip(free, widths, strict=True)}
         return [(session, replace(turn, proposal=cut.get(session, turn.proposal))) for session, turn in turns]
-
-    def _declined(self, available: list[int]) -> list[int]:
-        """No draft tokens at all, but now and then those of one session: what they cost may have changed."""
-        self._num_declined += 1
-        probed = available.index(max(available)) if self._num_declined % PROBE_EVERY == 0 else None
-        return [number if place == probed else 0 for place, number in enumerate(available)]
 
     def _compute(self, work: list[Turn]) -> list[_Timed]:
         started = time.monotonic()
@@ -216,7 +191,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:
-    return session.schedule is Schedule.ASYNC and turn.chooses and not turn.proposal
+    return session.runs_ahead and turn.chooses and not turn.proposal
 
 
 def _num_unread(turn: Turn) -> int:

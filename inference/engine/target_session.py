@@ -14,7 +14,7 @@ from inference.model import Turn, Verdict
 from inference.request import GenerationRequest, Schedule
 from inference.scheduling.acceptance import Acceptance
 from inference.scheduling.arrivals import Arrivals
-from inference.speculation.tree import MAX_TREE_TOKENS, DraftTree
+from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
 
 
 class CommitQueue:
@@ -113,10 +113,19 @@ class TargetSession:
 
     @property
     def _ready(self) -> bool:
-        return self.schedule is not Schedule.SYNC or self._asked or len(self.tree) > 0
+        return not self._waits_for_draft or self._asked or len(self.tree) > 0
 
-    def propose(self, branches: Sequence[tuple[str, int, Sequence[int]]]) -> None:
-        """Grow the tree by branches ("prefix" | "node", where, token ids); none at all asks for the target's own token.
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a draft proposes without waiting for verdicts."""
+        return self.schedule is not None and self.schedule.runs_ahead
+
+    @property
+    def _waits_for_draft(self) -> bool:
+        return self.schedule is not None and self.schedule.target_waits
+
+    def propose(self, branches: Sequence[Branch]) -> None:
+        """Grow the tree; no branch at all asks for the target's own token.
 
         Raises:
             InvalidRequestError: a branch is longer than the tree may be, or grows from nowhere.
@@ -125,11 +134,11 @@ class TargetSession:
             self._become_ready(time.monotonic())
         self._asked = self._asked or not branches
         self._heard_at, num_live = time.monotonic(), len(self.tree)
-        for kind, where, token_ids in branches:
-            if len(token_ids) > MAX_TREE_TOKENS:
-                raise InvalidRequestError(f"a branch of {len(token_ids)} tokens exceeds the limit of {MAX_TREE_TOKENS}")
-            grow = self.tree.grow_from_node if kind == "node" else self.tree.grow_from_prefix
-            grow(where, token_ids)
+        for branch in branches:
+            num_tokens = len(branch.token_ids)
+            if num_tokens > MAX_TREE_TOKENS:
+                raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
+            self.tree.grow(branch)
         if len(self.tree) > num_live:  # what was made behind a rejected token says nothing of when the new chain comes
             self.arrivals.proposed(self._heard_at, len(self.tree) - num_live)
 
@@ -140,7 +149,7 @@ class TargetSession:
             return self._turn(self.token_ids[:chunk_end], chooses=False)
         if self._ready:
             room = self._end - end - 1  # the pass adds one token of the target's own
-            limit = room if self.schedule is Schedule.SYNC else min(self._gamma, room)
+            limit = room if self._waits_for_draft else min(self._gamma, room)
             return self._turn(self.token_ids, proposal=self.tree.path(limit), gamma=limit)
         if self._num_cached < end - 1:
             return self._turn(self.token_ids[:-1], chooses=False)

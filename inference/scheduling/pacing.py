@@ -84,8 +84,8 @@ class Measured:
     round_trip_s: float
 
 
-def choose_pacing(gamma: int, max_branches: int, measured: Measured) -> Pacing:
-    """How to run ahead with `gamma` draft tokens per pass and `max_branches` per sequence at most; gamma 0: not."""
+def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
+    """How to run ahead with `gamma` draft tokens per pass and `num_branches` per sequence at most; gamma 0: not."""
     step_s, pass_s = measured.step_s, measured.pass_s
     if not gamma or not step_s or not pass_s:
         return Pacing(window=gamma, chunk=max(1, gamma))
@@ -99,7 +99,7 @@ def choose_pacing(gamma: int, max_branches: int, measured: Measured) -> Pacing:
         num_ahead=num_ahead,
         min_gain=MESSAGE_S / pass_s,
         min_survival=MIN_SURVIVAL,
-        branching=choose_branching(max_branches, measured),
+        branching=choose_branching(num_branches, measured),
     )
 
 

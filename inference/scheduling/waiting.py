@@ -1,11 +1,32 @@
-"""Whether a target without draft tokens should wait for those on their way. Pure."""
+"""Whether, and how long, a target without draft tokens should wait for those on their way. Seconds. Pure."""
 
 from __future__ import annotations
 
 import math
 
+from inference.scheduling.arrivals import Arrivals
+from inference.scheduling.pass_times import PassCosts
+
 MAX_WAIT_OF_PASS = 1.5
 """So many passes the target waits at most for draft tokens that are due, whatever they did before."""
+
+
+def wait_s(arrivals: Arrivals, acceptance_rate: float, costs: PassCosts, *, now: float, ready_s: float) -> float:
+    """How long waiting for a session's draft tokens still pays; 0 or less is not at all.
+
+    Args:
+        arrivals: of the session's draft tokens.
+        acceptance_rate: per token, of the session.
+        costs: of passes over this session alone.
+        now: the time, on the clock of `arrivals`.
+        ready_s: for how long the session could have been in a pass.
+    """
+    longest_s = MAX_WAIT_OF_PASS * costs.base_s
+    delay_s, late_in_s = arrivals.delay_s, arrivals.late_in(now, at_most_s=longest_s)
+    if delay_s is None or late_in_s is None or delay_s > longest_s:
+        return 0.0
+    pays = waiting_pays(delay_s, arrivals.num_tokens, acceptance_rate, pass_s=costs.base_s, slope_s=costs.slope_s)
+    return min(late_in_s, longest_s - ready_s) if pays else 0.0
 
 
 def waiting_pays(delay_s: float, num_tokens: int, rate: float, *, pass_s: float, slope_s: float) -> bool:

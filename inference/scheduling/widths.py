@@ -1,12 +1,38 @@
-"""How many draft tokens are worth verifying: the arithmetic of expected tokens against measured pass times. Pure."""
+"""How many draft tokens are worth verifying: the arithmetic of expected tokens against measured pass times. Pure.
+
+A target pass with W draft tokens takes about base + slope * W. A session whose draft is accepted with probability a per
+token gains a^k tokens from the k-th draft token, and pays slope for it. Adding tokens, best first, as long as that
+raises tokens per second gives the widths that maximise the throughput of the whole pass: with one session wide chains,
+under load narrow ones, with a poor draft none (Leviathan et al., arXiv 2211.17192, for the expectation).
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
 
+from inference.scheduling.pass_times import PassCosts
+
 PROBE_EVERY = 32
 """Of so many passes that take no draft tokens though there are some, one takes a session's."""
+
+
+class Widths:
+    """Chooses the widths of one pass after another, and now and then finds out whether what was given up pays again."""
+
+    def __init__(self) -> None:
+        self._num_declined = 0
+
+    def choose(self, available: Sequence[int], rates: Sequence[float], costs: PassCosts) -> list[int]:
+        """How many draft tokens of each session to verify; see `choose_widths`."""
+        widths = choose_widths(available, rates, base_s=costs.base_s, slope_s=costs.slope_s)
+        return self._probed(available) if any(available) and not any(widths) else widths
+
+    def _probed(self, available: Sequence[int]) -> list[int]:
+        """No draft tokens at all, but every so often those of one session: what they cost may have changed."""
+        self._num_declined += 1
+        probed = available.index(max(available)) if self._num_declined % PROBE_EVERY == 0 else None
+        return [number if place == probed else 0 for place, number in enumerate(available)]
 
 
 def choose_widths(available: Sequence[int], rates: Sequence[float], *, base_s: float, slope_s: float) -> list[int]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -16,15 +16,13 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.backends.registry import load_backend, load_decoder
 from inference.config import DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
-from inference.engine.target import MAX_PASS_DRAFT_TOKENS, TargetEngine
+from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from inference.model import (
     Backend,
     CompiledDecoder,
-    Decoder,
     Proposer,
     Span,
     max_pass_draft_tokens,
-    prompt_chunk_tokens,
 )
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.model_proposer import ModelProposer
@@ -44,7 +42,7 @@ async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenera
     backend = await load(config)
     eos = Tokenizer.load(config.path).eos_token_ids
     limits = EngineLimits(max_waiting, max_pass_draft_tokens(backend, MAX_PASS_DRAFT_TOKENS), eos)
-    async with running(_engine(SlotDecoder(backend), backend, limits)) as engine:
+    async with running(TargetEngine(SlotDecoder(backend), limits)) as engine:
         yield engine
 
 
@@ -65,14 +63,14 @@ async def fused_engine(
     limits = EngineLimits(max_waiting, gamma, tokenizer.eos_token_ids)
     compiled = None if draft.model is None else await _load_compiled(target, draft.model)
     if compiled is not None:
-        async with running(_engine(compiled, compiled, limits)) as engine:
+        async with running(TargetEngine(compiled, limits)) as engine:
             yield engine
         return
     backend = await load(target)
     proposer, draft_words = await load_proposer(draft)
     require_one_vocabulary(draft_words, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     decoder = SpeculativeDecoder(SlotDecoder(backend), proposer, length)
-    async with running(_engine(decoder, backend, limits)) as engine:
+    async with running(TargetEngine(decoder, limits)) as engine:
         yield engine
 
 
@@ -111,27 +109,6 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig) -> CompiledDec
             require_one_vocabulary(words, Vocabulary(Tokenizer.load(target.path).fingerprint, decoder.vocab_size))
         _log_ready(target, decoder, started)
     return decoder
-
-
-class EngineLimits(NamedTuple):
-    """What an engine takes on, beside its model: see `TargetEngine`."""
-
-    max_waiting: int
-    gamma: int
-    eos_token_ids: frozenset[int]
-
-
-def _engine(decoder: Decoder, backend: Backend | CompiledDecoder, limits: EngineLimits) -> TargetEngine:
-    return TargetEngine(
-        decoder,
-        num_slots=backend.num_slots,
-        max_length=backend.max_length,
-        vocab_size=backend.vocab_size,
-        max_waiting=limits.max_waiting,
-        gamma=limits.gamma,
-        eos_token_ids=limits.eos_token_ids,
-        prompt_chunk=prompt_chunk_tokens(backend, default=0),
-    )
 
 
 EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)

@@ -30,7 +30,7 @@ class ModelProposer:
         self._num_slots = backend.num_slots // (1 + num_branches)
         self._forking = backend if isinstance(backend, ForkingBackend) else None
         self._num_branches = num_branches if self._forking else 0
-        self._prompt_chunk = prompt_chunk_tokens(backend, default=0)
+        self._prompt_chunk = prompt_chunk_tokens(backend)
         self._held: list[list[int]] = [[] for _ in range(backend.num_slots)]
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from inference.model import Array, Backend, Span, Turn, Verdict
+from inference.model import Array, Backend, Span, Turn, Verdict, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.sampling.logprobs import token_logprobs
@@ -20,6 +20,22 @@ class SlotDecoder:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.vocab_size
+
+    @property
+    def num_slots(self) -> int:
+        return self._backend.num_slots
+
+    @property
+    def max_length(self) -> int:
+        return self._backend.max_length
+
+    @property
+    def prompt_chunk_tokens(self) -> int:
+        return prompt_chunk_tokens(self._backend)
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Run one pass and verify each turn's proposal."""

@@ -25,6 +25,22 @@ class SpeculativeDecoder:
         self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
         self._length = length
 
+    @property
+    def vocab_size(self) -> int:
+        return self._target.vocab_size
+
+    @property
+    def num_slots(self) -> int:
+        return self._target.num_slots
+
+    @property
+    def max_length(self) -> int:
+        return self._target.max_length
+
+    @property
+    def prompt_chunk_tokens(self) -> int:
+        return self._target.prompt_chunk_tokens
+
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Draft up to each turn's gamma in batched steps, then verify all in one pass."""
         started = time.monotonic()

@@ -15,6 +15,21 @@ from inference.errors import InvalidRequestError
 MAX_TREE_TOKENS = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Draft tokens in a row, as they are proposed.
+
+    Attributes:
+        parent_node: number of the proposed token that they follow; None: they follow the sequence itself.
+        prefix_length: then, how many of its tokens they follow; all of these are committed.
+        token_ids: one or more ids.
+    """
+
+    parent_node: int | None
+    prefix_length: int
+    token_ids: Sequence[int]
+
+
 @dataclass(slots=True, eq=False)
 class _Node:
     """One proposed token; `length` is that of the sequence up to and including it."""
@@ -49,24 +64,25 @@ class DraftTree:
         """Tokens proposed so far, whatever became of them."""
         return self._num_numbers
 
-    def grow_from_prefix(self, prefix_length: int, token_ids: Sequence[int]) -> None:
-        """Hang a branch behind the first `prefix_length` tokens of the sequence.
+    def grow(self, branch: Branch) -> None:
+        """Hang a branch where it says; if the token that it follows has lost, it is ignored.
 
         Raises:
-            InvalidRequestError: the prefix is longer than what is committed.
+            InvalidRequestError: nothing that it could follow was ever committed, or proposed.
         """
+        if branch.parent_node is None:
+            self._grow_from_prefix(branch.prefix_length, branch.token_ids)
+        else:
+            self._grow_from_node(branch.parent_node, branch.token_ids)
+
+    def _grow_from_prefix(self, prefix_length: int, token_ids: Sequence[int]) -> None:
         if prefix_length > len(self._committed):
             raise InvalidRequestError(
                 f"branch grows from a prefix of {prefix_length} tokens, but only {len(self._committed)} are committed"
             )
         self._grow(prefix_length, self._root, token_ids)
 
-    def grow_from_node(self, number: int, token_ids: Sequence[int]) -> None:
-        """Hang a branch behind an earlier token; if that token has lost, the branch is ignored.
-
-        Raises:
-            InvalidRequestError: no token with this number was ever proposed.
-        """
+    def _grow_from_node(self, number: int, token_ids: Sequence[int]) -> None:
         if not 0 <= number < self._num_numbers:
             raise InvalidRequestError(
                 f"branch grows from node {number}, but only {self._num_numbers} nodes have been proposed"

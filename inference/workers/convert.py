@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
-
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Commit, FinishReason, Timings, TokenLogprob, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.request import GenerationRequest, SamplingParams, Schedule, check_logit_bias
+from inference.speculation.tree import Branch
 from inference.workers import completion
 
 PROTOCOL_VERSION = 1
 
 MAX_BRANCHES_OF_MESSAGE = 1024
 """Far more than any draft has use for; each is kept until its place in the tree is decided."""
-
-Branch: TypeAlias = tuple[str, int, Sequence[int]]
-"""("prefix" | "node", prefix length | node number, token ids)"""
 
 _REASON_TO_MESSAGE = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -276,9 +271,14 @@ def _branch_from_message(message: pb.Branch) -> Branch:
         raise InvalidRequestError("a branch has no parent: set prefix_length or parent_node")
     if not message.token_ids:
         raise InvalidRequestError("a branch has no token; to ask for the target's own token, propose no branch")
-    if kind == "parent_node":
-        return "node", message.parent_node, tuple(message.token_ids)
-    return "prefix", message.prefix_length, tuple(message.token_ids)
+    parent_node = message.parent_node if kind == "parent_node" else None
+    return Branch(parent_node, message.prefix_length, tuple(message.token_ids))
+
+
+def branch_to_message(branch: Branch) -> pb.Branch:
+    if branch.parent_node is None:
+        return pb.Branch(prefix_length=branch.prefix_length, token_ids=branch.token_ids)
+    return pb.Branch(parent_node=branch.parent_node, token_ids=branch.token_ids)
 
 
 def commit_to_message(commit: Commit) -> pb.Commit:

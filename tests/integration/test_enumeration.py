@@ -60,7 +60,7 @@ async def far_target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
     backend = SlowBackend(AutoModelForCausalLM.from_pretrained(models.endless), num_slots=8, max_length=512)
     tokenizer = Tokenizer.load(models.endless)
     words = Vocabulary(tokenizer.fingerprint, backend.vocab_size)
-    target = TargetEngine(SlotDecoder(backend), num_slots=8, max_length=512, vocab_size=backend.vocab_size)
+    target = TargetEngine(SlotDecoder(backend))
     async with running(target) as engine:
         pool = DraftPool(engine)
         card = ModelCard("target", "target", 512, backend.vocab_size, tokenizer.fingerprint)
@@ -117,7 +117,7 @@ def proposer_config(model: Path) -> ProposerConfig:
 async def worker(model: Path, link: DelayProxy) -> AsyncGenerator[tuple[LocalCompleter, list[DraftSession]], None]:
     """A draft worker of this process, and the sessions it opens."""
     proposer, words = await load_proposer(proposer_config(model))
-    config = DraftConfig(link.address, schedule=Schedule.ASYNC, reconnect_timeout_s=10.0, branches=BRANCHES)
+    config = DraftConfig(link.address, schedule=Schedule.ASYNC, reconnect_timeout_s=10.0)
     async with (
         open_channel(link.address) as channel,
         draft_worker(proposer, config, words, channel) as (draft, engine),
@@ -172,9 +172,7 @@ async def test_branches_of_a_pool_worker(far_target: Server, link: DelayProxy, m
     proposer, words = await load_proposer(proposer_config(models.related))
     async with running(DraftEngine(proposer)) as engine:
         sessions = watched(engine)
-        helping = asyncio.create_task(
-            assist(engine, [link.address], vocabulary=words, gamma=4, num_slots=3, max_branches=BRANCHES)
-        )
+        helping = asyncio.create_task(assist(engine, [link.address], vocabulary=words, gamma=4, num_slots=3))
         try:
             async with asyncio.timeout(60):
                 while not num_branch_hits(sessions):  # the worker has attached, and branches are in time

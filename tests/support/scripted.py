@@ -63,7 +63,12 @@ class Gate:
 class ScriptedDecoder:
     """A `Decoder`."""
 
-    def __init__(self) -> None:
+    vocab_size = VOCAB_SIZE
+    prompt_chunk_tokens = 0
+
+    def __init__(self, *, num_slots: int = 1, max_length: int = 1000) -> None:
+        self.num_slots = num_slots
+        self.max_length = max_length
         self.gate = Gate()
         self.steps: list[list[Turn]] = []
 

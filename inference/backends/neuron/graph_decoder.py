@@ -63,7 +63,7 @@ class GraphDecoder(ABC):
 
     @property
     def prompt_chunk_tokens(self) -> int:
-        """See `inference.model.LimitedDecoder`: a prompt is read at once."""
+        """See `inference.model.Decoder`: a prompt is read at once."""
         return self._shape.length
 
     def check(self, request: GenerationRequest) -> None:

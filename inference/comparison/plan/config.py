@@ -184,7 +184,7 @@ class Contender:
     @property
     def runs_ahead(self) -> bool:
         """The draft does not wait for the target."""
-        return self.schedule is Schedule.ASYNC or self.topology is Topology.POOL
+        return self.topology is Topology.POOL or (self.schedule is not None and self.schedule.runs_ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class ComparisonConfig:
             yield from ((None, branches) for branches in self.branches)
         elif topology is Topology.DISTRIBUTED:
             for schedule in self.schedules:
-                yield from ((schedule, n) for n in (self.branches if schedule is Schedule.ASYNC else (None,)))
+                yield from ((schedule, n) for n in (self.branches if schedule.runs_ahead else (None,)))
 
     @property
     def series(self) -> tuple[Series, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import grpc
 
@@ -30,13 +30,6 @@ REDIAL_S = 1.0
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
 
 
-class DraftLimits(NamedTuple):
-    """Of one session's drafts: see `Runner`."""
-
-    gamma: int
-    max_branches: int
-
-
 class PoolMember:
     """Drafts for the sessions of one target.
 
@@ -44,17 +37,17 @@ class PoolMember:
         engine: drafts, also for other targets.
         address: HOST:PORT of the target.
         vocabulary: of the draft.
-        limits: of every session's drafts.
+        gamma: draft tokens of one pass at most, in every session that does not say.
         num_slots: sessions to offer room for.
     """
 
     def __init__(
-        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, limits: DraftLimits, num_slots: int
+        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, gamma: int, num_slots: int
     ) -> None:
         self._engine = engine
         self._address = address
         self._vocabulary = vocabulary
-        self._limits = limits
+        self._gamma = gamma
         self._num_slots = num_slots
 
     async def run(self) -> None:
@@ -83,7 +76,7 @@ class PoolMember:
         """One stream, until it ends."""
         call = stub.Assist()
         try:
-            await _Help(self._engine, call, self._limits).run(self._attach())
+            await _Help(self._engine, call, self._gamma).run(self._attach())
         except grpc.aio.AioRpcError as exc:
             raise from_rpc_error(exc, self._address) from exc
         finally:
@@ -101,10 +94,10 @@ class PoolMember:
 class _Help:
     """The sessions on one stream."""
 
-    def __init__(self, engine: DraftEngine, call: AssistCall, limits: DraftLimits) -> None:
+    def __init__(self, engine: DraftEngine, call: AssistCall, gamma: int) -> None:
         self._engine = engine
         self._call = call
-        self._limits = limits
+        self._gamma = gamma
         self._round_trip = RoundTrip()
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue()
         self._sessions: dict[str, _Helped] = {}
@@ -147,9 +140,8 @@ class _Help:
         except CapacityError as exc:
             logger.warning("session %s gets no draft: %s", message.session_id, exc)
             return
-        limits = self._limits
-        gamma = limits.gamma if request.gamma is None else request.gamma
-        runner = Runner(self._engine, draft, self._round_trip, gamma=gamma, max_branches=limits.max_branches)
+        gamma = self._gamma if request.gamma is None else request.gamma
+        runner = Runner(self._engine, draft, self._round_trip, gamma=gamma)
 
         async def send(propose: pb.Propose) -> None:
             self._outbox.put_nowait(
@@ -188,16 +180,15 @@ async def assist(
     vocabulary: Vocabulary,
     gamma: int,
     num_slots: int,
-    max_branches: int = 0,
 ) -> None:
     """Help several targets, each with an equal share of the slots, as long as one of them takes this worker.
 
     Raises:
         RequestError: the last of them refuses it.
     """
-    share, limits = max(1, num_slots // len(addresses)), DraftLimits(gamma, max_branches)
+    share = max(1, num_slots // len(addresses))
     members = [
-        PoolMember(engine, address, vocabulary=vocabulary, limits=limits, num_slots=share) for address in addresses
+        PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share) for address in addresses
     ]
     helping = {asyncio.create_task(member.run()) for member in members}
     try:

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Commit
-from inference.engine.draft_session import DraftSession, Growth
+from inference.engine.draft_session import DraftSession
 from inference.scheduling.round_trip import Echoes, RoundTrip
+from inference.speculation.tree import Branch
+from inference.workers.convert import branch_to_message
 
 
 class ProposalSender:
@@ -26,26 +28,19 @@ class ProposalSender:
 
     async def propose(self, prefix_length: int, token_ids: Sequence[int]) -> None:
         """Send a chain behind the first `prefix_length` tokens; an empty one asks for the target's own token."""
-        branches = [pb.Branch(prefix_length=prefix_length, token_ids=token_ids)] if token_ids else []
-        await self._propose(branches, len(token_ids))
+        await self._propose([Branch(None, prefix_length, token_ids)] if token_ids else [])
 
     async def grow(self, draft: DraftSession) -> None:
         """Send what the target should be told of now."""
-        growths = draft.take_unsent(self._num_nodes)
-        await self._propose([_branch(growth) for growth in growths], sum(len(growth.token_ids) for growth in growths))
+        await self._propose(draft.take_unsent(self._num_nodes))
 
-    async def _propose(self, branches: list[pb.Branch], num_tokens: int) -> None:
+    async def _propose(self, branches: list[Branch]) -> None:
+        num_tokens = sum(len(branch.token_ids) for branch in branches)
         self._num_nodes += num_tokens
         if num_tokens:
             self._echoes.sent(self._num_nodes, time.monotonic())
-        await self._send(pb.Propose(branches=branches))
+        await self._send(pb.Propose(branches=map(branch_to_message, branches)))
 
     def answered(self, commit: Commit) -> None:
         """A commit of the session has arrived."""
         self._echoes.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())
-
-
-def _branch(growth: Growth) -> pb.Branch:
-    if growth.parent_node is None:
-        return pb.Branch(prefix_length=growth.prefix_length, token_ids=growth.token_ids)
-    return pb.Branch(parent_node=growth.parent_node, token_ids=growth.token_ids)

@@ -31,10 +31,10 @@ be out of date, and nothing but a message finds out."""
 
 
 async def run_ahead(
-    engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int, max_branches: int = 0
+    engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int
 ) -> AsyncGenerator[Commit, None]:
     """Commits of an opened session to the last one; gamma 0 leaves the target to itself."""
-    runner = Runner(engine, draft, target.round_trip, gamma=gamma, max_branches=max_branches)
+    runner = Runner(engine, draft, target.round_trip, gamma=gamma)
     sender = asyncio.create_task(send_drafts(draft, target.proposals))
     try:
         before, commit = time.monotonic(), await target.commit()
@@ -64,17 +64,13 @@ class Runner:
         engine, draft: what runs.
         round_trip: to the session's target.
         gamma: draft tokens of one pass at most; 0 means no drafts.
-        max_branches: beside the chain at most.
     """
 
-    def __init__(
-        self, engine: DraftEngine, draft: DraftSession, round_trip: RoundTrip, *, gamma: int, max_branches: int
-    ) -> None:
+    def __init__(self, engine: DraftEngine, draft: DraftSession, round_trip: RoundTrip, *, gamma: int) -> None:
         self._engine = engine
         self._draft = draft
         self._round_trip = round_trip
         self._gamma = gamma
-        self._max_branches = min(max_branches, engine.num_branches)
         self._passes_s: deque[float] = deque(maxlen=_NUM_PASSES)
         self._num_unanswered = PROBE_AFTER  # the opening measured more than the way
         self._pace()
@@ -102,7 +98,7 @@ class Runner:
     def _pace(self) -> None:
         pass_s = statistics.median(self._passes_s) if self._passes_s else 0.0
         measured = Measured(self._engine.step_s, pass_s, self._round_trip.seconds)
-        pacing = choose_pacing(self._gamma, self._max_branches, measured)
+        pacing = choose_pacing(self._gamma, self._engine.num_branches, measured)
         if self._num_unanswered >= PROBE_AFTER:
             pacing = replace(pacing, num_ahead=0, min_gain=0.0)
         self._engine.pace(self._draft, pacing)

@@ -112,10 +112,10 @@ class DraftWorker:
         address, deadline_s = self._config.target_address, self._config.deadline_s
         async with verify_stream(self._stub, address, origin, deadline_s=deadline_s) as target:
             await target.open(opening, self._vocabulary)
-            if schedule is Schedule.SYNC:
+            if schedule.target_waits:
                 commits = rounds(opening, self._engine, draft, target, gamma=gamma)
             else:
-                commits = run_ahead(self._engine, draft, target, gamma=gamma, max_branches=self._config.branches)
+                commits = run_ahead(self._engine, draft, target, gamma=gamma)
             async with aclosing(commits):
                 async for commit in commits:
                     yield commit

@@ -20,7 +20,6 @@ from inference.errors import DeadlineError, IncompatibleDraftError, InvalidReque
 from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
 from inference.observe.stats import RequestStats
-from inference.request import Schedule
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.convert import (
@@ -92,7 +91,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                         len(commit.token_ids), commit.num_draft_tokens, commit.num_accepted_tokens, commit.timings
                     )
                     await context.write(pb.VerifyResponse(commit=commit_to_message(commit)))
-            if session.schedule is Schedule.ASYNC:
+            if session.runs_ahead:
                 await asyncio.wait(tasks[:1], timeout=LINGER_S)
         finally:
             for task in tasks:

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from inference.commit import Commit, FinishReason
 from inference.engine.draft import DraftEngine
-from inference.engine.target import TargetEngine
-from inference.model import Backend, max_pass_draft_tokens, prompt_chunk_tokens
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.model import Backend, max_pass_draft_tokens
 from inference.request import GenerationRequest, SamplingParams, Schedule
 from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.tree import Branch
 from tests.conftest import ModelDirectories
 from tests.support.models import EOS_TOKEN_ID
 
@@ -26,14 +27,7 @@ Answer = tuple[list[int], FinishReason]
 
 def target_engine(backend: Backend) -> TargetEngine:
     """As `inference.serving.assembly` builds it."""
-    return TargetEngine(
-        SlotDecoder(backend),
-        num_slots=backend.num_slots,
-        max_length=backend.max_length,
-        vocab_size=backend.vocab_size,
-        gamma=max_pass_draft_tokens(backend, 16),
-        prompt_chunk=prompt_chunk_tokens(backend, default=0),
-    )
+    return TargetEngine(SlotDecoder(backend), EngineLimits(gamma=max_pass_draft_tokens(backend, 16)))
 
 
 def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationRequest]:
@@ -120,7 +114,7 @@ async def _distribute(
     try:
         while not commits or commits[-1].finish_reason is None:
             chain = await drafts.propose(draft, request.gamma or 5)
-            target.propose(session, [("prefix", len(draft.committed), chain)] if chain else [])
+            target.propose(session, [Branch(None, len(draft.committed), chain)] if chain else [])
             commits.append(await session.commits.get())
             drafts.commit(draft, commits[-1].token_ids)
     finally:

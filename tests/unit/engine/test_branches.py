@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.draft import DraftEngine
-from inference.engine.draft_session import DraftSession, Growth
+from inference.engine.draft_session import DraftSession
 from inference.model import Draft, DraftToken
 from inference.request import SamplingParams
 from inference.scheduling.pacing import Branching, Pacing
-from inference.speculation.tree import DraftTree
+from inference.speculation.tree import Branch, DraftTree
 from tests.support.scripted import until
 
 NUM_TOKENS = 3
@@ -47,19 +47,19 @@ class Link:
         self.committed = [7]
         self.tree = DraftTree(self.committed)
         self.num_nodes = 0
-        self.up: deque[list[Growth]] = deque()
+        self.up: deque[list[Branch]] = deque()
         self.down: deque[list[int]] = deque()
 
     def act(self, kind: str, where: int, token_id: int) -> None:
         if kind == "extend":
             self.extend(where, token_id)
         elif kind == "send":
-            growths = self.session.take_unsent(self.num_nodes)
-            self.num_nodes += sum(len(growth.token_ids) for growth in growths)
-            self.up.append(growths)
+            branches = self.session.take_unsent(self.num_nodes)
+            self.num_nodes += sum(len(branch.token_ids) for branch in branches)
+            self.up.append(branches)
         elif kind == "arrive" and self.up:
-            for growth in self.up.popleft():
-                grow(self.tree, growth)
+            for branch in self.up.popleft():
+                self.tree.grow(branch)
         elif kind == "commit":
             self.commit([*self.tree.path(where), token_id])
         elif kind == "learn" and self.down:
@@ -97,13 +97,6 @@ class Link:
             self.act("learn", 0, 0)
 
 
-def grow(tree: DraftTree, growth: Growth) -> None:
-    if growth.parent_node is None:
-        tree.grow_from_prefix(growth.prefix_length, growth.token_ids)
-    else:
-        tree.grow_from_node(growth.parent_node, growth.token_ids)
-
-
 @settings(max_examples=400, deadline=None)
 @given(st.lists(actions, max_size=60))
 def test_the_target_holds_what_the_session_believes_it_holds(history: list[tuple[str, int, int]]) -> None:
@@ -126,9 +119,9 @@ def ends_at(link: Link, path: list[int], node: int) -> bool:
     committed, tree = copy.deepcopy((link.committed, link.tree))
     committed.extend(path)
     tree.commit(path)
-    tree.grow_from_node(node, [MARK])
+    tree.grow(Branch(node, 0, [MARK]))
     num_tokens = len(tree)
-    tree.grow_from_prefix(len(committed), [MARK])
+    tree.grow(Branch(None, len(committed), [MARK]))
     return len(tree) == num_tokens and num_tokens > 0
 
 
@@ -137,10 +130,10 @@ def drafted(session: DraftSession, *token_ids: int, margin: float = 0.5) -> None
     session.extend(path, [DraftToken(token_id, token_id + 1, margin) for token_id in token_ids])
 
 
-def branching_session(max_branches: int = 2) -> DraftSession:
-    session = DraftSession([7], SamplingParams(), num_slots=1, num_branches=max_branches)
+def branching_session(num_branches: int = 2) -> DraftSession:
+    session = DraftSession([7], SamplingParams(), num_slots=1, num_branches=num_branches)
     session.enter(0)
-    session.pacing = Pacing(window=4, branching=Branching(count=max_branches, depth=2))
+    session.pacing = Pacing(window=4, branching=Branching(count=num_branches, depth=2))
     return session
 
 
@@ -170,12 +163,12 @@ def test_a_branch_that_is_right_becomes_the_chain_and_need_not_be_sent_again() -
     session.extend(branch, [DraftToken(12)])
     session.extend(branch, [DraftToken(13)])
     session.extend(chain, [DraftToken(20)])
-    assert session.take_unsent(0) == [Growth(None, 1, [10, 20]), Growth(None, 1, [11, 12, 13])]
+    assert session.take_unsent(0) == [Branch(None, 1, [10, 20]), Branch(None, 1, [11, 12, 13])]
     session.commit([11])
     assert session.chain == [12, 13]
     assert (session.num_branch_hits, session.num_wasted_tokens) == (1, 2)
     drafted(session, 14)
-    assert session.take_unsent(5) == [Growth(4, 2, [14])]
+    assert session.take_unsent(5) == [Branch(4, 2, [14])]
 
 
 def test_another_target_is_told_everything_again() -> None:

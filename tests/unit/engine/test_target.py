@@ -12,11 +12,12 @@ import torch
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Commit, FinishReason
 from inference.engine import target_session
-from inference.engine.target import TargetEngine
+from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from inference.request import GenerationRequest
 from inference.speculation.slot_decoder import SlotDecoder
-from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
+from inference.speculation.tree import Branch
+from tests.support.models import tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, token_at, tokens_at, until
 
 MAX_LENGTH = 60
@@ -24,13 +25,13 @@ MAX_LENGTH = 60
 
 @pytest.fixture
 def decoder() -> ScriptedDecoder:
-    return ScriptedDecoder()
+    return ScriptedDecoder(num_slots=2, max_length=MAX_LENGTH)
 
 
 @pytest.fixture
 async def engine(decoder: ScriptedDecoder) -> AsyncGenerator[TargetEngine, None]:
     """Two slots, and two places in the queue."""
-    engine = TargetEngine(decoder, num_slots=2, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, max_waiting=2)
+    engine = TargetEngine(decoder, EngineLimits(max_waiting=2))
     engine.start()
     yield engine
     decoder.gate.open()
@@ -65,7 +66,7 @@ async def test_equals_transformers_while_sessions_come_and_go() -> None:
     prompts = [[7, 8, 9 + number] * (1 + number) for number in range(7)]
     expected = [generate(model, prompt, 9) for prompt in prompts]
     backend = TorchBackend(model, num_slots=3, max_length=MAX_LENGTH)
-    engine = TargetEngine(SlotDecoder(backend), num_slots=3, max_length=MAX_LENGTH, vocab_size=DEFAULT_VOCAB_SIZE)
+    engine = TargetEngine(SlotDecoder(backend))
     engine.start()
 
     async def run(number: int) -> list[int]:
@@ -214,7 +215,7 @@ async def test_failed_pass_ends_its_sessions_alone(
     with pytest.raises(InternalError, match="log has the cause"):
         await finish(engine, request())
     assert caplog.text.count("out of memory") == 1
-    engine.propose(bystander, [("prefix", 1, tokens_at(1, 1))])
+    engine.propose(bystander, [Branch(None, 1, tokens_at(1, 1))])
     assert tokens([commit async for commit in engine.commits(bystander)]) == tokens_at(1, 2)
     assert len(tokens(await finish(engine, request()))) == 4
 
@@ -259,7 +260,7 @@ async def test_long_prompts_are_read_in_parts(
 
 async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None:
     session = engine.open(request(3, max_new_tokens=9), drafted=True)
-    engine.propose(session, [("prefix", 3, [*tokens_at(3, 2), 1, 2])])
+    engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 1, 2])])
     commit = await session.commits.get()
     assert list(commit.token_ids) == tokens_at(3, 3)
     assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (4, 2)
@@ -272,7 +273,7 @@ async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None
 async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
     """Three tokens are left: two drafted and the target's own."""
     session = engine.open(request(3, max_new_tokens=3), drafted=True)
-    engine.propose(session, [("prefix", 3, tokens_at(3, 8))])
+    engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await session.commits.get()
     assert list(commit.token_ids) == tokens_at(3, 3)
     assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (2, 2)
@@ -283,7 +284,7 @@ async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: S
 async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngine) -> None:
     """They were reported as verified and not accepted, so that even a perfect draft seemed to miss."""
     session = engine.open(request(3, max_new_tokens=20, stop=token_at(5)), drafted=True)
-    engine.propose(session, [("prefix", 3, tokens_at(3, 8))])
+    engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await session.commits.get()
     assert list(commit.token_ids) == tokens_at(3, 3)
     assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (3, 3)
@@ -297,7 +298,7 @@ async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, de
     (turn,) = decoder.steps[0]
     assert (len(turn.token_ids), turn.chooses) == (8, False)
     await asyncio.sleep(0.01)
-    engine.propose(session, [("prefix", 9, [1])])
+    engine.propose(session, [Branch(None, 9, [1])])
     await session.commits.get()
     assert decoder.steps[1][0].start == 8
     engine.close(session)
@@ -306,7 +307,7 @@ async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, de
 async def test_refuses_draft_tokens_outside_the_vocabulary(engine: TargetEngine) -> None:
     session = engine.open(request(), drafted=True)
     with pytest.raises(InvalidRequestError, match="1000"):
-        engine.propose(session, [("prefix", 3, [VOCAB_SIZE])])
+        engine.propose(session, [Branch(None, 3, [VOCAB_SIZE])])
     engine.close(session)
 
 

@@ -23,11 +23,11 @@ SECONDS = st.floats(0.0, 1.0)
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 64), st.integers(0, 4), SECONDS, SECONDS, SECONDS)
-def test_limits_hold(gamma: int, max_branches: int, step_s: float, pass_s: float, round_trip_s: float) -> None:
-    pacing = choose_pacing(gamma, max_branches, Measured(step_s, pass_s, round_trip_s))
+def test_limits_hold(gamma: int, num_branches: int, step_s: float, pass_s: float, round_trip_s: float) -> None:
+    pacing = choose_pacing(gamma, num_branches, Measured(step_s, pass_s, round_trip_s))
     assert gamma <= pacing.window <= MAX_GAMMA
     assert 1 <= pacing.chunk <= max(1, gamma)
-    assert pacing.branching.count <= max_branches
+    assert pacing.branching.count <= num_branches
     if gamma == 0:
         assert pacing.window == 0
 

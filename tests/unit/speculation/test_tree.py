@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.errors import InvalidRequestError
-from inference.speculation.tree import DraftTree
+from inference.speculation.tree import Branch, DraftTree
 
 Path = tuple[int, ...]
 
@@ -89,12 +89,12 @@ def test_equals_the_naive_tree(
             tree.commit(new)
         elif kind == "node" and naive.by_number:
             number = int(where * len(naive.by_number))
-            tree.grow_from_node(number, token_ids)
+            tree.grow(Branch(number, 0, token_ids))
             parent = naive.by_number[number]
             naive.grow(parent if parent is not None and naive.alive(parent) else None, token_ids)
         else:
             prefix_length = int(where * (len(committed) + 1))
-            tree.grow_from_prefix(prefix_length, token_ids)
+            tree.grow(Branch(None, prefix_length, token_ids))
             naive.grow(tuple(committed[:prefix_length]), token_ids)
         assert len(tree) == len(naive.live) <= max_tokens
         assert tree.path(limit) == naive.path(limit)
@@ -104,12 +104,12 @@ def test_numbers_outlive_their_tokens() -> None:
     """A branch may name a token that was committed meanwhile, since messages cross on the way."""
     committed = [9]
     tree = DraftTree(committed)
-    tree.grow_from_prefix(1, [1, 2])  # nodes 0, 1
+    tree.grow(Branch(None, 1, [1, 2]))  # nodes 0, 1
     committed += [1, 2, 3]
     tree.commit([1, 2, 3])
-    tree.grow_from_node(1, [3, 4])  # nodes 2, 3: the first is committed already
+    tree.grow(Branch(1, 0, [3, 4]))  # nodes 2, 3: the first is committed already
     assert tree.path(9) == [4]
-    tree.grow_from_node(2, [4, 5])
+    tree.grow(Branch(2, 0, [4, 5]))
     assert tree.path(9) == [4, 5]
     assert len(tree) == 2
 
@@ -117,22 +117,22 @@ def test_numbers_outlive_their_tokens() -> None:
 def test_children_of_the_lost_are_numbered_all_the_same() -> None:
     committed = [9]
     tree = DraftTree(committed)
-    tree.grow_from_prefix(1, [1])  # node 0
+    tree.grow(Branch(None, 1, [1]))  # node 0
     committed.append(2)
     tree.commit([2])
-    tree.grow_from_node(0, [5, 5])  # nodes 1, 2, ignored
-    tree.grow_from_node(2, [5])  # node 3, ignored
-    tree.grow_from_prefix(2, [7])  # node 4
-    tree.grow_from_node(4, [8])
+    tree.grow(Branch(0, 0, [5, 5]))  # nodes 1, 2, ignored
+    tree.grow(Branch(2, 0, [5]))  # node 3, ignored
+    tree.grow(Branch(None, 2, [7]))  # node 4
+    tree.grow(Branch(4, 0, [8]))
     assert tree.path(9) == [7, 8]
 
 
 def test_places_that_never_were_are_refused() -> None:
     tree = DraftTree([1, 2])
     with pytest.raises(InvalidRequestError, match="prefix of 3 tokens, but only 2"):
-        tree.grow_from_prefix(3, [1])
+        tree.grow(Branch(None, 3, [1]))
     with pytest.raises(InvalidRequestError, match="node 0, but only 0"):
-        tree.grow_from_node(0, [1])
-    tree.grow_from_prefix(2, [1])
+        tree.grow(Branch(0, 0, [1]))
+    tree.grow(Branch(None, 2, [1]))
     with pytest.raises(InvalidRequestError, match="node -1"):
-        tree.grow_from_node(-1, [1])
+        tree.grow(Branch(-1, 0, [1]))

@@ -10,7 +10,7 @@ from inference.backends.neuron.slots import NeuronBackend, load_neuron_backend
 from inference.backends.pytorch.backend import load_torch_backend
 from inference.config import ModelConfig
 from inference.engine.draft import DraftEngine
-from inference.engine.target import TargetEngine
+from inference.engine.target import EngineLimits, TargetEngine
 from inference.request import GenerationRequest
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
@@ -82,7 +82,5 @@ async def test_two_slot_models_in_one_process_sample_the_same_tokens(
 ) -> None:
     target = neuron(models.target)
     decoder = SpeculativeDecoder(SlotDecoder(target), ModelProposer(neuron(models.related, gamma=0)))
-    engine = TargetEngine(
-        decoder, num_slots=3, max_length=MAX_LENGTH, vocab_size=target.vocab_size, gamma=GAMMA, prompt_chunk=MAX_LENGTH
-    )
+    engine = TargetEngine(decoder, EngineLimits(gamma=GAMMA))
     assert await generate_all(engine, sampled) == expected

@@ -17,7 +17,7 @@ from inference.backends.neuron import calls as calls_module
 from inference.backends.neuron import fused, graph_decoder
 from inference.backends.neuron.fused import FusedDecoder, load_fused_decoder
 from inference.config import ModelConfig, NeuronOptions, ProposerConfig
-from inference.engine.target import TargetEngine
+from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import ConfigError, InternalError, InvalidRequestError
 from inference.model import Turn, Verdict, check_seed
 from inference.request import GenerationRequest, SamplingParams
@@ -49,14 +49,7 @@ def load(target: Path, draft: Path, **options: Any) -> FusedDecoder:
 
 
 def engine(decoder: FusedDecoder) -> TargetEngine:
-    return TargetEngine(
-        decoder,
-        num_slots=decoder.num_slots,
-        max_length=decoder.max_length,
-        vocab_size=decoder.vocab_size,
-        gamma=K,
-        prompt_chunk=decoder.prompt_chunk_tokens,
-    )
+    return TargetEngine(decoder, EngineLimits(gamma=K))
 
 
 async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls) -> None:

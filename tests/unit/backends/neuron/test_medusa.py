@@ -18,7 +18,7 @@ from inference.backends.neuron.medusa import MedusaDecoder
 from inference.backends.neuron.medusa_tree import TreePass, tree_pass
 from inference.backends.registry import load_decoder
 from inference.config import ModelConfig, NeuronOptions
-from inference.engine.target import TargetEngine
+from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import ConfigError, InternalError, InvalidRequestError
 from inference.request import GenerationRequest, SamplingParams
 from tests.conftest import ModelDirectories
@@ -55,14 +55,7 @@ def load(path: Path, **changes: Any) -> MedusaDecoder:
 
 
 def engine(decoder: MedusaDecoder) -> TargetEngine:
-    return TargetEngine(
-        decoder,
-        num_slots=decoder.num_slots,
-        max_length=decoder.max_length,
-        vocab_size=decoder.vocab_size,
-        gamma=WIDTH,
-        prompt_chunk=decoder.prompt_chunk_tokens,
-    )
+    return TargetEngine(decoder, EngineLimits(gamma=WIDTH))
 
 
 @pytest.mark.parametrize("spare", [0, 4])

@@ -97,4 +97,4 @@ def test_what_it_says_of_itself() -> None:
     num_layers, num_kv_heads, head_dim = 2, 2, 8
     assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_dim * (MAX_LENGTH + K) * 4
     assert max_pass_draft_tokens(backend, default=16) == GAMMA
-    assert prompt_chunk_tokens(backend, default=256) == MAX_LENGTH
+    assert prompt_chunk_tokens(backend) == MAX_LENGTH

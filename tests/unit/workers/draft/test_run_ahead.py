@@ -25,7 +25,7 @@ def test_a_way_that_seems_long_is_tried_all_the_same() -> None:
     engine._recent_steps_s.append(0.001)
     session, round_trip = DraftSession([1, 2], SamplingParams()), RoundTrip()
     round_trip.record(FAR_S)
-    runner = Runner(engine, session, round_trip, gamma=4, max_branches=0)
+    runner = Runner(engine, session, round_trip, gamma=4)
     runner.commit(commit(session))
     assert (session.pacing.num_ahead, session.pacing.min_gain) == (0, 0.0)  # no echo yet: anything may be sent
 
@@ -46,7 +46,7 @@ def test_the_pass_that_reads_the_prompt_does_not_count_for_long() -> None:
     engine = DraftEngine(ScriptedProposer())
     engine._recent_steps_s.extend([0.5, 0.001, 0.001])  # the first step of a process is slow
     session = DraftSession([1, 2], SamplingParams())
-    runner = Runner(engine, session, RoundTrip(), gamma=4, max_branches=0)
+    runner = Runner(engine, session, RoundTrip(), gamma=4)
     runner.commit(Commit(2, (7,), timings=Timings(compute_us=900_000)))
     for _ in range(2):
         runner.commit(commit(session, echo=1))

@@ -1,0 +1,83 @@
+"""Whether to wait for draft tokens is decided as a simulation would, and never for longer than the limit."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.scheduling.arrivals import Arrivals
+from inference.scheduling.pass_times import PassCosts
+from inference.scheduling.waiting import MAX_WAIT_OF_PASS, wait_s, waiting_pays
+
+DELAYS = st.floats(0.0, 0.1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 8), st.floats(0.0, 1.0), st.floats(1e-3, 0.05), DELAYS, DELAYS)
+def test_who_would_not_wait_does_not_wait_longer(
+    num_tokens: int, rate: float, pass_s: float, one_s: float, other_s: float
+) -> None:
+    """Within one pass: beyond it, what comes has to agree with more tokens of the target's own."""
+    shorter_s, longer_s = sorted((one_s % pass_s, other_s % pass_s))
+    if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, slope_s=0.0) and shorter_s > 0:
+        assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, slope_s=0.0)
+
+
+def test_waiting_is_worth_a_good_draft_and_a_short_way() -> None:
+    def pays(delay_s: float, rate: float) -> bool:
+        return waiting_pays(delay_s, 4, rate, pass_s=0.010, slope_s=0.0005)
+
+    assert pays(0.003, 0.7)
+    assert not pays(0.003, 0.1)  # a poor draft
+    assert not pays(0.040, 0.7)  # a long way
+    assert not waiting_pays(0.003, 4, 0.7, pass_s=0.0, slope_s=0.0)  # nothing is known yet
+
+
+@pytest.mark.parametrize(("delay_s", "rate"), [(0.003, 0.7), (0.003, 0.1), (0.009, 0.6), (0.025, 0.9), (0.04, 0.7)])
+def test_waiting_is_decided_as_a_simulation_of_both_would(delay_s: float, rate: float) -> None:
+    waiting, alone = (simulated_tokens_per_s(delay_s, rate, waits) for waits in (True, False))
+    assert waiting_pays(delay_s, 4, rate, pass_s=0.01, slope_s=0.0) == (waiting > alone)
+
+
+def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
+    """A target that gets 4 draft tokens `delay_s` after each rejection, and either waits or decodes meanwhile."""
+    rng, now, tokens = random.Random(0), 0.0, 0
+    for _ in range(4000):
+        accepted = next((k for k in range(4) if rng.random() >= rate), 4)
+        now, tokens = now + 0.01, tokens + accepted + 1
+        agrees = accepted == 4
+        while not agrees:
+            if waits:
+                now, agrees = now + delay_s, True
+                continue
+            num_alone = math.ceil(delay_s / 0.01)
+            now, tokens = now + 0.01 * num_alone, tokens + num_alone
+            agrees = all(rng.random() < rate for _ in range(num_alone))
+    return tokens / now
+
+
+@pytest.mark.parametrize("gap_s", [0.001, 0.008, 0.02, 0.5])
+def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
+    """Whatever the draft has done so far; behind the limit, the target decodes by itself."""
+    costs, arrivals, now = PassCosts(), Arrivals(), 100.0
+    for width in (0, 4) * 20:
+        costs.record(width, 0.010 + 0.0001 * width)
+    for _ in range(30):  # every proposal is rejected, and the next comes `gap_s` later
+        arrivals.committed(now, all_accepted=False)
+        now += gap_s
+        arrivals.proposed(now, 2)
+        now += 0.01
+    arrivals.committed(now, all_accepted=False)
+    longest_s = MAX_WAIT_OF_PASS * costs.base_s
+    waits = [wait_s(arrivals, 0.8, costs, now=now + ready_s, ready_s=ready_s) for ready_s in (0.0, longest_s)]
+    assert waits[0] <= longest_s
+    assert (waits[0] > 0) == (gap_s == 0.001)  # what comes soon is worth waiting for
+    assert waits[1] <= 0
+
+
+def test_nothing_is_waited_for_before_anything_came() -> None:
+    assert wait_s(Arrivals(), 0.8, PassCosts(), now=100.0, ready_s=0.0) == 0.0

@@ -1,0 +1,56 @@
+"""The width of a run-ahead pass: the greedy choice is the best one, and what was given up is tried again."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.scheduling.pass_times import PassCosts
+from inference.scheduling.widths import PROBE_EVERY, Widths, choose_widths
+
+SESSIONS = st.lists(st.tuples(st.integers(0, 4), st.floats(0.0, 1.0)), min_size=1, max_size=3)
+
+
+def tokens_per_s(widths: tuple[int, ...], rates: list[float], base_s: float, slope_s: float) -> float:
+    """Expected throughput of one pass, written from the definition."""
+    tokens = sum(sum(rate**k for k in range(width + 1)) for rate, width in zip(rates, widths, strict=True))
+    return tokens / (base_s + slope_s * sum(widths))
+
+
+@settings(max_examples=300, deadline=None)
+@given(SESSIONS, st.floats(1e-4, 0.1), st.floats(1e-6, 0.02))
+def test_no_other_widths_give_more_tokens_per_second(
+    sessions: list[tuple[int, float]], base_s: float, slope_s: float
+) -> None:
+    available, rates = [n for n, _ in sessions], [rate for _, rate in sessions]
+    chosen = tuple(choose_widths(available, rates, base_s=base_s, slope_s=slope_s))
+    every = itertools.product(*(range(n + 1) for n in available))
+    best = max(tokens_per_s(widths, rates, base_s, slope_s) for widths in every)
+    assert tokens_per_s(chosen, rates, base_s, slope_s) == pytest.approx(best, rel=1e-9)
+
+
+def test_a_flat_pass_takes_all_and_a_poor_draft_nothing() -> None:
+    assert choose_widths([8, 3], [0.5, 0.1], base_s=0.01, slope_s=0.0) == [8, 3]
+    assert choose_widths([8], [0.05], base_s=0.01, slope_s=0.001) == [0]
+    assert choose_widths([], [], base_s=0.01, slope_s=0.001) == []
+
+
+def test_load_narrows_speculation() -> None:
+    """The more sessions share a pass, the fewer draft tokens each of them gets."""
+    widths = [choose_widths([8] * n, [0.7] * n, base_s=0.01, slope_s=0.0007)[0] for n in (1, 4, 16, 64)]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > widths[-1]
+
+
+def test_what_draft_tokens_cost_is_tried_again_now_and_then() -> None:
+    """Else a cost that was measured in a bad moment would keep them out for good."""
+    costs = PassCosts()
+    for width in (0, 4) * 20:
+        costs.record(width, 0.001 + 0.1 * width)
+    widths = Widths()
+    taken = [widths.choose([2, 3], [0.1, 0.1], costs) for _ in range(2 * PROBE_EVERY)]
+    assert [chosen for chosen in taken if any(chosen)] == [[0, 3]] * 2
+    assert taken[PROBE_EVERY - 1] == [0, 3]
