@@ -29,13 +29,13 @@ import uvloop
 from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import FinishReason, Timings
+from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
 from inference.config import ROOT
 from inference.gateway.app import Gateway
 from inference.gateway.server import http_server
 from inference.observe.metrics import Metrics
 from inference.serving.processes import free_port
-from inference.workers.completion import CompletionRequest, Delta, Event, Finished, ModelCard, Started
+from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.generation import SERVICE_NAME, GenerationServicer
 from inference.workers.observed import MeteredCompleter
 from inference.workers.remote import RemoteCompleter

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 from benchmarks.report import print_json, print_table
 from grpc_comm.channel import open_channel
+from inference.commit import Delta
 from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy, precise_event_loop
 from inference.serving.processes import ServerProcess, free_port, server_process
-from inference.workers.completion import CompletionRequest, Delta
+from inference.workers.completion import CompletionRequest
 from inference.workers.remote import RemoteCompleter
 
 PROMPT = "It was the best of times, it was the worst of times,"

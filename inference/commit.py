@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from inference.request import GenerationRequest
 
@@ -48,32 +49,44 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of one commit went, in microseconds, and what it cost; what is not known here is 0.
+    """Where the time of one commit went, in microseconds; what is not known here is 0.
 
     Attributes:
         queue_us: from the moment the target could have begun to the start of its pass.
         compute_us: the target's pass, including the choice of tokens.
         draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
         network_us: sending and receiving, as the draft worker sees it.
-        bytes_up, bytes_down: messages of this round from draft worker to target, and back.
-        num_branch_hits: 1 if the target left the draft's chain for one of its branches.
-        num_wasted_tokens: draft tokens that were dropped.
         round_trip_us: present estimate of the way to the target and back.
-        window: how far the draft may run ahead from here, in draft tokens.
-        max_branches: how many branches it may keep beside its chain from here.
     """
 
     queue_us: int = 0
     compute_us: int = 0
     draft_us: int = 0
     network_us: int = 0
+    round_trip_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a draft worker counted for one commit; what is not known here is 0.
+
+    Attributes:
+        bytes_up, bytes_down: messages of this round from draft worker to target, and back.
+        num_branch_hits: 1 if the target left the draft's chain for one of its branches.
+        num_wasted_tokens: draft tokens that were dropped.
+        window: how far the draft may run ahead from here, in draft tokens.
+        max_branches: how many branches it may keep beside its chain from here.
+    """
+
     bytes_up: int = 0
     bytes_down: int = 0
     num_branch_hits: int = 0
     num_wasted_tokens: int = 0
-    round_trip_us: int = 0
     window: int = 0
     max_branches: int = 0
+
+
+NOTHING_COUNTED = Counts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,7 @@ class Commit:
         logprobs: one per token, if the request asked for them.
         num_received_tokens: draft tokens that have come from the draft worker so far; 0: none since the last commit.
         hold_us: microseconds since the last of them came.
+        counts: what the draft worker counted meanwhile.
     """
 
     position: int
@@ -101,6 +115,52 @@ class Commit:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_received_tokens: int = 0
     hold_us: int = 0
+    counts: Counts = Counts()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was accepted."""
+
+    num_prompt_tokens: int
+    seed: int
+    prompt_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Tokens that became final together, and their text; see `Commit`. The last one may have text alone.
+
+    Attributes:
+        piece_lengths: how many characters of `text` each token added.
+        counts: see `Commit`.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    timings: Timings
+    piece_lengths: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    counts: Counts = Counts()
+
+    def pieces(self) -> list[str]:
+        """The text that each token added."""
+        ends = list(itertools.accumulate(self.piece_lengths, initial=0))
+        return [self.text[start:end] for start, end in itertools.pairwise(ends)]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The sequence is complete."""
+
+    reason: FinishReason
+
+
+Event: TypeAlias = Started | Delta | Finished
+"""What a client is told of a request, in this order; any number of Deltas."""
 
 
 class Generator(Protocol):

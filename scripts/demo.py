@@ -24,10 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from grpc_comm.channel import open_channel
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.source import read_prompts
+from inference.commit import Delta
 from inference.config import BUNDLED_PROMPTS, usable_core_ids
 from inference.errors import SpecDecError
 from inference.serving.processes import free_port, server_process
-from inference.workers.completion import Completer, CompletionRequest, Delta
+from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.remote import RemoteCompleter
 
 MAX_NEW_TOKENS = 96

@@ -26,7 +26,6 @@ from inference.serving.observers import continuing, observed
 from inference.workers.completion import Completer, ModelCard
 from inference.workers.draining import DrainingCompleter
 from inference.workers.generation import GenerationServicer
-from inference.workers.observed import MeteredCompleter
 from inference.workers.remote import RemoteCompleter
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ async def serve_gateway(args: argparse.Namespace) -> int:
             remote = RemoteCompleter(continuing(channel, observers.telemetry), where, deadline_s=args.deadline_s)
             card = _named(args, ModelCard.from_message(await remote.model()))
             metrics = Metrics(card.name)
-            draining = DrainingCompleter(observers.around(remote, model=card.name))
-            completer = MeteredCompleter(draining, metrics)
+            draining = DrainingCompleter(remote)
+            completer = observers.around(draining, metrics, model=card.name)
             metrics.watch(completer)
             gateway = _gateway(args, completer, card, metrics, lambda: _is_serving(channel), observers.telemetry)
             async with http_server(gateway, server.host, server.port, grace_s=server.grace_s) as http:

@@ -35,11 +35,11 @@ from inference.workers.completion import ModelCard
 from inference.workers.draft.pool_member import assist
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.observed import MeteredCompleter
+from inference.workers.observed import Observer
 from inference.workers.remote import RemoteCompleter
 from inference.workers.status import to_status
 from inference.workers.target import verification
-from inference.workers.target.verification import VerificationServicer
+from inference.workers.target.verification import TargetIdentity, VerificationServicer
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ async def serve_target(args: argparse.Namespace, config: ModelConfig, server: Se
             verifier = VerificationServicer(
                 engine,
                 pool,
-                vocabulary=Vocabulary(tokenizer.fingerprint, engine.vocab_size),
-                model_id=model_identity(config.path, config.dtype, config.backend, config.device),
+                TargetIdentity(
+                    Vocabulary(tokenizer.fingerprint, engine.vocab_size),
+                    model_identity(config.path, config.dtype, config.backend, config.device),
+                ),
                 idle_timeout_s=server.idle_timeout_s,
-                profile=observers.profile,
-                metrics=metrics,
-                annotate=observers.annotate,
+                observer=Observer(metrics, observers.profile, observers.annotate),
             )
             generator = _generation(pool, tokenizer, config.path.name, "target", observers, metrics)
 
@@ -170,7 +170,7 @@ def _generation(
     observers: Observers,
     metrics: Metrics,
 ) -> GenerationServicer:
-    completer = observers.around(MeteredCompleter(LocalCompleter(generator, tokenizer), metrics), model=name)
+    completer = observers.around(LocalCompleter(generator, tokenizer), metrics, model=name)
     limits = (generator.max_length, generator.vocab_size)
     card = ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template)
     return GenerationServicer(completer, card)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from inference.commit import FinishReason, TokenLogprobs
-from inference.workers.completion import Delta, Event, Finished, Started
+from inference.commit import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

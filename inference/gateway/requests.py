@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
 
+from inference.commit import Event
 from inference.errors import DeadlineError
 from inference.gateway.errors import ApiError
 from inference.gateway.schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from inference.request import MAX_SEED
-from inference.workers.completion import Chat, Completer, CompletionRequest, Event
+from inference.workers.completion import Chat, Completer, CompletionRequest
 
 ChoiceEvent: TypeAlias = tuple[int, Event]
 """(index of the choice, what became of it)"""

@@ -21,7 +21,7 @@ from prometheus_client import (
     start_http_server,
 )
 
-from inference.commit import FinishReason, Timings
+from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
 from inference.errors import ConfigError
 from inference.request import MAX_GAMMA
 
@@ -150,11 +150,13 @@ class Metrics:
         for phase, us in zip(PHASES, times_us, strict=True):
             if us:
                 self._phases[phase].inc(us / 1e6)
-        self._wasted_tokens.inc(timings.num_wasted_tokens)
-        self._branch_hits.inc(timings.num_branch_hits)
         if timings.round_trip_us:
             self._round_trip.set(timings.round_trip_us / 1e6)
-        for direction, num_bytes in zip(DIRECTIONS, (timings.bytes_up, timings.bytes_down), strict=True):
+
+    def _count_counts(self, counts: Counts) -> None:
+        self._wasted_tokens.inc(counts.num_wasted_tokens)
+        self._branch_hits.inc(counts.num_branch_hits)
+        for direction, num_bytes in zip(DIRECTIONS, (counts.bytes_up, counts.bytes_down), strict=True):
             if num_bytes:
                 self._directions[direction].inc(num_bytes)
 
@@ -170,13 +172,35 @@ class RequestMetrics:
         self._num_tokens = 0
         self._ended = False
 
-    def started(self, num_prompt_tokens: int) -> None:
-        """The request was accepted."""
+    def take(self, event: Event | Commit) -> None:
+        """Count what has just arrived; a commit may also be the last."""
+        if isinstance(event, Started):
+            self._start(event.num_prompt_tokens)
+        elif isinstance(event, Finished):
+            self._finish(event.reason)
+        else:
+            self._count_tokens(event)
+            if isinstance(event, Commit) and event.finish_reason is not None:
+                self._finish(event.finish_reason)
+
+    def _start(self, num_prompt_tokens: int) -> None:
         self._metrics._prompt_tokens.inc(num_prompt_tokens)
         self._metrics._request_prompt.observe(num_prompt_tokens)
 
-    def committed(self, num_tokens: int, *, num_draft_tokens: int, num_accepted_tokens: int, timings: Timings) -> None:
-        """Tokens became final."""
+    def _count_tokens(self, event: Delta | Commit) -> None:
+        metrics, num_tokens = self._metrics, len(event.token_ids)
+        self._observe_arrival(event.timings)
+        self._num_tokens += num_tokens
+        metrics._generation_tokens.inc(num_tokens)
+        metrics._pass_draft_tokens.observe(event.num_draft_tokens)
+        if event.num_draft_tokens:
+            metrics._count_speculation(event.num_draft_tokens, event.num_accepted_tokens)
+        else:
+            metrics._own_tokens.inc(num_tokens)
+        metrics._count_timings(event.timings)
+        metrics._count_counts(event.counts)
+
+    def _observe_arrival(self, timings: Timings) -> None:
         metrics, now = self._metrics, time.monotonic()
         if self._first is None:
             self._first = now
@@ -185,17 +209,8 @@ class RequestMetrics:
         else:
             metrics._itl.observe(now - self._last)
         self._last = now
-        self._num_tokens += num_tokens
-        metrics._generation_tokens.inc(num_tokens)
-        metrics._pass_draft_tokens.observe(num_draft_tokens)
-        if num_draft_tokens:
-            metrics._count_speculation(num_draft_tokens, num_accepted_tokens)
-        else:
-            metrics._own_tokens.inc(num_tokens)
-        metrics._count_timings(timings)
 
-    def finished(self, reason: FinishReason) -> None:
-        """The request is complete."""
+    def _finish(self, reason: FinishReason) -> None:
         metrics, self._ended = self._metrics, True
         metrics._success.labels(metrics._name, reason.value).inc()
         metrics._e2e.observe(time.monotonic() - self._arrived)

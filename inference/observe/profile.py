@@ -77,8 +77,8 @@ def figures(requests: Sequence[RequestStats]) -> dict[str, Any]:
         **_scheduling(requests),
         **_parts(requests),
         "wall_s": wall_s,
-        "bytes_up": sum(timings.bytes_up for stats in requests for timings in stats.timings),
-        "bytes_down": sum(timings.bytes_down for stats in requests for timings in stats.timings),
+        "bytes_up": sum(counts.bytes_up for stats in requests for counts in stats.counts),
+        "bytes_down": sum(counts.bytes_down for stats in requests for counts in stats.counts),
     }
 
 
@@ -126,15 +126,16 @@ def _acceptance(requests: Sequence[RequestStats]) -> dict[str, Any]:
 
 def _scheduling(requests: Sequence[RequestStats]) -> dict[str, Any]:
     """What draft worker and target chose to do, and what came of it; a mean is over the commits that knew."""
-    timings = [timings for stats in requests for timings in stats.timings]
+    counts = [counts for stats in requests for counts in stats.counts]
+    round_trips_us = [timings.round_trip_us for stats in requests for timings in stats.timings]
     return {
         "num_own_tokens": sum(stats.num_own_tokens for stats in requests),
         "passes_by_draft_tokens": _sum_by_position([stats.passes_by_draft_tokens for stats in requests]),
-        "num_branch_hits": sum(timing.num_branch_hits for timing in timings),
-        "num_wasted_tokens": sum(timing.num_wasted_tokens for timing in timings),
-        "round_trip_s": _median([timing.round_trip_us / 1e6 for timing in timings if timing.round_trip_us]),
-        "window_mean": _mean([timing.window for timing in timings if timing.window]),
-        "max_branches_mean": _mean([timing.max_branches for timing in timings if timing.window]),
+        "num_branch_hits": sum(count.num_branch_hits for count in counts),
+        "num_wasted_tokens": sum(count.num_wasted_tokens for count in counts),
+        "round_trip_s": _median([us / 1e6 for us in round_trips_us if us]),
+        "window_mean": _mean([count.window for count in counts if count.window]),
+        "max_branches_mean": _mean([count.max_branches for count in counts if count.window]),
     }
 
 

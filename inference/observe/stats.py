@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from inference.commit import Timings
+from inference.commit import Commit, Counts, Delta, Event, Started, Timings
+
+
+class Pass(Protocol):
+    """What commits, deltas and records of them say of one pass of the target."""
+
+    @property
+    def num_draft_tokens(self) -> int: ...
+
+    @property
+    def num_accepted_tokens(self) -> int: ...
+
+    @property
+    def timings(self) -> Timings: ...
+
+    @property
+    def counts(self) -> Counts: ...
 
 
 @dataclass(slots=True)
@@ -33,11 +51,29 @@ class RequestStats:
     accepted_by_position: list[int] = field(default_factory=list)
     drafted_by_position: list[int] = field(default_factory=list)
     timings: list[Timings] = field(default_factory=list)
+    counts: list[Counts] = field(default_factory=list)
 
-    def record(self, num_tokens: int, num_draft_tokens: int, num_accepted_tokens: int, timings: Timings) -> None:
-        """Count one commit that has just arrived."""
-        self.arrivals.append((time.monotonic(), num_tokens))
-        self.timings.append(timings)
+    def take(self, event: Event | Commit, at: float | None = None) -> None:
+        """Count what has arrived: now, or `at` this time (monotonic seconds)."""
+        if isinstance(event, Started):
+            self.num_prompt_tokens = event.num_prompt_tokens
+        elif isinstance(event, Commit | Delta):
+            self.arrivals.append((time.monotonic() if at is None else at, len(event.token_ids)))
+            self._count_pass(event, len(event.token_ids))
+
+    @classmethod
+    def of(cls, arrivals: Iterable[tuple[float, Pass, int]], *, num_prompt_tokens: int) -> RequestStats:
+        """Figures of a request that is over: (seconds since it was sent, the pass, its tokens) of each message."""
+        stats = cls(started=0.0, num_prompt_tokens=num_prompt_tokens)
+        for arrived_s, one, num_tokens in arrivals:
+            stats.arrivals.append((arrived_s, num_tokens))
+            stats._count_pass(one, num_tokens)
+        return stats
+
+    def _count_pass(self, one: Pass, num_tokens: int) -> None:
+        num_draft_tokens, num_accepted_tokens = one.num_draft_tokens, one.num_accepted_tokens
+        self.timings.append(one.timings)
+        self.counts.append(one.counts)
         passes = self.passes_by_draft_tokens
         passes.extend([0] * (num_draft_tokens + 1 - len(passes)))
         passes[num_draft_tokens] += 1
@@ -96,7 +132,7 @@ class RequestStats:
     @property
     def wire_bytes(self) -> int:
         """Between draft worker and target, both directions."""
-        return sum(timings.bytes_up + timings.bytes_down for timings in self.timings)
+        return sum(counts.bytes_up + counts.bytes_down for counts in self.counts)
 
 
 def _count_up_to(counts: list[int], length: int) -> None:

@@ -17,11 +17,12 @@ import grpc
 from grpc_comm.spans import carrying
 from inference.engine.loop import Engine
 from inference.errors import ConfigError
+from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
 from inference.observe.stats import RequestStats
 from inference.observe.timeline import Trace
 from inference.workers.completion import Completer
-from inference.workers.observed import ProfilingCompleter
+from inference.workers.observed import ObservedCompleter, Observer
 
 if TYPE_CHECKING:
     from inference.observe.spans import Telemetry
@@ -102,13 +103,13 @@ class Observers:
         """Says in the current span what a session cost."""
         return None if self.telemetry is None else self.telemetry.annotate
 
-    def around(self, completer: Completer, *, model: str) -> Completer:
-        """The completer, with whatever watches around it."""
+    def around(self, completer: Completer, metrics: Metrics, *, model: str) -> ObservedCompleter:
+        """The completer, with whatever watches around it: the one place that says in which order."""
         if self.telemetry is not None:
             from inference.workers.traced import TracedCompleter
 
             completer = TracedCompleter(completer, self.telemetry, model=model)
-        return completer if self.profile is None else ProfilingCompleter(completer, self.profile)
+        return ObservedCompleter(completer, Observer(metrics, self.profile))
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import FinishReason, Timings, TokenLogprobs
+from inference.commit import Event
 from inference.request import SamplingParams, Schedule
 from inference.text.stop_strings import check_stops
 
@@ -84,48 +83,6 @@ class CompletionRequest:
         if isinstance(self.prompt, Chat):
             return self.prompt.messages[-1][1] if self.prompt.messages else ""
         return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt)} token ids"
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The request was accepted."""
-
-    num_prompt_tokens: int
-    seed: int
-    prompt_text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """Tokens that became final together, and their text; see `Commit`. The last one may have text alone.
-
-    Attributes:
-        piece_lengths: how many characters of `text` each token added.
-    """
-
-    token_ids: tuple[int, ...]
-    text: str
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    timings: Timings
-    piece_lengths: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
-
-    def pieces(self) -> list[str]:
-        """The text that each token added."""
-        ends = list(itertools.accumulate(self.piece_lengths, initial=0))
-        return [self.text[start:end] for start, end in itertools.pairwise(ends)]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The sequence is complete."""
-
-    reason: FinishReason
-
-
-Event: TypeAlias = Started | Delta | Finished
 
 
 class Completer(Protocol):

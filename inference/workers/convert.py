@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import Commit, FinishReason, Timings, TokenLogprob, TokenLogprobs
+from inference.commit import (
+    Commit,
+    Counts,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Started,
+    Timings,
+    TokenLogprob,
+    TokenLogprobs,
+)
 from inference.errors import InvalidRequestError
 from inference.request import GenerationRequest, SamplingParams, Schedule, check_logit_bias
 from inference.speculation.tree import Branch
@@ -93,19 +104,19 @@ def _logprob_from_message(message: pb.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(message.token_id, message.logprob, message.text)
 
 
-def timings_to_message(timings: Timings) -> pb.Timings:
+def timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
     return pb.Timings(
         queue_us=timings.queue_us,
         compute_us=timings.compute_us,
         draft_us=timings.draft_us,
         network_us=timings.network_us,
-        bytes_up=timings.bytes_up,
-        bytes_down=timings.bytes_down,
-        num_wasted_tokens=timings.num_wasted_tokens,
-        num_branch_hits=timings.num_branch_hits,
+        bytes_up=counts.bytes_up,
+        bytes_down=counts.bytes_down,
+        num_wasted_tokens=counts.num_wasted_tokens,
+        num_branch_hits=counts.num_branch_hits,
         round_trip_us=timings.round_trip_us,
-        window=timings.window,
-        max_branches=timings.max_branches,
+        window=counts.window,
+        max_branches=counts.max_branches,
     )
 
 
@@ -115,11 +126,16 @@ def timings_from_message(message: pb.Timings) -> Timings:
         compute_us=message.compute_us,
         draft_us=message.draft_us,
         network_us=message.network_us,
+        round_trip_us=message.round_trip_us,
+    )
+
+
+def counts_from_message(message: pb.Timings) -> Counts:
+    return Counts(
         bytes_up=message.bytes_up,
         bytes_down=message.bytes_down,
-        num_wasted_tokens=message.num_wasted_tokens,
         num_branch_hits=message.num_branch_hits,
-        round_trip_us=message.round_trip_us,
+        num_wasted_tokens=message.num_wasted_tokens,
         window=message.window,
         max_branches=message.max_branches,
     )
@@ -181,21 +197,21 @@ def _wanted_logprobs(message: pb.GenerateRequest | pb.Open) -> int | None:
     return message.logprobs if message.HasField("logprobs") else None
 
 
-def event_to_message(event: completion.Event) -> pb.GenerateResponse:
-    if isinstance(event, completion.Started):
+def event_to_message(event: Event) -> pb.GenerateResponse:
+    if isinstance(event, Started):
         return pb.GenerateResponse(
             started=pb.Started(
                 num_prompt_tokens=event.num_prompt_tokens, seed=event.seed, prompt_text=event.prompt_text
             )
         )
-    if isinstance(event, completion.Finished):
+    if isinstance(event, Finished):
         return pb.GenerateResponse(finished=pb.GenerationFinished(reason=reason_to_message(event.reason)))
     delta = pb.Delta(
         token_ids=event.token_ids,
         text=event.text,
         num_draft_tokens=event.num_draft_tokens,
         num_accepted_tokens=event.num_accepted_tokens,
-        timings=timings_to_message(event.timings),
+        timings=timings_to_message(event.timings, event.counts),
         piece_lengths=event.piece_lengths,
         logprobs=map(logprobs_to_message, event.logprobs),
         finish_reason=_REASON_TO_MESSAGE[event.finish_reason] if event.finish_reason else None,
@@ -203,15 +219,15 @@ def event_to_message(event: completion.Event) -> pb.GenerateResponse:
     return pb.GenerateResponse(delta=delta)
 
 
-def event_from_message(message: pb.GenerateResponse) -> completion.Event:
+def event_from_message(message: pb.GenerateResponse) -> Event:
     kind = message.WhichOneof("event")
     if kind == "started":
         started = message.started
-        return completion.Started(started.num_prompt_tokens, started.seed, started.prompt_text)
+        return Started(started.num_prompt_tokens, started.seed, started.prompt_text)
     if kind == "finished":
-        return completion.Finished(reason_from_message(message.finished.reason))
+        return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
-    return completion.Delta(
+    return Delta(
         tuple(delta.token_ids),
         delta.text,
         delta.num_draft_tokens,
@@ -220,6 +236,7 @@ def event_from_message(message: pb.GenerateResponse) -> completion.Event:
         tuple(delta.piece_lengths),
         tuple(map(logprobs_from_message, delta.logprobs)),
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
+        counts_from_message(delta.timings),
     )
 
 
@@ -287,7 +304,7 @@ def commit_to_message(commit: Commit) -> pb.Commit:
         token_ids=commit.token_ids,
         num_accepted_tokens=commit.num_accepted_tokens,
         num_draft_tokens=commit.num_draft_tokens,
-        timings=timings_to_message(commit.timings),
+        timings=timings_to_message(commit.timings, commit.counts),
         finish_reason=_REASON_TO_MESSAGE[commit.finish_reason] if commit.finish_reason else None,
         logprobs=map(logprobs_to_message, commit.logprobs),
         num_received_tokens=commit.num_received_tokens,
@@ -306,4 +323,5 @@ def commit_from_message(message: pb.Commit) -> Commit:
         logprobs=tuple(map(logprobs_from_message, message.logprobs)),
         num_received_tokens=message.num_received_tokens,
         hold_us=message.hold_us,
+        counts=counts_from_message(message.timings),
     )

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from inference.commit import Event
 from inference.errors import UnavailableError
-from inference.workers.completion import Completer, CompletionRequest, Event
+from inference.workers.completion import Completer, CompletionRequest
 
 
 class DrainingCompleter:

@@ -8,13 +8,23 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from inference.commit import Commit, FinishReason, Generator, TokenLogprob, TokenLogprobs
+from inference.commit import (
+    Commit,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Generator,
+    Started,
+    TokenLogprob,
+    TokenLogprobs,
+)
 from inference.errors import InvalidRequestError
 from inference.model import check_seed
 from inference.request import GenerationRequest, check_logit_bias
 from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Chat, CompletionRequest, Delta, Event, Finished, Started
+from inference.workers.completion import Chat, CompletionRequest
 
 MAX_INLINE_CHARACTERS = 20_000
 """Longer prompts are tokenized on a thread: megabytes take seconds, in which nobody else would be served."""
@@ -104,6 +114,7 @@ class _Output:
             num_draft_tokens=min(commit.num_draft_tokens, len(pieces)) if cut else commit.num_draft_tokens,
             num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
             timings=commit.timings,
+            counts=commit.counts,
             piece_lengths=tuple(map(len, pieces)),
             logprobs=tuple(map(self._with_text, commit.logprobs, lengths)),
             finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,

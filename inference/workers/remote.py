@@ -8,7 +8,8 @@ import grpc
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.workers.completion import CompletionRequest, Event
+from inference.commit import Event
+from inference.workers.completion import CompletionRequest
 from inference.workers.convert import completion_to_message, event_from_message
 from inference.workers.status import from_rpc_error
 

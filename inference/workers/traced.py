@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from inference.commit import Event, Finished
 from inference.observe.spans import Telemetry, current, usage
 from inference.observe.stats import RequestStats
-from inference.workers.completion import Completer, CompletionRequest, Delta, Event, Finished, Started
+from inference.workers.completion import Completer, CompletionRequest
 
 
 class TracedCompleter:
@@ -29,7 +30,7 @@ class TracedCompleter:
                             event = await anext(events, None)
                         if event is None:
                             return
-                        _record(stats, event)
+                        stats.take(event)
                         if isinstance(event, Finished):
                             span.set_attribute("gen_ai.response.finish_reasons", (event.reason.value,))
                         yield event
@@ -43,10 +44,3 @@ class TracedCompleter:
             "gen_ai.request.temperature": request.sampling.temperature,
             "gen_ai.request.top_p": request.sampling.top_p,
         }
-
-
-def _record(stats: RequestStats, event: Event) -> None:
-    if isinstance(event, Started):
-        stats.num_prompt_tokens = event.num_prompt_tokens
-    elif isinstance(event, Delta):
-        stats.record(len(event.token_ids), event.num_draft_tokens, event.num_accepted_tokens, event.timings)

@@ -18,6 +18,7 @@ from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.backends.pytorch.backend import TorchBackend
+from inference.commit import Delta
 from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.config import DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
@@ -30,7 +31,7 @@ from inference.serving.assembly import draft_worker, load_proposer, running
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers.completion import CompletionRequest, Delta, ModelCard
+from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.draft.pool_member import assist
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter

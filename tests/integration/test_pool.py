@@ -15,10 +15,11 @@ import pytest_asyncio
 from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.commit import Delta
 from inference.comparison.run.proxy import delay_proxy
 from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess
-from inference.workers.completion import CompletionRequest, Delta
+from inference.workers.completion import CompletionRequest
 from inference.workers.draft.pool_member import AssistCall
 from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories

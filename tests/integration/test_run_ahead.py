@@ -10,11 +10,12 @@ import pytest
 import pytest_asyncio
 
 from grpc_comm.channel import open_channel
+from inference.commit import Delta
 from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.errors import UnavailableError
 from inference.request import SamplingParams, Schedule
 from inference.serving.processes import ServerProcess
-from inference.workers.completion import CompletionRequest, Delta
+from inference.workers.completion import CompletionRequest
 from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, complete_all, draft_server, target_server, with_gamma

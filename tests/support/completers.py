@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from inference.commit import FinishReason, Timings, TokenLogprob, TokenLogprobs
+from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprob, TokenLogprobs
 from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
-from inference.workers.completion import CompletionRequest, Delta, Event, Finished, ModelCard, Started
-from inference.workers.observed import MeteredCompleter
+from inference.workers.completion import CompletionRequest, ModelCard
+from inference.workers.observed import ObservedCompleter, Observer
 
 CARD = ModelCard("tiny", "fused", 128, 288, "0123")
 
@@ -54,7 +54,7 @@ def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | No
         text="".join(pieces),
         num_draft_tokens=len(pieces),
         num_accepted_tokens=len(pieces) - 1,
-        timings=Timings(queue_us=10, compute_us=20, bytes_up=5),
+        timings=Timings(queue_us=10, compute_us=20),
         piece_lengths=tuple(map(len, pieces)),
         logprobs=tuple(TokenLogprobs(entry, (entry,) * (logprobs or 0), length) for entry, length in entries),
         finish_reason=reason,
@@ -68,7 +68,7 @@ def gateway(completer: ScriptedCompleter, **settings: object) -> Gateway:
         return True
 
     metrics = Metrics(CARD.name)
-    metered = MeteredCompleter(completer, metrics)
-    metrics.watch(metered)
-    defaults = {"completer": metered, "card": CARD, "metrics": metrics, "is_healthy": is_healthy}
+    observed = ObservedCompleter(completer, Observer(metrics))
+    metrics.watch(observed)
+    defaults = {"completer": observed, "card": CARD, "metrics": metrics, "is_healthy": is_healthy}
     return Gateway(**{**defaults, **settings})  # type: ignore[arg-type]

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from grpc_comm.channel import open_channel
-from inference.commit import FinishReason
+from inference.commit import Delta, Finished, FinishReason, Started
 from inference.config import ROOT
 from inference.serving.processes import ServerProcess, free_port, server_process
-from inference.workers.completion import CompletionRequest, Delta, Finished, Started
+from inference.workers.completion import CompletionRequest
 from inference.workers.remote import RemoteCompleter
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from inference.cli.prompts.progress import PromptProgress
 from inference.cli.prompts.results import Result
+from inference.commit import Delta
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Delta
 
 
 class Sink(Protocol):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.commit import FinishReason
+from inference.commit import Delta, Event, Finished, FinishReason, Started
 from inference.errors import SpecDecError
 from inference.observe.stats import RequestStats
-from inference.workers.completion import Delta, Event, Finished, Started
 from inference.workers.status import code_name
 
 
@@ -30,13 +29,12 @@ class Result:
 
     def record(self, event: Event) -> None:
         """Take in what has just arrived."""
+        self.stats.take(event)
         if isinstance(event, Started):
             self.seed = event.seed
-            self.stats.num_prompt_tokens = event.num_prompt_tokens
         elif isinstance(event, Delta):
             self.text += event.text
             self.token_ids.extend(event.token_ids)
-            self.stats.record(len(event.token_ids), event.num_draft_tokens, event.num_accepted_tokens, event.timings)
         elif isinstance(event, Finished):
             self.finish_reason = event.reason
 

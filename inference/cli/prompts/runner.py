@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from inference.cli.prompts.output import Sink
 from inference.cli.prompts.results import Result
+from inference.commit import Delta
 from inference.errors import CapacityError, SpecDecError
-from inference.workers.completion import Completer, CompletionRequest, Delta
+from inference.workers.completion import Completer, CompletionRequest
 
 logger = logging.getLogger(__name__)
 

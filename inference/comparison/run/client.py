@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from inference.commit import Delta, Event, Started
 from inference.comparison.plan.config import Contender, WorkloadConfig
 from inference.comparison.run.record import RequestRecord, Round
 from inference.request import SamplingParams
-from inference.workers.completion import CompletionRequest, Delta, Event, Started
+from inference.workers.completion import CompletionRequest
 from inference.workers.remote import RemoteCompleter
 from inference.workers.status import from_unreachable
 
@@ -69,4 +70,4 @@ def _record(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: fl
 
 def _round(arrived_s: float, delta: Delta) -> Round:
     num_tokens = len(delta.token_ids)
-    return Round(arrived_s, num_tokens, delta.num_draft_tokens, delta.num_accepted_tokens, delta.timings)
+    return Round(arrived_s, num_tokens, delta.num_draft_tokens, delta.num_accepted_tokens, delta.timings, delta.counts)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from inference.commit import Timings
+from inference.commit import NOTHING_COUNTED, Counts, Timings
 from inference.observe.stats import RequestStats
 
 
@@ -25,6 +25,7 @@ class Round:
     num_draft_tokens: int
     num_accepted_tokens: int
     timings: Timings
+    counts: Counts = NOTHING_COUNTED
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,25 @@ class RequestRecord:
     @cached_property
     def stats(self) -> RequestStats:
         """Figures as every other part of the project defines them."""
-        stats = RequestStats(started=0.0, num_prompt_tokens=self.num_prompt_tokens)
-        for item in self.rounds:
-            stats.record(item.num_tokens, item.num_draft_tokens, item.num_accepted_tokens, item.timings)
-        # `record` stamps the present; what counts is when each round arrived.
-        stats.arrivals = [(item.arrived_s, item.num_tokens) for item in self.rounds]
-        return stats
+        arrivals = ((item.arrived_s, item, item.num_tokens) for item in self.rounds)
+        return RequestStats.of(arrivals, num_prompt_tokens=self.num_prompt_tokens)
 
 
-def record_from_json(fields: Mapping[str, Any]) -> RequestRecord:
+def record_from_json(values: Mapping[str, Any]) -> RequestRecord:
     """A record as the Locust user writes it."""
     return RequestRecord(
-        prompt_index=fields["prompt_index"],
-        sent_s=fields["sent_s"],
-        num_prompt_tokens=fields["num_prompt_tokens"],
-        token_ids=tuple(fields["token_ids"]),
-        rounds=tuple(Round(**{**item, "timings": Timings(**item["timings"])}) for item in fields["rounds"]),
+        prompt_index=values["prompt_index"],
+        sent_s=values["sent_s"],
+        num_prompt_tokens=values["num_prompt_tokens"],
+        token_ids=tuple(values["token_ids"]),
+        rounds=tuple(Round(**{**item, **_figures(item["timings"])}) for item in values["rounds"]),
     )
+
+
+def _figures(values: Mapping[str, int]) -> dict[str, Timings | Counts]:
+    """A message's timings, which hold the counts too, as the two that they are."""
+    kinds = {"timings": Timings, "counts": Counts}
+    return {
+        name: kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
+        for name, kind in kinds.items()
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 from inference.commit import Commit
 from inference.engine.draft import DraftEngine
@@ -32,11 +31,6 @@ async def _round(engine: DraftEngine, draft: DraftSession, target: VerifyStream,
     drafted = time.monotonic()
     await target.proposals.propose(len(draft.committed), chain)
     commit = await target.commit()
-    wait_us = _us(time.monotonic() - drafted)
+    received = time.monotonic()
     engine.commit(draft, commit.token_ids)
-    network_us = max(0, wait_us - commit.timings.queue_us - commit.timings.compute_us)
-    return replace(commit, timings=replace(commit.timings, draft_us=_us(drafted - started), network_us=network_us))
-
-
-def _us(seconds: float) -> int:
-    return round(seconds * 1e6)
+    return target.with_figures(commit, wait_s=received - drafted, draft_s=drafted - started)

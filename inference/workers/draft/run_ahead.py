@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from inference.commit import Commit
+from inference.commit import Commit, Counts
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.scheduling.pacing import Measured, Pacing, choose_pacing
@@ -40,7 +40,7 @@ async def run_ahead(
         before, commit = time.monotonic(), await target.commit()
         while True:
             now = time.monotonic()
-            yield _with_network(runner.commit(commit), now - before)
+            yield target.with_figures(commit, wait_s=now - before, counts=runner.commit(commit))
             if commit.finish_reason is not None:
                 return
             before, commit = now, await target.commit()
@@ -75,21 +75,20 @@ class Runner:
         self._num_unanswered = PROBE_AFTER  # the opening measured more than the way
         self._pace()
 
-    def commit(self, commit: Commit, *, num_known: int = 0) -> Commit:
-        """Take over what is final, except `num_known` tokens that were known before; adds what became of the drafts."""
+    def commit(self, commit: Commit, *, num_known: int = 0) -> Counts:
+        """Take over what is final, except `num_known` tokens that were known before; says what became of the drafts."""
         draft = self._draft
         num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
         self._engine.commit(draft, commit.token_ids[num_known:])
         self._passes_s.append(commit.timings.compute_us / 1e6)
         self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + 1
         self._pace()
-        drafted = {
-            "num_branch_hits": draft.num_branch_hits - num_hits,
-            "num_wasted_tokens": draft.num_wasted_tokens - num_wasted,
-            "window": draft.pacing.window,
-            "max_branches": draft.pacing.branching.count,
-        }
-        return replace(commit, timings=replace(commit.timings, **drafted))
+        return Counts(
+            num_branch_hits=draft.num_branch_hits - num_hits,
+            num_wasted_tokens=draft.num_wasted_tokens - num_wasted,
+            window=draft.pacing.window,
+            max_branches=draft.pacing.branching.count,
+        )
 
     def stop(self) -> None:
         """Draft no more."""
@@ -102,10 +101,3 @@ class Runner:
         if self._num_unanswered >= PROBE_AFTER:
             pacing = replace(pacing, num_ahead=0, min_gain=0.0)
         self._engine.pace(self._draft, pacing)
-
-
-def _with_network(commit: Commit, gap_s: float) -> Commit:
-    """What the target did not spend of the time since the last commit, the way from there took."""
-    timings = commit.timings
-    network_us = max(0, round(gap_s * 1e6) - timings.queue_us - timings.compute_us)
-    return replace(commit, timings=replace(timings, network_us=network_us))

@@ -12,7 +12,7 @@ import grpc
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Commit
+from inference.commit import NOTHING_COUNTED, Commit, Counts
 from inference.errors import UnavailableError
 from inference.request import GenerationRequest
 from inference.scheduling.round_trip import RoundTrip
@@ -64,14 +64,28 @@ class VerifyStream:
             message = await self._read()
         commit = commit_from_message(message.commit)
         self.proposals.answered(commit)
+        return commit
+
+    def with_figures(
+        self, commit: Commit, *, wait_s: float, draft_s: float = 0.0, counts: Counts = NOTHING_COUNTED
+    ) -> Commit:
+        """The commit with all that the draft worker knows of what it cost; what the link carried counts from here anew.
+
+        Args:
+            wait_s: seconds waited for it: what the target did not spend of them, the way took.
+            draft_s: seconds spent on drafting before.
+            counts: what became of the drafts.
+        """
+        spent_us = commit.timings.queue_us + commit.timings.compute_us
         timings = replace(
             commit.timings,
-            bytes_up=self._bytes_up,
-            bytes_down=self._bytes_down,
+            draft_us=round(draft_s * 1e6),
+            network_us=max(0, round(wait_s * 1e6) - spent_us),
             round_trip_us=round(self.round_trip.seconds * 1e6),
         )
+        counts = replace(counts, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0
-        return replace(commit, timings=timings)
+        return replace(commit, timings=timings, counts=counts)
 
     async def _propose(self, message: pb.Propose) -> None:
         await self._write(pb.VerifyRequest(propose=message))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -12,14 +13,11 @@ import grpc
 from grpc_comm.interceptors import Context
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Commit
+from inference.commit import Commit, Started
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError
-from inference.observe.metrics import Metrics
-from inference.observe.profile import Profile
-from inference.observe.stats import RequestStats
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.convert import (
@@ -28,7 +26,7 @@ from inference.workers.convert import (
     commit_to_message,
     open_from_message,
 )
-from inference.workers.observed import metered_commits
+from inference.workers.observed import Observer
 from inference.workers.target.assist import StreamWorker, serve_worker
 
 LINGER_S = 2.0
@@ -41,44 +39,48 @@ MAX_WORKER_SLOTS = 4096
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
 
 
+@dataclass(frozen=True, slots=True)
+class TargetIdentity:
+    """Which model a target is.
+
+    Attributes:
+        vocabulary: which drafts it can verify.
+        model_id: hash of what its tokens depend on; a request goes on at another target of the same one alone.
+    """
+
+    vocabulary: Vocabulary
+    model_id: str
+
+
 class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
     """Translates; owns no algorithm.
 
     Args:
         engine: verifies.
         pool: takes in the draft workers that attach.
-        vocabulary: of the target.
+        identity: of the target.
         idle_timeout_s: seconds a session may hold its slot without a proposal.
-        profile: records every session; None records none.
-        metrics: counts every session.
-        annotate: is told what a session cost, in the session's task, when it ends.
+        observer: is told of every session.
     """
 
     def __init__(
         self,
         engine: TargetEngine,
         pool: DraftPool,
+        identity: TargetIdentity,
         *,
-        vocabulary: Vocabulary,
-        model_id: str,
         idle_timeout_s: float,
-        profile: Profile | None = None,
-        metrics: Metrics | None = None,
-        annotate: Callable[[RequestStats], None] | None = None,
+        observer: Observer,
     ) -> None:
         self._engine = engine
         self._pool = pool
-        self._profile = profile
-        self._metrics = metrics
-        self._annotate = annotate
+        self._identity = identity
         self._idle_timeout_s = idle_timeout_s
-        self._vocabulary = vocabulary
-        self._model_id = model_id
+        self._observer = observer
 
     async def Verify(self, _: object, context: Context) -> None:
         """Serve one session from Open to its last Commit."""
         session = self._open(await self._first(context))
-        stats = self._stats(session)
         tasks = [
             asyncio.create_task(self._read_proposals(session, context)),
             asyncio.create_task(self._watch(session)),
@@ -87,9 +89,6 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             await context.write(self._opened(session))
             async with aclosing(self._commits(session)) as commits:
                 async for commit in commits:
-                    stats.record(
-                        len(commit.token_ids), commit.num_draft_tokens, commit.num_accepted_tokens, commit.timings
-                    )
                     await context.write(pb.VerifyResponse(commit=commit_to_message(commit)))
             if session.runs_ahead:
                 await asyncio.wait(tasks[:1], timeout=LINGER_S)
@@ -97,8 +96,15 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             for task in tasks:
                 task.cancel()
             self._engine.close(session)
-            if self._annotate is not None:
-                self._annotate(stats)
+
+    async def _commits(self, session: TargetSession) -> AsyncGenerator[Commit, None]:
+        request = session.request
+        with self._observer.request(f"session {session.id}") as observation:
+            observation.take(Started(len(request.prompt_token_ids), request.sampling.seed))
+            async with aclosing(self._engine.commits(session)) as commits:
+                async for commit in commits:
+                    observation.take(commit)
+                    yield commit
 
     async def Assist(self, _: object, context: Context) -> None:
         """Serve one draft worker of the pool until it leaves."""
@@ -122,13 +128,13 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             raise IncompatibleDraftError(
                 f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
             )
-        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
+        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._identity.vocabulary)
 
     def _check_resumes(self, message: pb.Open) -> None:
         """A sequence that one model began is not another's to go on with."""
-        if message.num_committed_tokens and message.model_id not in ("", self._model_id):
+        if message.num_committed_tokens and message.model_id not in ("", self._identity.model_id):
             raise IncompatibleDraftError(
-                f"the session began with model {message.model_id}, here is {self._model_id}: it cannot resume"
+                f"the session began with model {message.model_id}, here is {self._identity.model_id}: it cannot resume"
             )
 
     async def _first(self, context: Context) -> Any:
@@ -139,25 +145,13 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         except TimeoutError:
             raise DeadlineError(f"no first message came for {self._idle_timeout_s:g} s") from None
 
-    def _commits(self, session: TargetSession) -> AsyncGenerator[Commit, None]:
-        commits = self._engine.commits(session)
-        if self._metrics is None:
-            return commits
-        return metered_commits(commits, self._metrics, num_prompt_tokens=len(session.request.prompt_token_ids))
-
-    def _stats(self, session: TargetSession) -> RequestStats:
-        stats = RequestStats(num_prompt_tokens=len(session.request.prompt_token_ids))
-        if self._profile is not None:
-            self._profile.add(f"session {session.id}", stats)
-        return stats
-
     def _opened(self, session: TargetSession) -> pb.VerifyResponse:
         opened = pb.Opened(
             session_id=session.id,
             max_length=self._engine.max_length,
             max_tree_tokens=MAX_TREE_TOKENS,
             pass_us=self._engine.pass_us,
-            model_id=self._model_id,
+            model_id=self._identity.model_id,
         )
         return pb.VerifyResponse(opened=opened)
 

@@ -9,14 +9,16 @@ from collections.abc import AsyncGenerator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from inference.commit import Commit, FinishReason, Timings
+from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
 from inference.errors import CapacityError, ConfigError
 from inference.observe.metrics import Metrics, metrics_server
+from inference.observe.profile import Profile
 from inference.request import MAX_GAMMA
-from inference.workers.completion import CompletionRequest, Delta, Event, Finished, Started
-from inference.workers.observed import MeteredCompleter, metered_commits
+from inference.workers.completion import CompletionRequest
+from inference.workers.observed import ObservedCompleter, Observer
 
-TIMINGS = Timings(queue_us=1_000, compute_us=2_000, draft_us=500, network_us=100, bytes_up=30, bytes_down=20)
+TIMINGS = Timings(queue_us=1_000, compute_us=2_000, draft_us=500, network_us=100)
+COUNTS = Counts(bytes_up=30, bytes_down=20)
 
 
 class Completer:
@@ -27,8 +29,8 @@ class Completer:
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         yield Started(5, 1)
-        yield Delta((1, 2, 3), "abc", 4, 2, TIMINGS)
-        yield Delta((4,), "d", 0, 0, TIMINGS)
+        yield Delta((1, 2, 3), "abc", 4, 2, TIMINGS, counts=COUNTS)
+        yield Delta((4,), "d", 0, 0, TIMINGS, counts=COUNTS)
         if self.error is not None:
             raise self.error
         yield Finished(FinishReason.STOP)
@@ -46,14 +48,14 @@ def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
     }
 
 
-async def drain(completer: MeteredCompleter) -> None:
+async def drain(completer: ObservedCompleter) -> None:
     async for _ in completer.complete(CompletionRequest("x")):
         pass
 
 
 async def test_a_request_is_counted_under_vllms_names() -> None:
     metrics = Metrics("tiny")
-    await drain(MeteredCompleter(Completer(), metrics))
+    await drain(ObservedCompleter(Completer(), Observer(metrics)))
     found = samples(metrics)
     expected = {
         "vllm:prompt_tokens_total": 5,
@@ -81,11 +83,11 @@ async def test_a_request_is_counted_under_vllms_names() -> None:
 
 async def test_failures_and_clients_that_leave() -> None:
     metrics = Metrics("tiny")
-    completer = MeteredCompleter(Completer(CapacityError("full", retry_after_s=1.0)), metrics)
+    completer = ObservedCompleter(Completer(CapacityError("full", retry_after_s=1.0)), Observer(metrics))
     metrics.watch(completer)
     with pytest.raises(CapacityError):
         await drain(completer)
-    events = MeteredCompleter(Completer(), metrics).complete(CompletionRequest("x"))
+    events = ObservedCompleter(Completer(), Observer(metrics)).complete(CompletionRequest("x"))
     await anext(events)
     await events.aclose()
     found = samples(metrics)
@@ -96,7 +98,7 @@ async def test_failures_and_clients_that_leave() -> None:
 
 async def test_gauges_follow_the_requests() -> None:
     metrics = Metrics("tiny")
-    completer = MeteredCompleter(Completer(), metrics)
+    completer = ObservedCompleter(Completer(), Observer(metrics))
     metrics.watch(completer)
     events = completer.complete(CompletionRequest("x"))
     await anext(events)
@@ -105,24 +107,25 @@ async def test_gauges_follow_the_requests() -> None:
     assert samples(metrics)["vllm:num_requests_running", ""] == 0
 
 
-async def test_a_draft_workers_session_counts_at_the_target() -> None:
-    async def commits() -> AsyncGenerator[Commit, None]:
-        yield Commit(5, (1, 2), 3, 1, TIMINGS)
-        yield Commit(7, (3,), 2, 0, TIMINGS, FinishReason.LENGTH)
-
-    metrics = Metrics("tiny")
-    passed = [commit async for commit in metered_commits(commits(), metrics, num_prompt_tokens=5)]
+def test_a_draft_workers_session_counts_at_the_target() -> None:
+    metrics, profile = Metrics("tiny"), Profile("target")
+    with Observer(metrics, profile).request("session s1") as session:
+        session.take(Started(5, 1))
+        session.take(Commit(5, (1, 2), 3, 1, TIMINGS))
+        session.take(Commit(7, (3,), 2, 0, TIMINGS, FinishReason.LENGTH))
     found = samples(metrics)
-    assert len(passed) == 2
     assert found["vllm:spec_decode_num_draft_tokens_total", ""] == 5
     assert found["vllm:request_success_total", "length"] == 1
+    assert [(row["request"], row["num_prompt_tokens"], row["num_output_tokens"]) for row in profile.rows()] == [
+        ("session s1", 5, 3)
+    ]
 
 
 def test_positions_are_bounded() -> None:
     """A peer that accepts more than MAX_GAMMA at once must not grow the label set."""
     metrics = Metrics("tiny")
     record = metrics.request()
-    record.committed(300, num_draft_tokens=300, num_accepted_tokens=300, timings=Timings())
+    record.take(Commit(0, (7,) * 300, 300, 300))
     positions = [labels for name, labels in samples(metrics) if name.endswith("per_pos_total")]
     assert len(positions) == MAX_GAMMA
 

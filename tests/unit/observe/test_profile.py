@@ -11,18 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.commit import Timings
+from inference.commit import NOTHING_COUNTED, Commit, Counts, Timings
 from inference.observe.profile import PERCENTILES, Profile, _percentile, figures
 from inference.observe.stats import RequestStats
 
+TIMINGS = Timings()
 
-def request(*, started: float, gaps: list[float], timings: Timings, accepted: int = 3) -> RequestStats:
+
+def request(
+    *,
+    started: float,
+    gaps: list[float],
+    timings: Timings = TIMINGS,
+    counts: Counts = NOTHING_COUNTED,
+    accepted: int = 3,
+) -> RequestStats:
     """A request of 5 tokens per commit, 4 of them drafted."""
     stats = RequestStats(started=started, num_prompt_tokens=7)
-    for _ in gaps:
-        stats.record(accepted + 1, 4, accepted, timings)
-    ends = np.cumsum(gaps) + started
-    stats.arrivals = [(float(end), accepted + 1) for end in ends]
+    for end in np.cumsum(gaps) + started:
+        stats.take(Commit(0, (7,) * (accepted + 1), 4, accepted, timings, counts=counts), at=float(end))
     return stats
 
 
@@ -33,8 +40,9 @@ def test_percentiles_are_those_of_numpy(values: list[float]) -> None:
 
 
 def test_parts_add_up_to_the_end_to_end_time() -> None:
-    timings = Timings(queue_us=1000, compute_us=20_000, draft_us=5000, network_us=3000, bytes_up=40, bytes_down=20)
-    row = figures([request(started=1.0, gaps=[0.05, 0.04], timings=timings)])
+    timings = Timings(queue_us=1000, compute_us=20_000, draft_us=5000, network_us=3000)
+    counts = Counts(bytes_up=40, bytes_down=20)
+    row = figures([request(started=1.0, gaps=[0.05, 0.04], timings=timings, counts=counts)])
     parts = [row[name] for name in ("draft_s", "verify_s", "wait_s", "network_s", "other_s")]
     assert sum(parts) == pytest.approx(row["end_to_end_s"])
     assert row["end_to_end_s"] == pytest.approx(0.09)
@@ -44,8 +52,8 @@ def test_parts_add_up_to_the_end_to_end_time() -> None:
 
 def test_acceptance_by_position_counts_each_place_of_a_proposal() -> None:
     stats = RequestStats()
-    stats.record(3, 4, 2, Timings())
-    stats.record(1, 2, 0, Timings())
+    stats.take(Commit(0, (7,) * 3, 4, 2))
+    stats.take(Commit(0, (7,) * 1, 2, 0))
     row = figures([stats])
     assert row["acceptance_rate"] == pytest.approx(2 / 6)
     assert row["acceptance_rate_by_position"] == [0.5, 0.5, 0.0, 0.0]
@@ -54,7 +62,7 @@ def test_acceptance_by_position_counts_each_place_of_a_proposal() -> None:
 
 def test_total_speed_is_over_wall_clock_time_not_over_the_sum_of_requests() -> None:
     """Two requests side by side gave 16 tokens in one second, though their times add up to two."""
-    both = [request(started=0.0, gaps=[0.5, 0.5], timings=Timings()) for _ in range(2)]
+    both = [request(started=0.0, gaps=[0.5, 0.5]) for _ in range(2)]
     row = figures(both)
     assert row["tokens_per_s"] == pytest.approx(16.0)
     assert row["end_to_end_s"] == pytest.approx(2.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference.commit import Timings
+from inference.commit import Commit, Counts
 from inference.observe.stats import RequestStats
 
 
@@ -24,7 +24,7 @@ def test_times() -> None:
     """Sent at 0; messages of 3, 1 and 2 tokens at 1, 2 and 3."""
     stats = RequestStats(started=0.0)
     for num_tokens in (3, 1, 2):
-        stats.record(num_tokens, 0, 0, Timings(bytes_up=10, bytes_down=5))
+        stats.take(Commit(0, (7,) * num_tokens, counts=Counts(bytes_up=10, bytes_down=5)))
     assert (stats.ttft_s, stats.end_to_end_s) == (1.0, 3.0)
     assert stats.itl_s == [1.0, 1.0]
     assert stats.num_output_tokens == 6
@@ -38,10 +38,10 @@ def test_times() -> None:
 def test_acceptance() -> None:
     """Passes without a draft count as tokens, not as proposals."""
     stats = RequestStats()
-    stats.record(3, 4, 2, Timings())
-    stats.record(1, 2, 0, Timings())
-    stats.record(1, 0, 0, Timings())
-    stats.record(3, 2, 2, Timings())
+    stats.take(Commit(0, (7,) * 3, 4, 2))
+    stats.take(Commit(0, (7,) * 1, 2, 0))
+    stats.take(Commit(0, (7,) * 1, 0, 0))
+    stats.take(Commit(0, (7,) * 3, 2, 2))
     assert stats.acceptance_rate == 4 / 8
     assert stats.mean_acceptance_length == pytest.approx(7 / 3)
     assert stats.drafted_by_position == [3, 3, 1, 1]
@@ -56,5 +56,5 @@ def test_nothing_came() -> None:
 
 def test_one_token_has_no_time_per_further_one() -> None:
     stats = RequestStats()
-    stats.record(1, 0, 0, Timings())
+    stats.take(Commit(0, (7,) * 1, 0, 0))
     assert stats.tpot_s is None

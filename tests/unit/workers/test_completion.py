@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from inference.commit import Commit, FinishReason, TokenLogprob, TokenLogprobs
+from inference.commit import Commit, Delta, FinishReason, TokenLogprob, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.gateway.formats import text_logprobs
 from inference.request import GenerationRequest
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Chat, CompletionRequest, Delta
+from inference.workers.completion import Chat, CompletionRequest
 from inference.workers.convert import event_from_message, event_to_message
 from inference.workers.local import MAX_INLINE_CHARACTERS, LocalCompleter
 from tests.support.models import tiny_tokenizer

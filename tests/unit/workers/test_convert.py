@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import Commit, FinishReason, Timings
+from inference.commit import Commit, Counts, Delta, Finished, FinishReason, Started, Timings
 from inference.errors import InvalidRequestError
 from inference.request import MAX_SEED, MAX_STOP_TOKEN_IDS, GenerationRequest, SamplingParams, Schedule
 from inference.workers import convert
-from inference.workers.completion import CompletionRequest, Delta, Finished, Started
+from inference.workers.completion import CompletionRequest
 
 token_ids = st.lists(st.integers(0, 2**20), max_size=5).map(tuple)
 counts = st.integers(0, 2**20)
@@ -30,8 +30,16 @@ timings = st.builds(
     compute_us=microseconds,
     draft_us=microseconds,
     network_us=microseconds,
+    round_trip_us=microseconds,
+)
+figures = st.builds(
+    Counts,
     bytes_up=microseconds,
     bytes_down=microseconds,
+    num_branch_hits=counts,
+    num_wasted_tokens=counts,
+    window=counts,
+    max_branches=counts,
 )
 schedules = st.sampled_from([None, *Schedule])
 gammas = st.one_of(st.none(), st.integers(1, 64))
@@ -85,6 +93,7 @@ def test_open(request: GenerationRequest) -> None:
         num_draft_tokens=counts,
         num_accepted_tokens=counts,
         timings=timings,
+        counts=figures,
         finish_reason=st.sampled_from([None, *FinishReason]),
     )
 )
@@ -102,6 +111,7 @@ def test_commit(commit: Commit) -> None:
             num_draft_tokens=counts,
             num_accepted_tokens=counts,
             timings=timings,
+            counts=figures,
         ),
         st.builds(Finished, reason=st.sampled_from(FinishReason)),
     )

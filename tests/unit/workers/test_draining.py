@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from inference.commit import Event
 from inference.errors import UnavailableError
-from inference.workers.completion import CompletionRequest, Event
+from inference.workers.completion import CompletionRequest
 from inference.workers.draining import DrainingCompleter
 from tests.support.completers import ScriptedCompleter
 

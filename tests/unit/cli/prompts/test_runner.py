@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.runner import run_prompts
-from inference.commit import FinishReason, Timings
+from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
 from inference.errors import CapacityError, UnavailableError
-from inference.workers.completion import CompletionRequest, Delta, Event, Finished, Started
+from inference.workers.completion import CompletionRequest
 
 TEMPLATE = CompletionRequest(prompt="", max_new_tokens=2)
 
