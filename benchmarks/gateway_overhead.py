@@ -23,21 +23,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import uvloop
 
 from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.server import Server
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
-from inference.config import ROOT
+from inference.config import ROOT, HttpConfig, ServerConfig
 from inference.gateway.app import Gateway
-from inference.gateway.server import http_server
+from inference.gateway.server import HttpFront
 from inference.observe.metrics import Metrics
+from inference.serving.host import opened
 from inference.serving.processes import free_port
 from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.generation import SERVICE_NAME, GenerationServicer
-from inference.workers.observed import MeteredCompleter
+from inference.workers.generation import GenerationServicer
+from inference.workers.observed import ObservedCompleter, Observer
 from inference.workers.remote import RemoteCompleter
 from inference.workers.status import to_status
 
@@ -68,14 +67,12 @@ async def _always() -> bool:
 
 async def _serve(grpc_port: int, http_port: int, gap_s: float) -> None:
     metrics = Metrics(CARD.name)
-    completer = MeteredCompleter(ScriptedCompleter(gap_s), metrics)
-
-    def register(server: grpc.aio.Server) -> None:
-        rpc.add_GenerationServiceServicer_to_server(GenerationServicer(completer, CARD), server)
-
-    server = Server(f"127.0.0.1:{grpc_port}", service_names=[SERVICE_NAME], register=register, status_of=to_status)
-    await server.start()
-    async with http_server(Gateway(completer, CARD, metrics, _always), "127.0.0.1", http_port, grace_s=1.0):
+    completer = ObservedCompleter(ScriptedCompleter(gap_s), Observer(metrics))
+    server = Server(f"127.0.0.1:{grpc_port}", [GenerationServicer(completer, CARD)], status_of=to_status)
+    await server.open()
+    async with opened(
+        HttpFront(Gateway(completer, CARD, metrics, _always, HttpConfig(http_port)), ServerConfig(grace_s=1.0))
+    ):
         await asyncio.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""Channel and server options, each with its reason. Address forms."""
+"""Channel and server options, each with its reason."""
 
 from __future__ import annotations
 
@@ -30,8 +30,3 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # Two servers must not share a port by accident: the second one is told that it is taken.
     ("grpc.so_reuseport", 0),
 ]
-
-
-def address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

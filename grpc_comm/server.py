@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -26,28 +27,43 @@ _STATUS_BEHIND = {
 """What a server can do whose upstream's channel is in this state."""
 
 
+CLOSE_GRACE_S = 1.0
+
+
 class PortTakenError(Exception):
     """The address cannot be listened on."""
 
 
+class Servicer(Protocol):
+    """What implements a service, and knows how it joins a server."""
+
+    @property
+    def service_name(self) -> str:
+        """Full name, such as specdec.v1.GenerationService."""
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register with a server that has not started."""
+
+
 class Server:
-    """Serves until a signal, then drains.
+    """A port that calls come in by.
 
     Args:
         address: HOST:PORT; port 0 takes a free one.
-        service_names: full names, for health and reflection.
-        register: adds the servicers.
+        servicers: what is served.
         status_of: maps exceptions of handlers to statuses.
         inner: interceptors that see these exceptions first.
         upstream: the channel to a server without which nothing can be served: health follows its connection.
+
+    Raises:
+        PortTakenError: the address cannot be listened on.
     """
 
     def __init__(
         self,
         address: str,
+        servicers: Sequence[Servicer],
         *,
-        service_names: Sequence[str],
-        register: Callable[[grpc.aio.Server], None],
         status_of: StatusOf,
         inner: Sequence[HandlerInterceptor] = (),
         upstream: grpc.aio.Channel | None = None,
@@ -57,16 +73,18 @@ class Server:
         self._health = HealthServicer()
         self._upstream = upstream
         self._following: asyncio.Task[None] | None = None
-        self._names = [*service_names, ""]  # "" is the server as a whole
+        names = [servicer.service_name for servicer in servicers]
+        self._names = [*names, ""]  # "" is the server as a whole
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection([*service_names, _HEALTH_SERVICE, reflection.SERVICE_NAME], self._server)
-        register(self._server)
+        reflection.enable_server_reflection([*names, _HEALTH_SERVICE, reflection.SERVICE_NAME], self._server)
+        for servicer in servicers:
+            servicer.add_to(self._server)
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as exc:
             raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours") from exc
 
-    async def start(self) -> None:
+    async def open(self) -> None:
         """Listen, and report SERVING."""
         await self._server.start()
         await self._report(health_pb2.HealthCheckResponse.SERVING)
@@ -83,13 +101,15 @@ class Server:
         for name in self._names:
             await self._health.set(name, status)
 
-    async def stop(self, drain: Callable[[], Awaitable[None]], *, grace_s: float) -> None:
-        """Report NOT_SERVING, let `drain` finish or fail the work at hand, then close the streams."""
+    async def refuse_new(self) -> None:
+        """Report NOT_SERVING, so that nobody sends more; calls that run go on."""
         if self._following is not None:
             self._following.cancel()
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await drain()
-        await self._server.stop(grace_s)
+
+    async def close(self) -> None:
+        """End the streams that are left, after a moment for what is on its way."""
+        await self._server.stop(CLOSE_GRACE_S)
 
 
 async def stop_signal() -> signal.Signals:

@@ -149,13 +149,18 @@ class ConnectionConfig:
 
     host: str
     port: int
-    connect_timeout_s: float
-    deadline_s: float
+    connect_timeout_s: float = 10.0
+    deadline_s: float = 600.0
 
     def __post_init__(self) -> None:
         _require(1 <= self.port <= 65535, f"port {self.port} is outside 1..65535")
         _require(self.connect_timeout_s > 0, f"connect_timeout_s {self.connect_timeout_s} is not above 0")
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return address(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,27 +168,42 @@ class DraftConfig:
     """How a draft worker drafts, and for whom.
 
     Attributes:
-        target_address: HOST:PORT of the target.
+        connection: to the target.
         gamma: draft tokens per round, or per pass at most in run-ahead.
         schedule: who waits for whom.
-        deadline_s: seconds a request may take.
         reconnect_timeout_s: seconds after a lost link within which a request resumes; 0 gives up at once.
         max_waiting: requests that may queue for a slot of the draft model.
     """
 
-    target_address: str
+    connection: ConnectionConfig
     gamma: int = DEFAULT_GAMMA
     schedule: Schedule = Schedule.ASYNC
-    deadline_s: float = 600.0
     reconnect_timeout_s: float = 30.0
     max_waiting: int = 64
 
     def __post_init__(self) -> None:
         check_gamma(self.gamma)
-        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
         timeout_s = self.reconnect_timeout_s
         _require(timeout_s >= 0, f"reconnect_timeout_s {timeout_s} is below 0")
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
+
+
+@dataclass(frozen=True, slots=True)
+class FusedConfig:
+    """Both models of one process.
+
+    Attributes:
+        gamma: draft tokens of one session in one pass at most.
+        adaptive_gamma: draft only as many of them as pay; in a compiled graph, it is always gamma.
+    """
+
+    target: ModelConfig
+    draft: ProposerConfig
+    gamma: int = FUSED_GAMMA
+    adaptive_gamma: bool = True
+
+    def __post_init__(self) -> None:
+        check_gamma(self.gamma)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +233,56 @@ class ServerConfig:
     @property
     def on_loopback(self) -> bool:
         return self.host in ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """How OpenAI's API is served over HTTP.
+
+    Attributes:
+        port: 0 takes a free one.
+        per_token: a stream's event carries one token; else all tokens of a target pass.
+        served_model_name: None is the name of the model's directory.
+        max_body_bytes: of a request.
+        page: whether there is a page at /.
+        deadline_s: seconds a request may take.
+    """
+
+    port: int = 0
+    per_token: bool = True
+    served_model_name: str | None = None
+    max_body_bytes: int = 8 * 1024 * 1024
+    page: bool = True
+    deadline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, f"http_port {self.port} is outside 0..65535")
+        _require(self.max_body_bytes > 0, f"max_body {self.max_body_bytes} bytes is not above 0")
+        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveConfig:
+    """What a process shows of its work, each if it is asked for.
+
+    Attributes:
+        role: of the process; names its files and spans.
+        profile: write a profile of all requests at the end.
+        timeline: file for a time-line of the model's steps.
+        otlp_endpoint: URL of the collector of OpenTelemetry spans; None is what the environment says.
+        metrics_port: serve Prometheus metrics there.
+    """
+
+    role: str
+    profile: bool = False
+    timeline: Path | None = None
+    otlp_endpoint: str | None = None
+    metrics_port: int | None = None
+
+
+def address(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def usable_core_ids() -> list[int]:

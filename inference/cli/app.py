@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from inference.cli.roles import ROLES
+from inference.cli.roles.registry import ROLES, parser_of
 from inference.errors import ConfigError, InvalidRequestError, SpecDecError
 
 EXIT_USAGE = 2
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run main.py; returns the exit code: 0, 1 (failed), 2 (wrong flags or files), 130 (Ctrl-C)."""
     role_name, rest = _split_role(arguments)
     role = ROLES[role_name]
-    args = role.parser().parse_args(rest, argparse.Namespace(role=role_name))
+    args = parser_of(role_name).parse_args(rest, argparse.Namespace(role=role_name))
     logging.basicConfig(
         level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -197,7 +197,7 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--metrics_port", type=_port, metavar="PORT", help=text)
 
 
-def add_telemetry(parser: argparse.ArgumentParser) -> None:
+def add_spans(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("traces")
     text = "send OpenTelemetry traces of requests to this collector, such as http://localhost:4317 (default: nowhere)"
     group.add_argument("--otlp_endpoint", metavar="URL", help=text)

@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from inference.engine.admission import Admission, Holder
 from inference.engine.model_thread import ModelThread
 from inference.errors import InternalError, UnavailableError
-from inference.observe.timeline import Trace
+from inference.observe.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._left = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._draining = False
-        self.trace: Trace | None = None
+        self.timeline: Timeline | None = None
 
     @abc.abstractmethod
     def _schedule(self, sessions: Sequence[SessionT]) -> list[tuple[SessionT, WorkT]]:
@@ -62,7 +62,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     _step_name = "step"
 
     def _describe(self, work: list[WorkT], results: list[ResultT]) -> dict[str, Any]:
-        """What a trace shows of a step."""
+        """What a time-line shows of a step."""
         return {"sessions": len(work)}
 
     @property
@@ -142,8 +142,8 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             logger.exception("a step over %d sessions failed; they end, the server goes on", len(scheduled))
             self._fail([session for session, _ in scheduled])
             return
-        if self.trace is not None:
-            self.trace.span(self._step_name, started, time.monotonic(), **self._describe(work, results))
+        if self.timeline is not None:
+            self.timeline.span(self._step_name, started, time.monotonic(), **self._describe(work, results))
         for (session, piece), slot, result in zip(scheduled, slots, results, strict=True):
             if session.slot == slot:  # else it was closed meanwhile
                 self._deliver(session, piece, result)

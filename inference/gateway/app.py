@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from inference import VERSION
+from inference.config import HttpConfig
 from inference.errors import SpecDecError
 from inference.gateway.documents import ANSWERS, JsonAnswer, Model, ModelList, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
@@ -29,7 +30,7 @@ from inference.observe.metrics import Metrics
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 if TYPE_CHECKING:
-    from inference.observe.spans import Telemetry
+    from inference.observe.spans import Spans
 
 logger = logging.getLogger(__name__)
 
@@ -51,34 +52,28 @@ class Gateway:
         card: of the model that is served now.
         metrics: are shown at /metrics.
         is_healthy: whether requests can be served now.
-        per_token: one event of a stream per token; else one per target pass.
-        deadline_s: seconds a request may take.
-        max_body_bytes: of a request.
-        page: whether there is a page at /.
-        telemetry: makes a span of every request; None makes none.
+        config: how it answers.
+        spans: makes a span of every request; None makes none.
     """
 
     completer: Completer
     card: ModelCard
     metrics: Metrics
     is_healthy: Callable[[], Awaitable[bool]]
-    per_token: bool = True
-    deadline_s: float = 600.0
-    max_body_bytes: int = 8 * 1024 * 1024
-    page: bool = True
-    telemetry: Telemetry | None = None
+    config: HttpConfig = field(default_factory=HttpConfig)
+    spans: Spans | None = None
 
 
 def create_app(gateway: Gateway) -> FastAPI:
     """The application in front of a gateway's completer."""
-    spans = http_spans(gateway.telemetry)
+    spans = http_spans(gateway.spans)
     app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
     _add_generation(app, gateway)
     _add_operation(app, gateway)
-    if gateway.page:
+    if gateway.config.page:
         _add_page(app)
     _add_failures(app)
-    app.add_middleware(BodyLimit, max_bytes=gateway.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=gateway.config.max_body_bytes)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
     return app
@@ -129,14 +124,14 @@ def _deadline_s(request: Request, gateway: Gateway) -> float:
     """Seconds the request may take: the gateway's limit, or fewer if its header says so."""
     value = request.headers.get(DEADLINE_HEADER)
     if value is None:
-        return gateway.deadline_s
+        return gateway.config.deadline_s
     try:
         deadline_s = float(value)
     except ValueError:
         deadline_s = 0.0
     if not deadline_s > 0.0:
         raise ApiError(400, f"{DEADLINE_HEADER} {value} is no number of seconds above 0", param=DEADLINE_HEADER)
-    return min(deadline_s, gateway.deadline_s)
+    return min(deadline_s, gateway.config.deadline_s)
 
 
 async def _answer(
@@ -152,7 +147,7 @@ async def _answer(
         answer,
         num_choices=len(requests),
         n=body.n,
-        per_token=gateway.per_token,
+        per_token=gateway.config.per_token,
         include_usage=options.include_usage,
         continuous_usage=options.continuous_usage_stats,
         include_speculation=options.include_speculation,

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from inference.gateway.errors import ApiError
 
 if TYPE_CHECKING:
-    from inference.observe.spans import Telemetry
+    from inference.observe.spans import Spans
 
 
 class BodyLimit:
@@ -83,12 +83,12 @@ class AnswerCount:
 PREFIX = "/v1/"
 
 
-def http_spans(telemetry: Telemetry | None) -> TelemetryConfig:
-    """Spans alone, which continue the trace that a client's headers name; none at all without `telemetry`."""
-    if telemetry is None:
+def http_spans(spans: Spans | None) -> TelemetryConfig:
+    """Spans alone, which continue the trace that a client's headers name; none at all without `spans`."""
+    if spans is None:
         return {"tracing": False, "metrics": False, "logs": False}
     return {
-        "tracer_provider": telemetry.provider,
+        "tracer_provider": spans.provider,
         "metrics": False,
         "logs": False,
         "operation_spans": False,

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import uvicorn
 
-from grpc_comm.options import address
+from inference.config import ServerConfig, address
 from inference.errors import ConfigError
 from inference.gateway.app import Gateway, create_app
 
@@ -20,8 +20,42 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048  # hundreds of streams may be opened at once
 
 
-class HttpServer(uvicorn.Server):
+class HttpFront:
+    """The HTTP port of a process; a `Front`."""
+
+    def __init__(self, gateway: Gateway, server: ServerConfig) -> None:
+        self._gateway = gateway
+        self._config = server
+
+    async def open(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        host = self._config.host
+        listener = _listener(host, self._gateway.config.port)
+        self._server = _Server(_uvicorn_config(self._gateway, grace_s=self._config.grace_s))
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        await self._server.ready.wait()
+        logger.info("HTTP on http://%s", address(host, listener.getsockname()[1]))
+
+    async def refuse_new(self) -> None:
+        """Stop listening; requests that run go on."""
+        self._server.should_exit = True
+
+    async def close(self) -> None:
+        """Let running requests end within the grace."""
+        self._server.should_exit = True
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
     """uvicorn's, as a part of a process that handles its own signals."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -33,24 +67,9 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self.ready.set()
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
 
-    def refuse_new(self) -> None:
-        """Stop listening; requests that run go on."""
-        self.should_exit = True
-
-
-@asynccontextmanager
-async def http_server(gateway: Gateway, host: str, port: int, *, grace_s: float) -> AsyncGenerator[HttpServer, None]:
-    """Serve until the block is left; then let running requests end for `grace_s` seconds.
-
-    Raises:
-        ConfigError: the address cannot be listened on.
-    """
-    listener = _listener(host, port)
-    config = uvicorn.Config(
+def _uvicorn_config(gateway: Gateway, *, grace_s: float) -> uvicorn.Config:
+    return uvicorn.Config(
         create_app(gateway),
         http="httptools",
         ws="none",
@@ -63,15 +82,6 @@ async def http_server(gateway: Gateway, host: str, port: int, *, grace_s: float)
         backlog=BACKLOG,
         server_header=False,
     )
-    server = HttpServer(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    try:
-        await server.ready.wait()
-        logger.info("HTTP on http://%s", address(host, listener.getsockname()[1]))
-        yield server
-    finally:
-        server.refuse_new()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _listener(host: str, port: int) -> socket.socket:

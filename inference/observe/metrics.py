@@ -7,8 +7,6 @@ MAX_GAMMA. Knows neither gRPC nor HTTP; docs/gateway.md lists what there is.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Protocol
 
 from prometheus_client import (
@@ -229,23 +227,30 @@ class RequestMetrics:
             self.failed("CANCELLED")
 
 
-@contextmanager
-def metrics_server(metrics: Metrics, host: str, port: int | None) -> Generator[None, None, None]:
-    """Serve /metrics from a thread on a port of its own while the block runs; None serves nowhere.
+class MetricsServer:
+    """/metrics on a port of its own, served from a thread; goes on while a server drains, for whoever watches that."""
 
-    Raises:
-        ConfigError: the port is taken.
-    """
-    if port is None:
-        yield
-        return
-    try:
-        server, thread = start_http_server(port, host, metrics.registry)
-    except OSError as exc:
-        raise ConfigError(f"cannot serve metrics on {host}:{port}: {exc.strerror}") from exc
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+        self._metrics = metrics
+        self._host = host
+        self._port = port
+
+    async def open(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        try:
+            self._server, self._thread = start_http_server(self._port, self._host, self._metrics.registry)
+        except OSError as exc:
+            raise ConfigError(f"cannot serve metrics on {self._host}:{self._port}: {exc.strerror}") from exc
+
+    async def refuse_new(self) -> None:
+        """Nothing: scrapes are welcome to the end."""
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -29,7 +29,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _HTTP_PATH = "/v1/traces"
 
 
-class Telemetry:
+class Spans:
     """Makes the spans of one process."""
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -91,7 +91,7 @@ def usage(stats: RequestStats) -> dict[str, AttributeValue]:
 
 
 @contextmanager
-def exporting(service: str, endpoint: str | None) -> Generator[Telemetry, None, None]:
+def exporting(service: str, endpoint: str | None) -> Generator[Spans, None, None]:
     """Send spans to a collector while the block runs; the rest of them go out at its end.
 
     Args:
@@ -101,7 +101,7 @@ def exporting(service: str, endpoint: str | None) -> Generator[Telemetry, None, 
     provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
     try:
-        yield Telemetry(provider)
+        yield Spans(provider)
     finally:
         provider.shutdown()
 

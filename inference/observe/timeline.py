@@ -14,7 +14,7 @@ MAX_EVENTS = 1_000_000
 """What is kept at most; a long-lived server stops tracing then."""
 
 
-class Trace:
+class Timeline:
     """Collects events; `name` is what the process is called in the picture."""
 
     def __init__(self, name: str) -> None:

@@ -7,19 +7,21 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import grpc
 
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.backends.registry import load_backend, load_decoder
-from inference.config import DraftConfig, ModelConfig, ProposerConfig
+from inference.commit import Generator
+from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from inference.model import (
     Backend,
     CompiledDecoder,
+    Decoder,
     Proposer,
     Span,
     max_pass_draft_tokens,
@@ -31,61 +33,86 @@ from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.completion import ModelCard
 from inference.workers.draft.worker import DraftWorker
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A slot model, and the tokenizer of its directory."""
+
+    backend: Backend
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """What drafts, the tokenizer of its directory, and the vocabulary it drafts in."""
+
+    proposer: Proposer
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTarget:
+    """An engine that runs, and the tokenizer of its model."""
+
+    engine: TargetEngine
+    tokenizer: Tokenizer
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.tokenizer.fingerprint, self.engine.vocab_size)
+
+
 @asynccontextmanager
-async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenerator[TargetEngine, None]:
+async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over one model."""
-    backend = await load(config)
-    eos = Tokenizer.load(config.path).eos_token_ids
-    limits = EngineLimits(max_waiting, max_pass_draft_tokens(backend, MAX_PASS_DRAFT_TOKENS), eos)
-    async with running(TargetEngine(SlotDecoder(backend), limits)) as engine:
-        yield engine
+    model = await load(config)
+    gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
+    limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids)
+    async with running(TargetEngine(SlotDecoder(model.backend), limits)) as engine:
+        yield RunningTarget(engine, model.tokenizer)
 
 
 @asynccontextmanager
-async def fused_engine(
-    target: ModelConfig, draft: ProposerConfig, *, max_waiting: int, gamma: int, length: DraftLength | None
-) -> AsyncGenerator[TargetEngine, None]:
-    """A running engine over a target and a proposer.
-
-    Args:
-        gamma: draft tokens of one session in one pass at most.
-        length: chooses how many; without it, and in a compiled graph, it is always gamma.
+async def fused_engine(config: FusedConfig, *, max_waiting: int) -> AsyncGenerator[RunningTarget, None]:
+    """A running engine over a target and what drafts for it.
 
     Raises:
         IncompatibleDraftError: they do not share a vocabulary.
     """
-    tokenizer = Tokenizer.load(target.path)
-    limits = EngineLimits(max_waiting, gamma, tokenizer.eos_token_ids)
-    compiled = None if draft.model is None else await _load_compiled(target, draft.model)
-    if compiled is not None:
-        async with running(TargetEngine(compiled, limits)) as engine:
-            yield engine
-        return
-    backend = await load(target)
-    proposer, draft_words = await load_proposer(draft)
-    require_one_vocabulary(draft_words, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
-    decoder = SpeculativeDecoder(SlotDecoder(backend), proposer, length)
+    decoder, tokenizer = await _load_compiled(config.target, config.draft) or await _load_pair(config)
+    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids)
     async with running(TargetEngine(decoder, limits)) as engine:
-        yield engine
+        yield RunningTarget(engine, tokenizer)
 
 
-async def load_proposer(config: ProposerConfig) -> tuple[Proposer, Vocabulary]:
-    """Load what drafts, and the vocabulary it drafts in."""
-    fingerprint = Tokenizer.load(config.tokenizer_path).fingerprint
+async def _load_pair(config: FusedConfig) -> tuple[Decoder, Tokenizer]:
+    """Two slot models that take turns."""
+    model, drafting = await load(config.target), await load_proposer(config.draft)
+    words = Vocabulary(model.tokenizer.fingerprint, model.backend.vocab_size)
+    require_one_vocabulary(drafting.vocabulary, words)
+    length = DraftLength() if config.adaptive_gamma else None
+    return SpeculativeDecoder(SlotDecoder(model.backend), drafting.proposer, length), model.tokenizer
+
+
+async def load_proposer(config: ProposerConfig) -> LoadedDraft:
+    """Load what drafts."""
     if config.model is None:
+        tokenizer = Tokenizer.load(config.tokenizer_path)
         lookup = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
-        return lookup, Vocabulary(fingerprint, model_vocab_size(config.tokenizer_path))
+        words = Vocabulary(tokenizer.fingerprint, model_vocab_size(config.tokenizer_path))
+        return LoadedDraft(lookup, tokenizer, words)
     num_slots = config.num_slots * (1 + config.branches)
-    backend = await load(replace(config.model, num_slots=num_slots))
-    proposer = ModelProposer(backend, num_branches=config.branches)
+    model = await load(replace(config.model, num_slots=num_slots))
+    proposer = ModelProposer(model.backend, num_branches=config.branches)
     if config.branches:
         _log_branches(proposer, num_slots - config.num_slots)
-    return proposer, Vocabulary(fingerprint, backend.vocab_size)
+    return LoadedDraft(proposer, model.tokenizer, Vocabulary(model.tokenizer.fingerprint, model.backend.vocab_size))
 
 
 def _log_branches(proposer: ModelProposer, num_branch_slots: int) -> None:
@@ -95,20 +122,24 @@ def _log_branches(proposer: ModelProposer, num_branch_slots: int) -> None:
         logger.warning("no branches: this backend cannot fork a slot")
 
 
-async def _load_compiled(target: ModelConfig, draft: ModelConfig) -> CompiledDecoder | None:
+async def _load_compiled(target: ModelConfig, draft: ProposerConfig) -> tuple[CompiledDecoder, Tokenizer] | None:
     """Both models in one graph, if their backend has that and the configuration wants it.
 
     Raises:
         IncompatibleDraftError: they do not share a vocabulary.
     """
+    if draft.model is None:
+        return None
     started = time.monotonic()
-    decoder = await asyncio.to_thread(load_decoder, target, draft)
-    if decoder is not None:
-        if (draft.path / "tokenizer.json").is_file():  # an EAGLE draft may have none of its own
-            words = Vocabulary(Tokenizer.load(draft.path).fingerprint, model_vocab_size(draft.path))
-            require_one_vocabulary(words, Vocabulary(Tokenizer.load(target.path).fingerprint, decoder.vocab_size))
-        _log_ready(target, decoder, started)
-    return decoder
+    decoder = await asyncio.to_thread(load_decoder, target, draft.model)
+    if decoder is None:
+        return None
+    tokenizer, path = Tokenizer.load(target.path), draft.model.path
+    if (path / "tokenizer.json").is_file():  # an EAGLE draft may have none of its own
+        words = Vocabulary(Tokenizer.load(path).fingerprint, model_vocab_size(path))
+        require_one_vocabulary(words, Vocabulary(tokenizer.fingerprint, decoder.vocab_size))
+    _log_ready(target, decoder, started)
+    return decoder, tokenizer
 
 
 EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)
@@ -125,29 +156,37 @@ async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
 
 @asynccontextmanager
 async def draft_worker(
-    proposer: Proposer, draft: DraftConfig, words: Vocabulary, channel: grpc.aio.Channel
+    draft: LoadedDraft, config: DraftConfig, channel: grpc.aio.Channel
 ) -> AsyncGenerator[tuple[DraftWorker, DraftEngine], None]:
     """A running draft engine, and the worker that joins it to the target at the channel's other end."""
-    async with running(DraftEngine(proposer, max_waiting=draft.max_waiting)) as engine:
+    async with running(DraftEngine(draft.proposer, max_waiting=config.max_waiting)) as engine:
         stub = rpc.VerificationServiceStub(channel)
-        yield DraftWorker(engine, stub, config=draft, vocabulary=words, max_length=proposer.max_length), engine
+        max_length = draft.proposer.max_length
+        yield DraftWorker(engine, stub, config=config, vocabulary=draft.vocabulary, max_length=max_length), engine
 
 
-async def load(config: ModelConfig) -> Backend:
+async def load(config: ModelConfig) -> LoadedModel:
     """Load a model off the event loop, run one pass to warm it up, and say what it takes."""
     started = time.monotonic()
+    tokenizer = Tokenizer.load(config.path)
     backend = await asyncio.to_thread(load_backend, config)
     await asyncio.to_thread(backend.forward, [Span(slot=0, start=0, token_ids=[0], num_logits=1)])
     _log_ready(config, backend, started)
-    return backend
+    return LoadedModel(backend, tokenizer)
 
 
-def _log_ready(config: ModelConfig, backend: Backend | CompiledDecoder, started: float) -> None:
+def model_card(name: str, topology: str, generator: Generator, tokenizer: Tokenizer) -> ModelCard:
+    """What a server says of what it serves."""
+    limits = (generator.max_length, generator.vocab_size)
+    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template)
+
+
+def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:
     logger.info(
         "model %s: %d slots of %d tokens, %.1f MB each, ready in %.1f s",
         config.path.name,
-        backend.num_slots,
-        backend.max_length,
-        backend.slot_bytes / 1e6,
+        model.num_slots,
+        model.max_length,
+        model.slot_bytes / 1e6,
         time.monotonic() - started,
     )

@@ -14,12 +14,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.channel import open_channel
+from grpc_comm.health import is_serving
 from inference.config import ROOT
 from inference.errors import UnavailableError
 
@@ -106,8 +103,7 @@ def _environment() -> dict[str, str]:
 async def _until_ready(server: ServerProcess, timeout_s: float, ready_line: str | None) -> None:
     try:
         async with asyncio.timeout(timeout_s), open_channel(server.address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            while not (await _is_serving(stub) if ready_line is None else _has_logged(server, ready_line)):
+            while not (await is_serving(channel) if ready_line is None else _has_logged(server, ready_line)):
                 if server.process.returncode is not None:
                     raise UnavailableError(f"{server.name} ended at start:\n{server.log_tail()}")
                 await asyncio.sleep(0.1)
@@ -117,14 +113,6 @@ async def _until_ready(server: ServerProcess, timeout_s: float, ready_line: str 
 
 def _has_logged(server: ServerProcess, line: str) -> bool:
     return line in server.log.read_text(errors="replace")
-
-
-async def _is_serving(stub: Any) -> bool:
-    try:
-        response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
-    except grpc.aio.AioRpcError:
-        return False
-    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

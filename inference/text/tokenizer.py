@@ -40,19 +40,20 @@ class Tokenizer:
             raise ConfigError(f"model {path}: its tokenizer has no tokenizer.json (fast tokenizer)")
         return cls(tokenizer, eos_token_ids(path, tokenizer.eos_token_id))
 
-    @classmethod
-    def load_for(cls, path: Path, chat_template: str | None) -> Tokenizer:
-        """Read a draft's tokenizer, to write conversations as the target's chat template says.
+    def with_template(self, chat_template: str | None, path: Path) -> Tokenizer:
+        """The tokenizer that writes conversations as another model's chat template says.
+
+        Args:
+            path: this tokenizer's directory, from where the part is loaded that runs templates.
 
         Raises:
             ConfigError: as `load`.
         """
-        own = cls.load(path)
-        if own.chat_template == chat_template:
-            return own
-        other = own._tokenizer if chat_template is None else _load(path, whole=True)
+        if self.chat_template == chat_template:
+            return self
+        other = self._tokenizer if chat_template is None else _load(path, whole=True)
         other.chat_template = chat_template
-        return cls(other, own.eos_token_ids)
+        return Tokenizer(other, self.eos_token_ids)
 
     @property
     def chat_template(self) -> str | None:

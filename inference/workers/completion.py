@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Event
 from inference.request import SamplingParams, Schedule
 from inference.text.stop_strings import check_stops
@@ -22,18 +21,6 @@ class ModelCard:
     vocab_size: int
     tokenizer_fingerprint: str
     chat_template: str | None = None
-
-    @classmethod
-    def from_message(cls, message: pb.GetModelResponse) -> ModelCard:
-        """What another server answered."""
-        return cls(
-            message.name,
-            message.topology,
-            message.max_length,
-            message.vocab_size,
-            message.tokenizer_fingerprint,
-            message.chat_template if message.HasField("chat_template") else None,
-        )
 
 
 DEFAULT_MAX_NEW_TOKENS = 128

@@ -325,3 +325,25 @@ def commit_from_message(message: pb.Commit) -> Commit:
         hold_us=message.hold_us,
         counts=counts_from_message(message.timings),
     )
+
+
+def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
+    return pb.GetModelResponse(
+        name=card.name,
+        topology=card.topology,
+        max_length=card.max_length,
+        vocab_size=card.vocab_size,
+        tokenizer_fingerprint=card.tokenizer_fingerprint,
+        chat_template=card.chat_template,
+    )
+
+
+def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
+    return completion.ModelCard(
+        message.name,
+        message.topology,
+        message.max_length,
+        message.vocab_size,
+        message.tokenizer_fingerprint,
+        message.chat_template if message.HasField("chat_template") else None,
+    )

@@ -1,10 +1,10 @@
-"""A completer whose requests can be ended at once, with a word to the client: for the end of a gateway's grace."""
+"""A completer that can be drained: for a process whose requests live in other servers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from inference.commit import Event
 from inference.errors import UnavailableError
@@ -12,34 +12,47 @@ from inference.workers.completion import Completer, CompletionRequest
 
 
 class DrainingCompleter:
-    """Passes everything on until `end`; then every request fails with UnavailableError."""
+    """Passes everything on until its grace is over; then every request fails with UnavailableError."""
 
     def __init__(self, completer: Completer) -> None:
         self._completer = completer
         self._timers: set[asyncio.Timeout] = set()
+        self._num_open = 0
+        self._left = asyncio.Event()
         self._ended = False
 
-    def end(self) -> None:
-        """Fail what runs."""
+    async def stop(self, *, grace_s: float) -> None:
+        """Let requests finish for `grace_s` seconds, then fail what still runs."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._num_open:
+                    self._left.clear()
+                    await self._left.wait()
+                return
         self._ended = True
         for timer in self._timers:
             timer.reschedule(0.0)
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        async with aclosing(self._completer.complete(request)) as events:
-            while True:
-                if self._ended:
-                    raise UnavailableError("the server is shutting down")
-                timer = asyncio.timeout(None)
-                try:
-                    async with timer:
-                        self._timers.add(timer)
-                        event = await anext(events, None)
-                except TimeoutError:
-                    continue
-                finally:
-                    self._timers.discard(timer)
-                if event is None:
-                    return
-                yield event
+        self._num_open += 1
+        try:
+            async with aclosing(self._completer.complete(request)) as events:
+                while (event := await self._next(events)) is not None:
+                    yield event
+        finally:
+            self._num_open -= 1
+            self._left.set()
+
+    async def _next(self, events: AsyncGenerator[Event, None]) -> Event | None:
+        if self._ended:
+            raise UnavailableError("the server is shutting down")
+        timer = asyncio.timeout(None)
+        try:
+            async with timer:
+                self._timers.add(timer)
+                return await anext(events, None)
+        except TimeoutError:
+            raise UnavailableError("the server is shutting down") from None
+        finally:
+            self._timers.discard(timer)

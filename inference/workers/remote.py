@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import grpc
 
+from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event
-from inference.workers.completion import CompletionRequest
-from inference.workers.convert import completion_to_message, event_from_message
+from inference.config import ConnectionConfig
+from inference.errors import UnavailableError
+from inference.workers.completion import CompletionRequest, ModelCard
+from inference.workers.convert import card_from_message, completion_to_message, event_from_message
 from inference.workers.status import from_rpc_error
 
 MAX_DEADLINE_S = 1e8
@@ -42,14 +46,29 @@ class RemoteCompleter:
         finally:
             call.cancel()
 
-    async def model(self) -> pb.GetModelResponse:
+    async def model(self, *, timeout_s: float | None = None) -> ModelCard:
         """What the server serves.
 
         Raises:
             SpecDecError: the call failed.
         """
         try:
-            card: pb.GetModelResponse = await self._stub.GetModel(pb.GetModelRequest(), timeout=self._deadline_s)
+            message = await self._stub.GetModel(pb.GetModelRequest(), timeout=timeout_s or self._deadline_s)
         except grpc.aio.AioRpcError as exc:
             raise from_rpc_error(exc, self._address) from exc
-        return card
+        return card_from_message(message)
+
+
+@asynccontextmanager
+async def connected(connection: ConnectionConfig) -> AsyncGenerator[grpc.aio.Channel, None]:
+    """A channel to a server, once it answers.
+
+    Raises:
+        UnavailableError: it does not answer in time.
+    """
+    async with open_channel(connection.address) as channel:
+        try:
+            await wait_until_ready(channel, connection.address, timeout_s=connection.connect_timeout_s)
+        except UnreachableError as exc:
+            raise UnavailableError(str(exc)) from exc
+        yield channel

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from inference.commit import Event, Finished
-from inference.observe.spans import Telemetry, current, usage
+from inference.observe.spans import Spans, current, usage
 from inference.observe.stats import RequestStats
 from inference.workers.completion import Completer, CompletionRequest
 
@@ -14,15 +14,15 @@ from inference.workers.completion import Completer, CompletionRequest
 class TracedCompleter:
     """A completer with a span per request, the parent of whatever the completer behind it calls."""
 
-    def __init__(self, completer: Completer, telemetry: Telemetry, *, model: str) -> None:
+    def __init__(self, completer: Completer, spans: Spans, *, model: str) -> None:
         self._completer = completer
-        self._telemetry = telemetry
+        self._spans = spans
         self._model = model
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
         stats = RequestStats()
-        with self._telemetry.generation(self._attributes(request)) as span:
+        with self._spans.generation(self._attributes(request)) as span:
             try:
                 async with aclosing(self._completer.complete(request)) as events:
                     while True:

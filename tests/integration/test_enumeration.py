@@ -9,34 +9,34 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 import pytest_asyncio
 from transformers import AutoModelForCausalLM
 
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Delta
 from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from inference.config import DraftConfig, ModelConfig, ProposerConfig
+from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.model import Array, Span
+from inference.observe.metrics import Metrics
 from inference.request import SamplingParams, Schedule
 from inference.serving.assembly import draft_worker, load_proposer, running
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.draft.pool_member import assist
+from inference.workers.draft.pool_member import PoolHelp
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
+from inference.workers.observed import Observer
 from inference.workers.status import to_status
-from inference.workers.target.verification import VerificationServicer
+from inference.workers.target.verification import TargetIdentity, VerificationServicer
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, complete_all
 
@@ -66,16 +66,15 @@ async def far_target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
         pool = DraftPool(engine)
         card = ModelCard("target", "target", 512, backend.vocab_size, tokenizer.fingerprint)
 
-        def register(server: grpc.aio.Server) -> None:
-            verifier = VerificationServicer(engine, pool, vocabulary=words, model_id="m", idle_timeout_s=60.0)
-            rpc.add_VerificationServiceServicer_to_server(verifier, server)
-            generation = GenerationServicer(LocalCompleter(pool, tokenizer), card)
-            rpc.add_GenerationServiceServicer_to_server(generation, server)
-
-        server = Server("127.0.0.1:0", service_names=[], register=register, status_of=to_status)
-        await server.start()
+        verifier = VerificationServicer(
+            engine, pool, TargetIdentity(words, "m"), idle_timeout_s=60.0, observer=Observer(Metrics("target"))
+        )
+        generation = GenerationServicer(LocalCompleter(pool, tokenizer), card)
+        server = Server("127.0.0.1:0", [verifier, generation], status_of=to_status)
+        await server.open()
         yield server
-        await server.stop(engine.stop, grace_s=0.0)
+        await engine.stop()
+        await server.close()
 
 
 async def complete_at(target: Server, requests: list[CompletionRequest]) -> list[Completion]:
@@ -117,13 +116,13 @@ def proposer_config(model: Path) -> ProposerConfig:
 @asynccontextmanager
 async def worker(model: Path, link: DelayProxy) -> AsyncGenerator[tuple[LocalCompleter, list[DraftSession]], None]:
     """A draft worker of this process, and the sessions it opens."""
-    proposer, words = await load_proposer(proposer_config(model))
-    config = DraftConfig(link.address, schedule=Schedule.ASYNC, reconnect_timeout_s=10.0)
+    loaded = await load_proposer(proposer_config(model))
+    config = DraftConfig(ConnectionConfig("127.0.0.1", link.port), schedule=Schedule.ASYNC, reconnect_timeout_s=10.0)
     async with (
         open_channel(link.address) as channel,
-        draft_worker(proposer, config, words, channel) as (draft, engine),
+        draft_worker(loaded, config, channel) as (draft, engine),
     ):
-        yield LocalCompleter(draft, Tokenizer.load(model)), watched(engine)
+        yield LocalCompleter(draft, loaded.tokenizer), watched(engine)
 
 
 def num_branch_hits(sessions: Sequence[DraftSession]) -> int:
@@ -170,15 +169,14 @@ async def test_a_cut_link_changes_no_token(far_target: Server, link: DelayProxy,
 async def test_branches_of_a_pool_worker(far_target: Server, link: DelayProxy, models: ModelDirectories) -> None:
     requests = some_requests(100)[:3]
     alone = await complete_at(far_target, [replace(request, gamma=0) for request in requests])
-    proposer, words = await load_proposer(proposer_config(models.related))
-    async with running(DraftEngine(proposer)) as engine:
+    loaded = await load_proposer(proposer_config(models.related))
+    async with running(DraftEngine(loaded.proposer)) as engine:
         sessions = watched(engine)
-        helping = asyncio.create_task(assist(engine, [link.address], vocabulary=words, gamma=4, num_slots=3))
+        helping = PoolHelp(engine, [link.address], vocabulary=loaded.vocabulary, gamma=4, num_slots=3)
         try:
             async with asyncio.timeout(60):
                 while not num_branch_hits(sessions):  # the worker has attached, and branches are in time
                     helped = await complete_at(far_target, requests)
                     assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
         finally:
-            helping.cancel()
-            await asyncio.gather(helping, return_exceptions=True)
+            await helping.stop(grace_s=0)

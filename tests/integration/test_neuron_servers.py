@@ -29,7 +29,6 @@ from inference.config import ROOT, ModelConfig
 from inference.request import SamplingParams, Schedule
 from inference.serving.assembly import target_engine
 from inference.serving.processes import ServerProcess, free_port
-from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest
 from inference.workers.local import LocalCompleter
 from tests.conftest import ModelDirectories
@@ -93,8 +92,8 @@ async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Serve
 async def reference(models: ModelDirectories, requests: Sequence[CompletionRequest]) -> list[list[int]]:
     """The torch target alone."""
     config = ModelConfig(models.target, backend="torch", sequence_length=76, num_slots=2, num_threads=1)
-    async with target_engine(config, max_waiting=64) as engine:
-        completer = LocalCompleter(engine, Tokenizer.load(models.target))
+    async with target_engine(config, max_waiting=64) as running:
+        completer = LocalCompleter(running.engine, running.tokenizer)
 
         async def one(request: CompletionRequest) -> list[int]:
             completion = Completion()

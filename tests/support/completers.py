@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprob, TokenLogprobs
+from inference.config import HttpConfig
 from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
 from inference.workers.completion import CompletionRequest, ModelCard
@@ -61,8 +64,8 @@ def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | No
     )
 
 
-def gateway(completer: ScriptedCompleter, **settings: object) -> Gateway:
-    """A gateway in front of it, with metrics."""
+def gateway(completer: ScriptedCompleter, **settings: Any) -> Gateway:
+    """A gateway in front of it, with metrics; the settings are those of `HttpConfig`."""
 
     async def is_healthy() -> bool:
         return True
@@ -70,5 +73,4 @@ def gateway(completer: ScriptedCompleter, **settings: object) -> Gateway:
     metrics = Metrics(CARD.name)
     observed = ObservedCompleter(completer, Observer(metrics))
     metrics.watch(observed)
-    defaults = {"completer": observed, "card": CARD, "metrics": metrics, "is_healthy": is_healthy}
-    return Gateway(**{**defaults, **settings})  # type: ignore[arg-type]
+    return Gateway(observed, CARD, metrics, is_healthy, replace(HttpConfig(), **settings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import grpc
@@ -173,23 +174,40 @@ class _Helped:
         self._engine.close(self._draft)
 
 
-async def assist(
-    engine: DraftEngine,
-    addresses: list[str],
-    *,
-    vocabulary: Vocabulary,
-    gamma: int,
-    num_slots: int,
-) -> None:
-    """Help several targets, each with an equal share of the slots, as long as one of them takes this worker.
+class PoolHelp:
+    """Help for several targets at once, each with an equal share of the slots. Start it inside a running event loop.
 
-    Raises:
-        RequestError: the last of them refuses it.
+    Args:
+        engine: drafts.
+        addresses: HOST:PORT of each target.
+        vocabulary, gamma: see `PoolMember`.
+        num_slots: sessions to offer room for, to all targets together.
     """
-    share = max(1, num_slots // len(addresses))
-    members = [
-        PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share) for address in addresses
-    ]
+
+    def __init__(
+        self, engine: DraftEngine, addresses: Sequence[str], *, vocabulary: Vocabulary, gamma: int, num_slots: int
+    ) -> None:
+        share = max(1, num_slots // len(addresses))
+        members = [
+            PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share) for address in addresses
+        ]
+        self._task = asyncio.create_task(_help_all(members))
+
+    async def refused(self) -> None:
+        """Wait for as long as one of the targets takes this worker.
+
+        Raises:
+            RequestError: the last of them refuses it.
+        """
+        await asyncio.shield(self._task)
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Leave at once: the sessions live at their targets, and go on there."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def _help_all(members: Sequence[PoolMember]) -> None:
     helping = {asyncio.create_task(member.run()) for member in members}
     try:
         while True:

@@ -109,8 +109,8 @@ class DraftWorker:
         if gamma == 0:
             schedule = Schedule.ASYNC  # without drafts, rounds would cost a round trip a token
         opening = replace(request, gamma=gamma, schedule=schedule)
-        address, deadline_s = self._config.target_address, self._config.deadline_s
-        async with verify_stream(self._stub, address, origin, deadline_s=deadline_s) as target:
+        link = self._config.connection
+        async with verify_stream(self._stub, link.address, origin, deadline_s=link.deadline_s) as target:
             await target.open(opening, self._vocabulary)
             if schedule.target_waits:
                 commits = rounds(opening, self._engine, draft, target, gamma=gamma)

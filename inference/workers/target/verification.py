@@ -36,8 +36,6 @@ meets a closed stream would fail the draft's call as a whole, with the last comm
 MAX_WORKER_SLOTS = 4096
 """Sessions that one worker of the pool may offer to draft for."""
 
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
-
 
 @dataclass(frozen=True, slots=True)
 class TargetIdentity:
@@ -63,6 +61,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         observer: is told of every session.
     """
 
+    service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
+
     def __init__(
         self,
         engine: TargetEngine,
@@ -77,6 +77,10 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._identity = identity
         self._idle_timeout_s = idle_timeout_s
         self._observer = observer
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """See `Servicer`."""
+        rpc.add_VerificationServiceServicer_to_server(self, server)
 
     async def Verify(self, _: object, context: Context) -> None:
         """Serve one session from Open to its last Commit."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inference.cli.app import EXIT_USAGE, main
-from inference.cli.roles import ROLES
+from inference.cli.roles.registry import ROLES
 from tests.conftest import ModelDirectories
 
 LISTENING = {"--host", "--max_waiting", "--grace_s"}

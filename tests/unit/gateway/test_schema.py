@@ -6,7 +6,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from inference.gateway.server import http_server
+from inference.config import ServerConfig
+from inference.gateway.server import HttpFront
+from inference.serving.host import opened
 from inference.serving.processes import free_port
 from tests.support.completers import ScriptedCompleter, gateway
 
@@ -15,7 +17,8 @@ async def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
     """What the schema allows is accepted, what it forbids is refused, and every answer is one it tells of."""
     port = free_port()
     arguments = ("--phases", "fuzzing", "--max-examples", "20", "--seed", "1", "--no-color")
-    async with http_server(gateway(ScriptedCompleter([["Once", " upon"], ["!"]])), "127.0.0.1", port, grace_s=1.0):
+    served = gateway(ScriptedCompleter([["Once", " upon"], ["!"]]), port=port)
+    async with opened(HttpFront(served, ServerConfig(grace_s=1.0))):
         process = await asyncio.create_subprocess_exec(
             str(Path(sys.executable).with_name("schemathesis")),
             "run",

@@ -12,13 +12,18 @@ import pytest
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from grpc_comm.errors import Status, status_of
 from grpc_comm.interceptors import Context
-from grpc_comm.options import address
 from grpc_comm.server import PortTakenError, Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.config import address
 
 
 class FailingServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
+    service_name = "specdec.v1.GenerationService"
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        rpc.add_GenerationServiceServicer_to_server(self, server)
+
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         raise ValueError("secret of the inside")
 
@@ -33,25 +38,17 @@ def status_of_ours(error: Exception) -> Status | None:
     return None
 
 
-def register(server: grpc.aio.Server) -> None:
-    rpc.add_GenerationServiceServicer_to_server(FailingServicer(), server)
-
-
 def new_server(where: str) -> Server:
-    return Server(where, service_names=["specdec.v1.GenerationService"], register=register, status_of=status_of_ours)
+    return Server(where, [FailingServicer()], status_of=status_of_ours)
 
 
 @asynccontextmanager
 async def serving() -> AsyncGenerator[tuple[Server, Any], None]:
     server = new_server("127.0.0.1:0")
-    await server.start()
+    await server.open()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         yield server, rpc.GenerationServiceStub(channel)
-    await server.stop(_nothing, grace_s=0)
-
-
-async def _nothing() -> None:
-    pass
+    await server.close()
 
 
 async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,14 +16,8 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def started(port: int = 0, upstream: grpc.aio.Channel | None = None) -> Server:
-    server = Server(
-        f"127.0.0.1:{port}",
-        service_names=[],
-        register=lambda _: None,
-        status_of=lambda _: None,
-        upstream=upstream,
-    )
-    await server.start()
+    server = Server(f"127.0.0.1:{port}", [], status_of=lambda _: None, upstream=upstream)
+    await server.open()
     return server
 
 
@@ -35,10 +29,6 @@ async def until(stub: Any, status: int) -> None:
                 return
 
 
-async def _nothing() -> None:
-    pass
-
-
 async def test_health_follows_the_server_behind() -> None:
     """A draft worker without its target said SERVING, and a gateway in front of it 200, while nothing was served."""
     target = await started()
@@ -47,13 +37,11 @@ async def test_health_follows_the_server_behind() -> None:
         async with open_channel(f"127.0.0.1:{worker.port}") as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             await until(stub, SERVING)
-            await target.stop(_nothing, grace_s=0)
+            await target.close()
             await until(stub, NOT_SERVING)
             target = await started(target.port)
             await until(stub, SERVING)
-            draining = asyncio.Event()
-            stopping = asyncio.create_task(worker.stop(draining.wait, grace_s=0))  # type: ignore[arg-type]
+            await worker.refuse_new()
             await until(stub, NOT_SERVING)
-            draining.set()
-            await stopping
-    await target.stop(_nothing, grace_s=0)
+            await worker.close()
+    await target.close()

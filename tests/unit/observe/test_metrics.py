@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import urllib.request
 from collections.abc import AsyncGenerator
@@ -11,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
 from inference.errors import CapacityError, ConfigError
-from inference.observe.metrics import Metrics, metrics_server
+from inference.observe.metrics import Metrics, MetricsServer
 from inference.observe.profile import Profile
 from inference.request import MAX_GAMMA
 from inference.workers.completion import CompletionRequest
@@ -130,15 +131,16 @@ def test_positions_are_bounded() -> None:
     assert len(positions) == MAX_GAMMA
 
 
-def test_a_port_of_its_own() -> None:
+async def test_a_port_of_its_own() -> None:
     metrics = Metrics("tiny")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-        with pytest.raises(ConfigError, match=str(port)), metrics_server(metrics, "127.0.0.1", port):
-            pass
-    with metrics_server(metrics, "127.0.0.1", port):
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-    assert "vllm:generation_tokens_total" in text
-    with metrics_server(metrics, "127.0.0.1", None):
-        pass
+        with pytest.raises(ConfigError, match=str(port)):
+            await MetricsServer(metrics, "127.0.0.1", port).open()
+    server = MetricsServer(metrics, "127.0.0.1", port)
+    await server.open()
+    url = f"http://127.0.0.1:{port}/metrics"
+    response = await asyncio.to_thread(urllib.request.urlopen, url, timeout=10)
+    await server.close()
+    assert "vllm:generation_tokens_total" in response.read().decode()

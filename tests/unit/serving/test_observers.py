@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 import pytest
 
+from inference.config import ObserveConfig
 from inference.errors import ConfigError
-from inference.serving.observers import INSTALL, exported
+from inference.serving.observers import INSTALL, observed
 
 ENVIRONMENT = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -19,13 +19,13 @@ def _no_collector(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def arguments(endpoint: str | None) -> argparse.Namespace:
-    return argparse.Namespace(role="target", otlp_endpoint=endpoint)
+def config(endpoint: str | None) -> ObserveConfig:
+    return ObserveConfig("target", otlp_endpoint=endpoint)
 
 
 def test_there_is_nothing_unless_a_collector_is_named() -> None:
-    with exported(arguments(None)) as telemetry:
-        assert telemetry is None
+    with observed(config(None)) as observers:
+        assert observers.spans is None
 
 
 @pytest.mark.parametrize("endpoint", ["http://localhost:4317", None])
@@ -34,5 +34,5 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: s
     if endpoint is None:
         monkeypatch.setenv(ENVIRONMENT[0], "http://localhost:4317")
     monkeypatch.setitem(sys.modules, "inference.observe.spans", None)
-    with pytest.raises(ConfigError, match=INSTALL), exported(arguments(endpoint)):
+    with pytest.raises(ConfigError, match=INSTALL), observed(config(endpoint)):
         pass

@@ -102,7 +102,7 @@ def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: st
     """
     save_tiny_model(tmp_path, "llama", chat_template=own)
     expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
-    tokenizer = Tokenizer.load_for(tmp_path, targets)
+    tokenizer = Tokenizer.load(tmp_path).with_template(targets, tmp_path)
     assert tokenizer.chat_template == targets
     assert tokenizer.encode_chat([("user", "on")]) == expected.encode_chat([("user", "on")])
 

@@ -31,9 +31,17 @@ async def test_what_still_runs_fails_as_unavailable_and_is_closed() -> None:
     running = asyncio.create_task(collected(draining))
     while not inner.num_running:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    draining.end()
+    await draining.stop(grace_s=0.01)
     with pytest.raises(UnavailableError, match="shutting down"):
         await running
     assert inner.num_running == 0
     with pytest.raises(UnavailableError, match="shutting down"):
         await collected(draining)
+
+
+async def test_nobody_waits_longer_than_the_last_request() -> None:
+    draining = DrainingCompleter(ScriptedCompleter([["a"], ["b"]], gap_s=0.01))
+    running = asyncio.create_task(collected(draining))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(draining.stop(grace_s=60), timeout=20)
+    assert len(await running) == 4

@@ -12,8 +12,9 @@ import pytest
 
 from inference.backends.neuron.parameters import KNOWN, check_names
 from inference.backends.neuron.settings import fused_arguments, slot_arguments
+from inference.cli import settings
 from inference.cli.app import main
-from inference.cli.roles import ROLES, _model_config
+from inference.cli.roles.registry import parser_of
 from inference.config import ROOT
 from tests.conftest import ModelDirectories
 from tests.support.nxdi_double.application import NeuronApplication
@@ -29,7 +30,7 @@ COMMON = ("--backend", "neuron", "--dtype", "float32", "--sequence_length", "48"
 
 
 def parsed(role: str, *arguments: str | Path) -> Namespace:
-    return ROLES[role].parser().parse_args([str(argument) for argument in arguments])
+    return parser_of(role).parse_args([str(argument) for argument in arguments])
 
 
 def run(role: str, *arguments: str | Path) -> int:
@@ -151,7 +152,8 @@ def test_the_tutorials_are_there() -> None:
 def test_a_tutorial_s_file_is_a_valid_configuration(models: ModelDirectories, file: Path, role: str) -> None:
     args = parsed(role, "--config", file, "--neuron_config", '{"quantized_checkpoints_path": "there"}')
     gamma = 0 if role == "draft" else args.gamma
-    config = _model_config(args, models.target, num_threads=1, gamma=gamma)
+    neuron = settings.neuron_options(args, gamma=gamma)
+    config = settings.model_config(args, models.target, num_threads=1, neuron=neuron)
     check_names(config.neuron.overrides, KNOWN)
     arguments: dict[str, Any] = (fused_arguments if role == "fused_target" else slot_arguments)(
         config, length=args.sequence_length

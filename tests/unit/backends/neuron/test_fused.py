@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from inference.backends.neuron import calls as calls_module
 from inference.backends.neuron import fused, graph_decoder
 from inference.backends.neuron.fused import FusedDecoder, load_fused_decoder
-from inference.config import ModelConfig, NeuronOptions, ProposerConfig
+from inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import ConfigError, InternalError, InvalidRequestError
 from inference.model import Turn, Verdict, check_seed
@@ -64,11 +64,10 @@ async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, ca
     """As `main.py --role fused_target` puts it together: one graph, or two slot models."""
     wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
-    async with fused_engine(
-        target, ProposerConfig(draft.path, draft, 3), max_waiting=8, gamma=K, length=None
-    ) as running:
-        answers = [answer_of([commit async for commit in running.generate(request)]) for request in wanted]
-        assert running.seed_invariant
+    config = FusedConfig(target, ProposerConfig(draft.path, draft, 3), gamma=K, adaptive_gamma=False)
+    async with fused_engine(config, max_waiting=8) as running:
+        answers = [answer_of([commit async for commit in running.engine.generate(request)]) for request in wanted]
+        assert running.engine.seed_invariant
     assert [token_ids for token_ids, _ in answers] == greedy_reference(models, wanted)
     assert ("fused" in {graph for graph, _ in calls}) == (method == "fused")
 

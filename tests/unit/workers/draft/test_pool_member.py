@@ -10,14 +10,14 @@ import pytest
 from inference.errors import IncompatibleDraftError, InternalError
 from inference.text.vocabulary import Vocabulary
 from inference.workers.draft import pool_member as module
-from inference.workers.draft.pool_member import PoolMember, assist
+from inference.workers.draft.pool_member import PoolHelp, PoolMember
 
 REFUSAL = IncompatibleDraftError("another vocabulary")
 
 
-def helping(*addresses: str) -> asyncio.Task[None]:
+def helping(*addresses: str) -> PoolHelp:
     engine: Any = None
-    return asyncio.create_task(assist(engine, list(addresses), vocabulary=Vocabulary("f", 288), gamma=4, num_slots=4))
+    return PoolHelp(engine, addresses, vocabulary=Vocabulary("f", 288), gamma=4, num_slots=4)
 
 
 async def test_a_target_that_refuses_does_not_end_the_help_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,14 +30,13 @@ async def test_a_target_that_refuses_does_not_end_the_help_for_others(monkeypatc
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(PoolMember, "run", run)
-    task = helping("a:1", "b:1")
-    await asyncio.sleep(0.05)
+    both = helping("a:1", "b:1")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(both.refused(), timeout=0.05)
     assert sorted(asked) == ["a:1", "b:1"]
-    assert not task.done()
-    task.cancel()
-    alone = helping("a:1")
+    await both.stop(grace_s=0)
     with pytest.raises(IncompatibleDraftError, match="another vocabulary"):
-        await alone
+        await helping("a:1").refused()
 
 
 async def test_a_link_that_breaks_in_any_way_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,5 +51,5 @@ async def test_a_link_that_breaks_in_any_way_is_dialled_again(monkeypatch: pytes
     monkeypatch.setattr(PoolMember, "_help", fail)
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
     with pytest.raises(IncompatibleDraftError):
-        await helping("127.0.0.1:1")
+        await helping("127.0.0.1:1").refused()
     assert num_tries == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inference.commit import Commit, FinishReason
-from inference.config import DraftConfig
+from inference.config import ConnectionConfig, DraftConfig
 from inference.errors import CapacityError, UnavailableError
 from inference.request import GenerationRequest, SamplingParams
 from inference.text.vocabulary import Vocabulary
@@ -56,7 +56,7 @@ async def generated(
 
     monkeypatch.setattr(DraftWorker, "_stream", stream)
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
-    config = DraftConfig("127.0.0.1:1", reconnect_timeout_s=timeout_s)
+    config = DraftConfig(ConnectionConfig("127.0.0.1", 1), reconnect_timeout_s=timeout_s)
     engine: Any = OneDraft()
     worker = DraftWorker(engine, engine, config=config, vocabulary=Vocabulary("f", 288), max_length=64)
     return [token_id async for commit in worker.generate(REQUEST) for token_id in commit.token_ids]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from dataclasses import replace
 
-import grpc
 import httpx
 
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.gateway import _follow_model
 from inference.gateway.app import create_app
+from inference.serving.gateway import _follow_model
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
 from inference.workers.remote import RemoteCompleter
@@ -25,29 +22,20 @@ OTHER = replace(CARD, name="other", max_length=64)
 
 async def started(card: ModelCard, port: int = 0) -> Server:
     servicer = GenerationServicer(ScriptedCompleter([]), card)
-
-    def register(server: grpc.aio.Server) -> None:
-        rpc.add_GenerationServiceServicer_to_server(servicer, server)
-
-    server = Server(f"127.0.0.1:{port}", service_names=[], register=register, status_of=to_status)
-    await server.start()
+    server = Server(f"127.0.0.1:{port}", [servicer], status_of=to_status)
+    await server.open()
     return server
-
-
-async def _nothing() -> None:
-    pass
 
 
 async def test_a_model_that_takes_the_place_of_another_is_listed() -> None:
     """The gateway read the name once: after a restart with another model it refused the model that was served."""
-    args = argparse.Namespace(served_model_name=None)
     server = await started(CARD)
     front = gateway(ScriptedCompleter([]))
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         remote = RemoteCompleter(channel, "behind", deadline_s=10)
-        following = asyncio.create_task(_follow_model(front, remote, channel, args))
+        following = asyncio.create_task(_follow_model(front, remote, channel))
         await channel.channel_ready()
-        await server.stop(_nothing, grace_s=0)
+        await server.close()
         server = await started(OTHER, server.port)
         async with asyncio.timeout(20):
             while True:
@@ -55,7 +43,7 @@ async def test_a_model_that_takes_the_place_of_another_is_listed() -> None:
                     break
                 await asyncio.sleep(0.02)
         following.cancel()
-    await server.stop(_nothing, grace_s=0)
+    await server.close()
     transport = httpx.ASGITransport(create_app(front))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         (model,) = (await client.get("/v1/models")).json()["data"]

@@ -1,0 +1,82 @@
+"""--role draft: the draft model. Completes prompts at the edge, serves clients there, or joins the pool of targets."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from inference.cli import flags, settings
+from inference.cli.roles.role import Role
+from inference.config import DEFAULT_GAMMA, ProposerConfig, check_gamma
+from inference.errors import ConfigError
+from inference.request import Schedule
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    flags.add_draft_model(parser)
+    flags.add_connection(parser, what="host of the target")
+    flags.add_speculation(parser, default=DEFAULT_GAMMA)
+    flags.add_schedule(parser)
+    flags.add_prompts(parser)
+    flags.add_sampling(parser)
+    flags.add_serve(parser)
+    flags.add_metrics(parser)
+    flags.add_spans(parser)
+    flags.add_attach(parser)
+    flags.add_trace(parser)
+
+
+async def run(args: argparse.Namespace) -> int:
+    proposer = _proposer_config(args)
+    if args.attach is not None:
+        return await _attach(args, proposer)
+    if args.serve is not None:
+        return await _serve(args, proposer)
+    job = settings.prompt_job(args, gamma=args.gamma, trace=args.trace)
+    draft = settings.draft_config(args, max_waiting=len(job.prompts))
+
+    from inference.cli.prompts.topologies import run_draft
+
+    return await run_draft(job, proposer, draft)
+
+
+def _proposer_config(args: argparse.Namespace) -> ProposerConfig:
+    neuron = settings.neuron_options(args)
+    config = settings.proposer_config(args, args.model, tokenizer=args.tokenizer, num_threads=1, neuron=neuron)
+    runs_ahead = args.attach is not None or Schedule(args.schedule).runs_ahead
+    return replace(config, branches=args.branches) if runs_ahead else config  # rounds have no use for them
+
+
+async def _serve(args: argparse.Namespace, proposer: ProposerConfig) -> int:
+    server = settings.server_config(args, args.serve)
+    draft, observe = settings.draft_config(args, max_waiting=server.max_waiting), settings.observe_server(args)
+
+    from inference.serving.draft import serve_draft
+
+    await serve_draft(proposer, draft, server, observe)
+    return 0
+
+
+async def _attach(args: argparse.Namespace, proposer: ProposerConfig) -> int:
+    addresses, gamma = _addresses(args.attach), check_gamma(args.gamma)
+    if args.profile:
+        raise ConfigError("--profile with --attach: the requests live at the target; profile them there")
+    observe = settings.observe_server(args)
+
+    from inference.serving.draft import help_targets
+
+    await help_targets(proposer, addresses, gamma=gamma, observe=observe)
+    return 0
+
+
+def _addresses(text: str) -> list[str]:
+    """The targets of --attach."""
+    addresses = [where.strip() for where in text.split(",")]
+    for where in addresses:
+        host, _, port = where.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"--attach {text}: {where!r} is not HOST:PORT")
+    return addresses
+
+
+ROLE = Role("draft", "Draft here, verify at a target: complete prompts, or --serve clients.", add_flags, run)

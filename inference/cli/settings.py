@@ -1,0 +1,154 @@
+"""From parsed flags to frozen configurations: the last file that sees an `argparse.Namespace`, besides the roles."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from inference.cli import flags
+from inference.cli.prompts.job import PromptJob
+from inference.cli.prompts.source import read_prompts
+from inference.config import (
+    ConnectionConfig,
+    DraftConfig,
+    HttpConfig,
+    ModelConfig,
+    NeuronOptions,
+    ObserveConfig,
+    ProposerConfig,
+    ServerConfig,
+    check_batch,
+)
+from inference.errors import ConfigError
+from inference.request import GenerationRequest, SamplingParams, Schedule
+from inference.workers.completion import CompletionRequest
+
+logger = logging.getLogger(__name__)
+
+
+def model_config(args: argparse.Namespace, path: Path, *, num_threads: int, neuron: NeuronOptions) -> ModelConfig:
+    """What the flags say of a model; `num_threads` is used unless they name a number."""
+    return ModelConfig(
+        path=path,
+        backend=args.backend,
+        device=args.device,
+        dtype=args.dtype,
+        sequence_length=args.sequence_length,
+        num_slots=args.batch,
+        num_threads=args.threads or num_threads,
+        neuron=neuron,
+    )
+
+
+def neuron_options(
+    args: argparse.Namespace, *, gamma: int = 0, method: str | None = None, tp_degree: int | None = None
+) -> NeuronOptions:
+    """What the flags say of Neuron devices.
+
+    Args:
+        gamma: draft tokens that a compiled verification pass has room for; none for a draft, or a model alone.
+        method: instead of the flag's.
+        tp_degree: instead of the flag's.
+    """
+    method = method or args.speculation_method or "vanilla"
+    tp_degree = tp_degree or args.tp_degree
+    if "neuron" not in args.backend:
+        if tp_degree > 1:
+            logger.warning("tp_degree %d has no effect: backend %s does not shard a model", tp_degree, args.backend)
+        if method != "vanilla" or args.neuron_config:
+            raise ConfigError(f"backend {args.backend} takes neither --speculation_method nor --neuron_config")
+    return NeuronOptions(tp_degree, gamma, method, args.neuron_config, args.compiled_model_path, args.neuron_cores)
+
+
+def method_of_pair(args: argparse.Namespace, *, has_draft: bool) -> str | None:
+    """Where both models are in one process, NxDI's fused graph is the method unless the flags name another."""
+    if args.speculation_method is None and args.backend == "neuron" and has_draft:
+        return "fused"
+    return args.speculation_method  # type: ignore[no-any-return]
+
+
+def proposer_config(
+    args: argparse.Namespace, draft: str, *, tokenizer: Path, num_threads: int, neuron: NeuronOptions
+) -> ProposerConfig:
+    """What the flags say of the draft: a model directory, or ngram with the tokenizer of another model."""
+    if draft == flags.NGRAM:
+        return ProposerConfig(tokenizer, None, args.batch)
+    model = model_config(args, Path(draft), num_threads=num_threads, neuron=neuron)
+    return ProposerConfig(model.path, model, args.batch)
+
+
+def server_config(args: argparse.Namespace, port: int) -> ServerConfig:
+    """Where the flags want a server to listen."""
+    return ServerConfig(args.host, port, args.max_waiting, grace_s=args.grace_s)
+
+
+def connection_config(args: argparse.Namespace) -> ConnectionConfig:
+    """Which server the flags name."""
+    return ConnectionConfig(args.target_host, args.port, args.connect_timeout_s, args.deadline_s)
+
+
+def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
+    """How the flags want drafts made."""
+    return DraftConfig(
+        connection=connection_config(args),
+        gamma=args.gamma,
+        schedule=Schedule(args.schedule),
+        reconnect_timeout_s=args.reconnect_timeout_s,
+        max_waiting=max_waiting,
+    )
+
+
+def http_config(args: argparse.Namespace, *, deadline_s: float = 600.0) -> HttpConfig:
+    """How the flags want HTTP served."""
+    return HttpConfig(
+        port=args.http_port,
+        per_token=args.stream_chunk == "token",
+        served_model_name=args.served_model_name,
+        max_body_bytes=round(args.max_body_mib * 2**20),
+        page=not args.no_page,
+        deadline_s=deadline_s,
+    )
+
+
+def observe_server(args: argparse.Namespace) -> ObserveConfig:
+    """What the flags of a server with a model want to see of it."""
+    return ObserveConfig(args.role, args.profile, args.trace, args.otlp_endpoint, args.metrics_port)
+
+
+def prompt_job(args: argparse.Namespace, *, gamma: int | None = None, trace: Path | None = None) -> PromptJob:
+    """Which prompts the flags want completed, and how."""
+    return PromptJob(
+        prompts=tuple(read_prompts(args.prompt, args.prompt_text)),
+        template=_request_template(args, gamma),
+        concurrency=check_batch(args.batch),
+        as_json=args.format == "json",
+        observe=ObserveConfig(args.role, args.profile, trace),
+    )
+
+
+def _request_template(args: argparse.Namespace, gamma: int | None) -> CompletionRequest:
+    """What the flags ask of every prompt.
+
+    Raises:
+        InvalidRequestError: a value is outside its range.
+    """
+    sampling = SamplingParams(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed or 0,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+    )
+    GenerationRequest((0,), sampling, args.max_new_tokens, gamma=gamma)  # says now what is out of range
+    return CompletionRequest(
+        prompt="",
+        sampling=sampling,
+        seed=args.seed,
+        max_new_tokens=args.max_new_tokens,
+        gamma=gamma,
+        stop=tuple(args.stop),
+    )

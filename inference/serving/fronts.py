@@ -1,0 +1,81 @@
+"""The ports of a server: gRPC, HTTP, metrics. Each is a `Front` of a `Host`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import grpc
+
+from grpc_comm.server import PortTakenError, Server, Servicer
+from inference.config import HttpConfig, ServerConfig, address
+from inference.errors import ConfigError
+from inference.observe.metrics import Metrics, MetricsServer
+from inference.serving.observers import Observers
+from inference.workers.completion import ModelCard
+from inference.workers.generation import GenerationServicer
+from inference.workers.status import to_status
+
+if TYPE_CHECKING:
+    from inference.gateway.server import HttpFront
+
+logger = logging.getLogger(__name__)
+
+
+class GrpcFront(Server):
+    """A gRPC server that says in the log where it serves."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        servicers: Sequence[Servicer],
+        observers: Observers,
+        *,
+        upstream: grpc.aio.Channel | None = None,
+    ) -> None:
+        self._host = config.host
+        where, spans = address(config.host, config.port), observers.interceptors()
+        try:
+            super().__init__(where, servicers, status_of=to_status, inner=spans, upstream=upstream)
+        except PortTakenError as exc:
+            raise ConfigError(str(exc)) from exc
+
+    async def open(self) -> None:
+        """See `Front`."""
+        await super().open()
+        logger.info("serving on %s", address(self._host, self.port))
+
+
+def metrics_fronts(observers: Observers, metrics: Metrics, server: ServerConfig) -> list[MetricsServer]:
+    """A port for Prometheus, if one is asked for."""
+    port = observers.config.metrics_port
+    return [] if port is None else [MetricsServer(metrics, server.host, port)]
+
+
+def http_fronts(
+    config: HttpConfig | None,
+    service: GenerationServicer,
+    metrics: Metrics,
+    server: ServerConfig,
+    observers: Observers,
+) -> list[HttpFront]:
+    """OpenAI's API in front of a service of this process, if it is asked for."""
+    if config is None:
+        return []
+    from inference.gateway.app import Gateway  # FastAPI takes a third of a second to import
+    from inference.gateway.server import HttpFront
+
+    card = named(service.card, config)
+    gateway = Gateway(service.completer, card, metrics, _always, config, observers.spans)
+    return [HttpFront(gateway, server)]
+
+
+async def _always() -> bool:
+    return True
+
+
+def named(card: ModelCard, config: HttpConfig) -> ModelCard:
+    """The card under the name that HTTP clients are told."""
+    return card if config.served_model_name is None else replace(card, name=config.served_model_name)

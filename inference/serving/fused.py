@@ -1,0 +1,43 @@
+"""The life of a fused server: both models in one process, thin clients."""
+
+from __future__ import annotations
+
+from inference.config import FusedConfig, HttpConfig, ObserveConfig, ServerConfig
+from inference.observe.metrics import Metrics
+from inference.serving.assembly import RunningTarget, fused_engine, model_card
+from inference.serving.fronts import GrpcFront, http_fronts, metrics_fronts
+from inference.serving.host import Front, Host
+from inference.serving.observers import Observers, observed, timeline
+from inference.workers.generation import GenerationServicer
+from inference.workers.local import LocalCompleter
+
+
+async def serve_fused(
+    config: FusedConfig, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig
+) -> None:
+    """Serve until a signal.
+
+    Raises:
+        ConfigError: a model cannot be loaded, or a port is taken.
+        IncompatibleDraftError: the models do not share a vocabulary.
+    """
+    with observed(observe) as observers:
+        async with fused_engine(config, max_waiting=server.max_waiting) as running:
+            host = _host(running, config.target.path.name, server, http, observers)
+            with timeline(observe, running.engine):
+                await host.run()
+
+
+def _host(
+    running: RunningTarget, name: str, server: ServerConfig, http: HttpConfig | None, observers: Observers
+) -> Host:
+    engine, metrics = running.engine, Metrics(name)
+    metrics.watch(engine)
+    completer = observers.around(LocalCompleter(engine, running.tokenizer), metrics, model=name)
+    generation = GenerationServicer(completer, model_card(name, "fused", engine, running.tokenizer))
+    fronts: list[Front] = [
+        *metrics_fronts(observers, metrics, server),
+        *http_fronts(http, generation, metrics, server, observers),
+        GrpcFront(server, [generation], observers),
+    ]
+    return Host(engine, fronts, grace_s=server.grace_s)

@@ -1,0 +1,54 @@
+"""The life of a gateway: OpenAI's HTTP API in front of a remote GenerationService."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import grpc
+
+from grpc_comm.channel import states
+from grpc_comm.health import is_serving
+from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
+from inference.errors import SpecDecError
+from inference.gateway.app import Gateway
+from inference.gateway.server import HttpFront
+from inference.observe.metrics import Metrics
+from inference.serving.fronts import named
+from inference.serving.host import Host
+from inference.serving.observers import observed
+from inference.workers.draining import DrainingCompleter
+from inference.workers.remote import RemoteCompleter, connected
+
+
+async def serve_gateway(
+    connection: ConnectionConfig, http: HttpConfig, server: ServerConfig, observe: ObserveConfig
+) -> None:
+    """Serve until a signal.
+
+    Raises:
+        ConfigError: the port is taken.
+        UnavailableError: the server behind it does not answer.
+    """
+    with observed(observe) as observers:
+        async with connected(connection) as channel:
+            continuing = observers.continuing(channel)
+            remote = RemoteCompleter(continuing, connection.address, deadline_s=connection.deadline_s)
+            card = named(await remote.model(), http)
+            metrics, draining = Metrics(card.name), DrainingCompleter(remote)
+            completer = observers.around(draining, metrics, model=card.name)
+            metrics.watch(completer)
+            gateway = Gateway(completer, card, metrics, lambda: is_serving(channel), http, observers.spans)
+            following = asyncio.create_task(_follow_model(gateway, remote, channel))
+            try:
+                await Host(draining, [HttpFront(gateway, server)], grace_s=server.grace_s).run()
+            finally:
+                following.cancel()
+
+
+async def _follow_model(gateway: Gateway, remote: RemoteCompleter, channel: grpc.aio.Channel) -> None:
+    """Ask for the model whenever the connection is made: a server that comes back may serve another one."""
+    async for state in states(channel):
+        if state is grpc.ChannelConnectivity.READY:
+            with suppress(SpecDecError):  # it left again, and will be asked when it is back
+                gateway.card = named(await remote.model(), gateway.config)
