@@ -1,15 +1,20 @@
-"""Statuses of failed calls: a code, a message, and a retry hint where there is one."""
+"""Statuses of failed calls: a code, a message, and what else a caller can act on: when to retry, which field, where."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
+
+
+_DOMAIN = "specdec"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,37 +25,59 @@ class Status:
         code: the gRPC status.
         message: one line that names the value and the limit.
         retry_after_s: seconds until a retry has a fair chance; None where it has none or nobody knows.
+        field: the field of the request that is at fault.
+        address: HOST:PORT of the server behind the one that was called, if the failure is that one's.
     """
 
     code: grpc.StatusCode
     message: str
     retry_after_s: float | None = None
+    field: str | None = None
+    address: str | None = None
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """google.rpc.Status with RetryInfo, if there is a hint."""
-        if self.retry_after_s is None:
+        """google.rpc.Status with what stands beside code and message; nothing if nothing does."""
+        details = [_packed(detail) for detail in self._details()]
+        if not details:
             return ()
-        duration = duration_pb2.Duration(nanos=0)
-        duration.FromNanoseconds(round(self.retry_after_s * 1e9))
-        detail = any_pb2.Any()
-        detail.Pack(error_details_pb2.RetryInfo(retry_delay=duration))
         code = code_pb2.Code.Value(self.code.name)
-        status = status_pb2.Status(code=code, message=self.message, details=[detail])
+        status = status_pb2.Status(code=code, message=self.message, details=details)
         return ((_DETAILS_KEY, status.SerializeToString()),)
+
+    def _details(self) -> Iterator[Message]:
+        if self.retry_after_s is not None:
+            duration = duration_pb2.Duration(nanos=0)
+            duration.FromNanoseconds(round(self.retry_after_s * 1e9))
+            yield error_details_pb2.RetryInfo(retry_delay=duration)
+        if self.field is not None:
+            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
+            yield error_details_pb2.BadRequest(field_violations=[violation])
+        if self.address is not None:
+            metadata = {"address": self.address}
+            yield error_details_pb2.ErrorInfo(reason=self.code.name, domain=_DOMAIN, metadata=metadata)
+
+
+def _packed(message: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
 
 
 def status_of(error: grpc.RpcError) -> Status:
     """The status a failed call came back with."""
-    code, message = error.code(), error.details() or ""
-    return Status(code, message, _retry_after_s(error))
+    retry, bad, info = error_details_pb2.RetryInfo(), error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
+    found = {type(kind) for detail in _details(error) for kind in (retry, bad, info) if detail.Unpack(kind)}
+    return Status(
+        error.code(),
+        error.details() or "",
+        float(retry.retry_delay.ToNanoseconds() / 1e9) if type(retry) in found else None,
+        bad.field_violations[0].field if bad.field_violations else None,
+        info.metadata["address"] if info.domain == _DOMAIN and "address" in info.metadata else None,
+    )
 
 
-def _retry_after_s(error: grpc.RpcError) -> float | None:
+def _details(error: grpc.RpcError) -> Iterator[any_pb2.Any]:
     metadata: Any = error.trailing_metadata() or ()  # an iterable of pairs, whatever the stubs say
     for key, value in metadata:
         if key == _DETAILS_KEY:
-            for detail in status_pb2.Status.FromString(value).details:
-                info = error_details_pb2.RetryInfo()
-                if detail.Unpack(info):
-                    return float(info.retry_delay.ToNanoseconds() / 1e9)
-    return None
+            yield from status_pb2.Status.FromString(value).details

@@ -1,4 +1,8 @@
-"""Speculative decoding: models, sampling, verification, engines and the workers that serve them."""
+"""Speculative decoding as a service. docs/architecture.md is the map of these packages.
+
+Imports point downwards: comparison, cli, serving, gateway, workers, engine, speculation, scheduling, backends, sampling
+and text and observe, then the modules of this folder, which import nothing above them.
+"""
 
 VERSION = "0.1.0"
 """As in pyproject.toml."""

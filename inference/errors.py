@@ -19,7 +19,17 @@ from __future__ import annotations
 
 
 class SpecDecError(Exception):
-    """Root of every error this project raises on purpose."""
+    """Root of every error this project raises on purpose.
+
+    Attributes:
+        message: one line that names the value and the limit.
+        address: HOST:PORT of the server that said so; None: this process.
+    """
+
+    def __init__(self, message: str, *, address: str | None = None) -> None:
+        super().__init__(message if address is None else f"{address}: {message}")
+        self.message = message
+        self.address = address
 
 
 class ConfigError(SpecDecError):
@@ -35,7 +45,15 @@ class RequestError(SpecDecError):
 
 
 class InvalidRequestError(RequestError):
-    """A value of the request is outside its range."""
+    """A value of the request is outside its range.
+
+    Attributes:
+        field: the one at fault, as GenerateRequest and its messages call it; None: it is no single one.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, address: str | None = None) -> None:
+        super().__init__(message, address=address)
+        self.field = field
 
 
 class IncompatibleDraftError(RequestError):
@@ -53,8 +71,8 @@ class CapacityError(SpecDecError):
         retry_after_s: seconds after which a retry has a fair chance.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, retry_after_s: float, address: str | None = None) -> None:
+        super().__init__(message, address=address)
         self.retry_after_s = retry_after_s
 
 

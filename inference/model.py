@@ -275,7 +275,7 @@ def check_seed(generator: object, sampling: SamplingParams) -> None:
     """
     if not sampling.greedy and not is_seed_invariant(generator):
         raise InvalidRequestError(
-            "seed: this server samples on the device, where equal seeds give other tokens: omit it"
+            "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"
         )
 
 

@@ -18,9 +18,47 @@ MAX_LOGIT_BIASES = 1024
 """Tokens of one request that can be given a bias."""
 
 
-def _require(condition: bool, message: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a number may be.
+
+    Attributes:
+        low, high: the ends.
+        above: `low` itself is outside.
+    """
+
+    low: float
+    high: float
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        low, high = (f"{end:g}" if isinstance(end, float) else str(end) for end in (self.low, self.high))
+        if self.low == 0 and self.high > 1 and not self.above:
+            return f"{low}..{high}"  # as counts are written
+        return f"{'(' if self.above else '['}{low}, {high}]"
+
+
+RANGES = {
+    "temperature": Range(0.0, 100.0),
+    "top_k": Range(0, MAX_COUNT),
+    "top_p": Range(0.0, 1.0, above=True),
+    "min_p": Range(0.0, 1.0),
+    "seed": Range(0, MAX_SEED),
+    "repetition_penalty": Range(0.0, 100.0, above=True),
+    "presence_penalty": Range(-2.0, 2.0),
+    "frequency_penalty": Range(-2.0, 2.0),
+}
+"""Of the fields of `SamplingParams` that are numbers; the HTTP schema and the flags read them here."""
+BIAS = Range(-100.0, 100.0)
+"""What is added to a token's logit."""
+
+
+def _require(condition: bool, message: str, field: str | None = None) -> None:
     if not condition:
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(message, field=field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +93,20 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        _require(0.0 <= self.temperature <= 100.0, f"temperature {self.temperature} is outside 0..100")
-        _require(0 <= self.top_k <= MAX_COUNT, f"top_k {self.top_k} is outside 0..{MAX_COUNT}")
-        _require(0.0 < self.top_p <= 1.0, f"top_p {self.top_p} is outside (0, 1]")
-        _require(0.0 <= self.min_p <= 1.0, f"min_p {self.min_p} is outside [0, 1]")
-        _require(0 <= self.seed <= MAX_SEED, f"seed {self.seed} is outside 0..{MAX_SEED}")
-        penalty = self.repetition_penalty
-        _require(0.0 < penalty <= 100.0, f"repetition_penalty {penalty} is outside (0, 100]")
-        _require(-2.0 <= self.presence_penalty <= 2.0, f"presence_penalty {self.presence_penalty} is outside [-2, 2]")
-        _require(
-            -2.0 <= self.frequency_penalty <= 2.0, f"frequency_penalty {self.frequency_penalty} is outside [-2, 2]"
-        )
+        for name, limits in RANGES.items():
+            value = getattr(self, name)
+            _require(value in limits, f"{name} {value} is outside {limits}", name)
         if self.logit_bias:
             self._check_logit_bias()
 
     def _check_logit_bias(self) -> None:
         num_biases = len(self.logit_bias)
-        _require(num_biases <= MAX_LOGIT_BIASES, f"logit_bias has {num_biases} tokens, the limit is {MAX_LOGIT_BIASES}")
-        _require(len(dict(self.logit_bias)) == num_biases, "logit_bias names a token twice")
+        limit = f"logit_bias has {num_biases} tokens, the limit is {MAX_LOGIT_BIASES}"
+        _require(num_biases <= MAX_LOGIT_BIASES, limit, "logit_bias")
+        _require(len(dict(self.logit_bias)) == num_biases, "logit_bias names a token twice", "logit_bias")
         for token_id, bias in self.logit_bias:
-            _require(token_id >= 0, f"logit_bias names token {token_id}, which is below 0")
-            _require(-100.0 <= bias <= 100.0, f"logit_bias {bias} of token {token_id} is outside [-100, 100]")
+            _require(token_id >= 0, f"logit_bias names token {token_id}, which is below 0", "logit_bias")
+            _require(bias in BIAS, f"logit_bias {bias} of token {token_id} is outside {BIAS}", "logit_bias")
 
     @property
     def greedy(self) -> bool:
@@ -133,21 +164,21 @@ class GenerationRequest:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        num_prompt_tokens = len(self.prompt_token_ids)
-        _require(num_prompt_tokens >= 1, "the prompt has no token")
-        limit = self.max_new_tokens
-        _require(1 <= limit <= MAX_COUNT, f"max_new_tokens {limit} is outside 1..{MAX_COUNT}")
-        _require(self.gamma is None or 0 <= self.gamma <= MAX_GAMMA, f"gamma {self.gamma} is outside 0..{MAX_GAMMA}")
+        num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens
+        _require(num_prompt_tokens >= 1, "the prompt has no token", "prompt")
+        limit, gamma, logprobs = self.max_new_tokens, self.gamma, self.logprobs
+        _require(1 <= limit <= MAX_COUNT, f"max_new_tokens {limit} is outside 1..{MAX_COUNT}", "max_new_tokens")
+        _require(gamma is None or 0 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 0..{MAX_GAMMA}", "gamma")
         num_stops = len(self.stop_token_ids)
-        _require(num_stops <= MAX_STOP_TOKEN_IDS, f"{num_stops} stop_token_ids exceed {MAX_STOP_TOKEN_IDS}")
+        too_many = f"{num_stops} stop_token_ids exceed {MAX_STOP_TOKEN_IDS}"
+        _require(num_stops <= MAX_STOP_TOKEN_IDS, too_many, "stop_token_ids")
         _require(
-            0 <= self.num_committed_tokens < num_prompt_tokens,
-            f"num_committed_tokens {self.num_committed_tokens} is not below the prompt's {num_prompt_tokens} tokens",
+            0 <= num_committed < num_prompt_tokens,
+            f"num_committed_tokens {num_committed} is not below the prompt's {num_prompt_tokens} tokens",
+            "num_committed_tokens",
         )
-        _require(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            f"logprobs {self.logprobs} is outside 0..{MAX_LOGPROBS}",
-        )
+        outside = f"logprobs {logprobs} is outside 0..{MAX_LOGPROBS}"
+        _require(logprobs is None or 0 <= logprobs <= MAX_LOGPROBS, outside, "logprobs")
 
     @property
     def output_start(self) -> int:
@@ -163,4 +194,6 @@ def check_logit_bias(sampling: SamplingParams, *, vocab_size: int) -> None:
     """
     for token_id, _ in sampling.logit_bias:
         if token_id >= vocab_size:
-            raise InvalidRequestError(f"logit_bias names token {token_id}, outside the vocabulary of {vocab_size}")
+            raise InvalidRequestError(
+                f"logit_bias names token {token_id}, outside the vocabulary of {vocab_size}", field="logit_bias"
+            )

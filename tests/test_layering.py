@@ -18,6 +18,7 @@ grpc_comm                           knows nothing of inference
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Container, Iterator
@@ -180,7 +181,50 @@ def test_downward_imports_are_allowed(module: str, statement: str) -> None:
     assert violations(module, statement) == []
 
 
-THIN = ("inference.workers.remote", "inference.serving.processes", "inference.cli.generate", "main")
+MAY_SEE_FLAGS = ("inference.cli", "inference.comparison.plan")
+
+
+def names_parsed_flags(source: str) -> bool:
+    """Whether a source names `argparse.Namespace`, or imports it under any name."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == "Namespace")
+        or (isinstance(node, ast.alias) and node.name in ("Namespace", "argparse.Namespace"))
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+def test_parsed_flags_stop_at_the_command_line() -> None:
+    """From there on, configurations say what there is; a flag that is forgotten is a type error, not a default."""
+    seeing = {module_name(file) for file in sources() if names_parsed_flags(file.read_text())}
+    assert {module for module in seeing if not any(is_in(module, room) for room in MAY_SEE_FLAGS)} == set()
+    assert "inference.cli.settings" in seeing
+
+
+MAX_PARAMETERS = 5
+FEW_PARAMETERS = re.compile(r"(Engine|Servicer|Server|Host|Front|Worker)$")
+
+
+def test_what_is_built_of_many_parts_takes_configurations() -> None:
+    """Constructors of engines, servicers and hosts have five parameters at most."""
+    long = [
+        f"{node.name} in {file.name}: {len(parameters)}"
+        for file in sources()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef) and FEW_PARAMETERS.search(node.name)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+        if len(parameters := [*method.args.args[1:], *method.args.kwonlyargs]) > MAX_PARAMETERS
+    ]
+    assert long == []
+
+
+def test_every_package_says_what_it_is_and_where_to_start() -> None:
+    for file in (ROOT / "inference").rglob("__init__.py"):
+        text = ast.get_docstring(ast.parse(file.read_text())) or ""
+        assert "architecture.md" in text or ("Start reading: `" in text and ("not know" in text)), file
+
+
+THIN = ("inference.workers.remote", "inference.serving.processes", "inference.cli.prompts.topologies", "main")
 
 
 @pytest.mark.parametrize("module", THIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import fields
 from pathlib import Path
 
 from inference.cli import flags
@@ -133,16 +134,8 @@ def _request_template(args: argparse.Namespace, gamma: int | None) -> Completion
     Raises:
         InvalidRequestError: a value is outside its range.
     """
-    sampling = SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        seed=args.seed or 0,
-        repetition_penalty=args.repetition_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-    )
+    names = (field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias"))
+    sampling = SamplingParams(seed=args.seed or 0, **{name: getattr(args, name) for name in names})
     GenerationRequest((0,), sampling, args.max_new_tokens, gamma=gamma)  # says now what is out of range
     return CompletionRequest(
         prompt="",

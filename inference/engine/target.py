@@ -208,7 +208,8 @@ def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) 
     if len(token_ids) >= max_length:
         raise InvalidRequestError(
             f"the prompt has {len(token_ids)} tokens; sequence_length {max_length} leaves room for {max_length - 1} "
-            "and one output token"
+            "and one output token",
+            field="prompt",
         )
     check_token_ids(token_ids, vocab_size=vocab_size)
 
@@ -217,4 +218,4 @@ def check_token_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
     """Refuse ids outside the vocabulary."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocab_size}")
+            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocab_size}", field="prompt")

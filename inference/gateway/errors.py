@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +14,7 @@ from inference import errors
 logger = logging.getLogger(__name__)
 
 INVALID_REQUEST = "invalid_request_error"
-_ADDRESS = re.compile(r"^(\S+:\d+: )+")
-# What a message about a request begins with, or speaks of, names the field at fault.
-_FIELDS = (
-    "temperature|top_p|top_k|min_p|repetition_penalty|presence_penalty|frequency_penalty|logit_bias|logprobs|stop|seed|"
-    "max_new_tokens|messages|prompt|token id"
-)
-_FIELD = re.compile(rf"\b({_FIELDS})\b")
-_RENAMED = {"max_new_tokens": "max_tokens", "token id": "prompt"}
+_RENAMED = {"max_new_tokens": "max_tokens"}
 # Where a field may have several shapes, the complaint about one of them would mislead.
 _SHAPES = {
     "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
@@ -72,18 +64,16 @@ class ApiError(Exception):
 def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
     """What one of our exceptions means to an HTTP client."""
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
-    message = _message(error)
-    param = _field(message, chat=chat) if status == 400 else None
-    return ApiError(status, message, kind, param, code, getattr(error, "retry_after_s", None))
+    param = _param(error.field, chat=chat) if isinstance(error, errors.InvalidRequestError) else None
+    return ApiError(status, _message(error), kind, param, code, getattr(error, "retry_after_s", None))
 
 
 def _message(error: errors.SpecDecError) -> str:
     """Without addresses: which server is behind the gateway is not the client's affair. The log has them."""
-    message = _ADDRESS.sub("", str(error))
-    if isinstance(error, errors.UnavailableError) and message != str(error):  # gRPC's own words name them again
+    if isinstance(error, errors.UnavailableError) and error.address is not None:  # gRPC's own words name them again
         logger.info("unavailable: %s", error)
         return "the server behind this one cannot be reached"
-    return message
+    return error.message
 
 
 def unexpected() -> ApiError:
@@ -91,12 +81,9 @@ def unexpected() -> ApiError:
     return ApiError(500, "unexpected failure; the server's log has the cause", _FAULT[0], code=_FAULT[1])
 
 
-def _field(message: str, *, chat: bool) -> str | None:
-    match = _FIELD.search(message)
-    if match is None:
-        return None
-    field = _RENAMED.get(match[1], match[1])
-    return "messages" if chat and field == "prompt" else field
+def _param(field: str | None, *, chat: bool) -> str | None:
+    """What the endpoint calls a field of ours."""
+    return "messages" if chat and field == "prompt" else _RENAMED.get(field or "", field)
 
 
 def from_validation(error: RequestValidationError) -> ApiError:

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from inference.request import MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, SamplingParams
+from inference.request import BIAS, MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, RANGES, Range, SamplingParams
 from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
-from inference.text.unicode import place_of_no_character
+from inference.text.unicode import first_lone_surrogate
 from inference.workers.completion import Chat
 
 MAX_CHOICES = 128
@@ -31,9 +31,19 @@ def _whole(value: Any) -> Any:
 
 def _unicode(text: str) -> str:
     """JSON can write down half of a surrogate pair, which is no character."""
-    if (place := place_of_no_character(text)) is not None:
+    if (place := first_lone_surrogate(text)) is not None:
         raise ValueError(f"character {place} is half of a surrogate pair")
     return text
+
+
+def _limits(limits: Range) -> Any:
+    """The same range for a field of a body."""
+    return Field(gt=limits.low, le=limits.high) if limits.above else Field(ge=limits.low, le=limits.high)
+
+
+def _within(name: str) -> Any:
+    """The range of a sampling parameter."""
+    return _limits(RANGES[name])
 
 
 _WHOLE = BeforeValidator(_whole)
@@ -107,20 +117,20 @@ class GenerationBody(_Body):
     """What both endpoints take."""
 
     model: str | None = Field(None, description="As in /v1/models, or a path that ends with it. Unset: the one served.")
-    temperature: float = Field(1.0, ge=0.0, le=100.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    temperature: Annotated[float, _within("temperature")] = 1.0
+    top_p: Annotated[float, _within("top_p")] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID), _WHOLE] = Field(0, description="0 or -1: all.")
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
-    repetition_penalty: float = Field(1.0, gt=0.0, le=100.0)
-    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    logit_bias: dict[
-        Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$(?!\n)")], Annotated[float, Field(ge=-100.0, le=100.0)]
-    ] = Field(
-        default_factory=dict,
-        max_length=MAX_LOGIT_BIASES,
-        description="By token id.",
-        json_schema_extra={"additionalProperties": False},
+    min_p: Annotated[float, _within("min_p")] = 0.0
+    repetition_penalty: Annotated[float, _within("repetition_penalty")] = 1.0
+    presence_penalty: Annotated[float, _within("presence_penalty")] = 0.0
+    frequency_penalty: Annotated[float, _within("frequency_penalty")] = 0.0
+    logit_bias: dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$(?!\n)")], Annotated[float, _limits(BIAS)]] = (
+        Field(
+            default_factory=dict,
+            max_length=MAX_LOGIT_BIASES,
+            description="By token id.",
+            json_schema_extra={"additionalProperties": False},
+        )
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), _WHOLE] | None = Field(
         None, description="Choice i uses seed + i. Unset: drawn for each choice."
@@ -145,16 +155,9 @@ class GenerationBody(_Body):
 
     def sampling(self) -> SamplingParams:
         """How tokens are chosen; the seed stands apart."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=max(0, self.top_k),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=tuple(sorted((int(token_id), bias) for token_id, bias in self.logit_bias.items())),
-        )
+        values = {name: getattr(self, name) for name in RANGES if name not in ("seed", "top_k")}
+        biases = sorted((int(token_id), bias) for token_id, bias in self.logit_bias.items())
+        return SamplingParams(**values, top_k=max(0, self.top_k), logit_bias=tuple(biases))
 
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

@@ -1,0 +1,5 @@
+"""The algorithms: verification, the draft tree, and decoders and proposers made of slot models.
+
+Does not know: the wire, the loop, or whether drafting pays.
+Start reading: `verify.py`, `tree.py`, then `slot_decoder.py`.
+"""

@@ -18,10 +18,12 @@ def check_stops(stops: Sequence[str]) -> None:
         InvalidRequestError: naming the limit.
     """
     if len(stops) > MAX_STOPS:
-        raise InvalidRequestError(f"stop has {len(stops)} strings, the limit is {MAX_STOPS}")
+        raise InvalidRequestError(f"stop has {len(stops)} strings, the limit is {MAX_STOPS}", field="stop")
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
-            raise InvalidRequestError(f"stop has a string of {len(stop)} characters; 1..{MAX_STOP_CHARACTERS} may be")
+            raise InvalidRequestError(
+                f"stop has a string of {len(stop)} characters; 1..{MAX_STOP_CHARACTERS} may be", field="stop"
+            )
         check_unicode(stop, "stop")
 
 

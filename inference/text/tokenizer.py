@@ -81,7 +81,9 @@ class Tokenizer:
         except Exception as exc:  # whatever the template raises
             spoken = [(role, content) for role, content in messages if content or role != "system"]
             if not spoken or len(spoken) == len(messages):
-                raise InvalidRequestError(f"messages: the chat template refuses them ({exc})") from exc
+                raise InvalidRequestError(
+                    f"messages: the chat template refuses them ({exc})", field="messages"
+                ) from exc
             return self.encode_chat(spoken)  # benchmarks send an empty system message, also to models that know none
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])  # the template has them already
 

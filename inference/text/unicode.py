@@ -8,7 +8,7 @@ from __future__ import annotations
 from inference.errors import InvalidRequestError
 
 
-def place_of_no_character(text: str) -> int | None:
+def first_lone_surrogate(text: str) -> int | None:
     """Index of the first half of a surrogate pair; None if the text can be sent."""
     try:
         text.encode()
@@ -23,5 +23,5 @@ def check_unicode(text: str, name: str) -> None:
     Raises:
         InvalidRequestError: naming the place.
     """
-    if (place := place_of_no_character(text)) is not None:
-        raise InvalidRequestError(f"{name}: character {place} is no UTF-8")
+    if (place := first_lone_surrogate(text)) is not None:
+        raise InvalidRequestError(f"{name}: character {place} is no UTF-8", field=name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import (
     Commit,
@@ -36,6 +38,7 @@ _SCHEDULE_TO_MESSAGE = {
 }
 _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
+_SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
 
 
 def reason_to_message(reason: FinishReason) -> pb.FinishReason:
@@ -51,36 +54,21 @@ def reason_from_message(number: pb.FinishReason) -> FinishReason:
 
 def schedule_from_message(number: pb.Schedule) -> Schedule | None:
     if number not in _SCHEDULE_FROM_MESSAGE:
-        raise InvalidRequestError(f"schedule {number} is not known here")
+        raise InvalidRequestError(f"schedule {number} is not known here", field="schedule")
     return _SCHEDULE_FROM_MESSAGE[number]
 
 
 def sampling_to_message(sampling: SamplingParams, seed: int | None) -> pb.SamplingParams:
-    return pb.SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=seed,
-        repetition_penalty=None if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias],
-    )
+    """Fields go by their names; all are set, so that nobody's defaults matter."""
+    biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
+    values = {name: getattr(sampling, name) for name in _SAMPLING_NAMES}
+    return pb.SamplingParams(seed=seed, logit_bias=biases, **values)
 
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p,
-        seed=message.seed,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias),
-    )
+    """Fields go by their names; unset ones, and zeros that cannot be told from them, are the defaults."""
+    values = {field.name: value for field, value in message.ListFields() if field.name != "logit_bias"}
+    return SamplingParams(**values, logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias))
 
 
 def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
@@ -166,13 +154,13 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
 def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] | completion.Chat:
     kind = message.WhichOneof("prompt")
     if kind is None:
-        raise InvalidRequestError("the request has no prompt: set text, token_ids or chat")
+        raise InvalidRequestError("the request has no prompt: set text, token_ids or chat", field="prompt")
     if kind == "text":
         return message.text
     if kind == "token_ids":
         return tuple(message.token_ids.ids)
     if not message.chat.messages:
-        raise InvalidRequestError("messages: the chat has none")
+        raise InvalidRequestError("messages: the chat has none", field="messages")
     return completion.Chat(tuple((each.role, each.content) for each in message.chat.messages))
 
 
@@ -259,7 +247,7 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
 
 def open_from_message(message: pb.Open) -> GenerationRequest:
     if not message.sampling.HasField("seed"):
-        raise InvalidRequestError("sampling.seed is unset: draft and target need the same one")
+        raise InvalidRequestError("sampling.seed is unset: draft and target need the same one", field="seed")
     if message.vocab_size:  # unset where it was named already, in Attach
         sampling = sampling_from_message(message.sampling)
         check_logit_bias(sampling, vocab_size=message.vocab_size)

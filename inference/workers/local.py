@@ -75,7 +75,7 @@ class LocalCompleter:
 
     def _generation(self, request: CompletionRequest, prompt: tuple[int, ...]) -> GenerationRequest:
         if not prompt:
-            raise InvalidRequestError("the prompt is empty: it has no token")
+            raise InvalidRequestError("the prompt is empty: it has no token", field="prompt")
         check_logit_bias(request.sampling, vocab_size=self._generator.vocab_size)
         if request.seed is not None:
             check_seed(self._generator, request.sampling)

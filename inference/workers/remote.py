@@ -7,15 +7,14 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event
 from inference.config import ConnectionConfig
-from inference.errors import UnavailableError
 from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.convert import card_from_message, completion_to_message, event_from_message
-from inference.workers.status import from_rpc_error
+from inference.workers.status import calls_to
 
 MAX_DEADLINE_S = 1e8
 """gRPC takes much longer ones for times that are over."""
@@ -39,10 +38,9 @@ class RemoteCompleter:
         """See `Completer`."""
         call = self._stub.Generate(completion_to_message(request), timeout=self._deadline_s)
         try:
-            async for message in call:
-                yield event_from_message(message)
-        except grpc.aio.AioRpcError as exc:
-            raise from_rpc_error(exc, self._address) from exc
+            with calls_to(self._address):
+                async for message in call:
+                    yield event_from_message(message)
         finally:
             call.cancel()
 
@@ -52,10 +50,8 @@ class RemoteCompleter:
         Raises:
             SpecDecError: the call failed.
         """
-        try:
+        with calls_to(self._address):
             message = await self._stub.GetModel(pb.GetModelRequest(), timeout=timeout_s or self._deadline_s)
-        except grpc.aio.AioRpcError as exc:
-            raise from_rpc_error(exc, self._address) from exc
         return card_from_message(message)
 
 
@@ -67,8 +63,6 @@ async def connected(connection: ConnectionConfig) -> AsyncGenerator[grpc.aio.Cha
         UnavailableError: it does not answer in time.
     """
     async with open_channel(connection.address) as channel:
-        try:
+        with calls_to(connection.address):
             await wait_until_ready(channel, connection.address, timeout_s=connection.connect_timeout_s)
-        except UnreachableError as exc:
-            raise UnavailableError(str(exc)) from exc
         yield channel

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import grpc
 
 from grpc_comm.channel import UnreachableError
@@ -24,9 +27,11 @@ _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that 
 def to_status(error: Exception) -> Status | None:
     """Status of one of our exceptions; None for anything else."""
     code = _CODES.get(type(error))  # type: ignore[arg-type]
-    if code is None:
+    if code is None or not isinstance(error, errors.SpecDecError):
         return None
-    return Status(code, str(error), getattr(error, "retry_after_s", None))
+    retry_after_s = error.retry_after_s if isinstance(error, errors.CapacityError) else None
+    field = error.field if isinstance(error, errors.InvalidRequestError) else None
+    return Status(code, error.message, retry_after_s, field, error.address)
 
 
 def code_name(error: Exception) -> str:
@@ -35,20 +40,30 @@ def code_name(error: Exception) -> str:
     return "INTERNAL" if status is None else status.code.name
 
 
+@contextmanager
+def calls_to(address: str) -> Generator[None, None, None]:
+    """Raise, of calls to the server at HOST:PORT that fail while the block runs, the exceptions they stand for."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as exc:
+        raise from_rpc_error(exc, address) from exc
+    except UnreachableError as exc:
+        raise errors.UnavailableError(str(exc)) from exc
+
+
 def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
     """The exception that a failed call to `address` stands for."""
     status = status_of(error)
-    message = f"{address}: {status.message}"
-    if status.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return errors.CapacityError(message, retry_after_s=status.retry_after_s or 1.0)
-    if status.code == grpc.StatusCode.UNIMPLEMENTED:
-        return errors.NotFoundError(f"{message} (is this another kind of server?)")
-    if status.code == grpc.StatusCode.INTERNAL and status.message == _FAILED_WRITE:
-        return errors.UnavailableError(f"{address}: the connection broke while a message was being sent")
-    if status.code == grpc.StatusCode.CANCELLED:
-        return errors.UnavailableError(f"{message} (the server cancelled the call)")
-    return _ERRORS.get(status.code, errors.InternalError)(message)
-
-
-def from_unreachable(error: UnreachableError) -> errors.SpecDecError:
-    return errors.UnavailableError(str(error))
+    message, code = status.message, status.code
+    where = address if status.address is None else f"{address}: {status.address}"
+    if code == grpc.StatusCode.INVALID_ARGUMENT:
+        return errors.InvalidRequestError(message, field=status.field, address=where)
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return errors.CapacityError(message, retry_after_s=status.retry_after_s or 1.0, address=where)
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return errors.NotFoundError(f"{message} (is this another kind of server?)", address=where)
+    if code == grpc.StatusCode.INTERNAL and message == _FAILED_WRITE:
+        return errors.UnavailableError("the connection broke while a message was being sent", address=where)
+    if code == grpc.StatusCode.CANCELLED:
+        return errors.UnavailableError(f"{message} (the server cancelled the call)", address=where)
+    return _ERRORS.get(code, errors.InternalError)(message, address=where)

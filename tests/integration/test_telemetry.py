@@ -115,7 +115,7 @@ def check_trace(spans: list[Span]) -> None:
 
 
 async def test_without_the_flag_no_tracing_library_is_loaded() -> None:
-    code = "import sys, inference.cli.serve, inference.cli.gateway; print('opentelemetry.sdk' in sys.modules)"
+    code = "import sys, inference.serving.target, inference.serving.gateway; print('opentelemetry.sdk' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     assert output.strip() == b"False"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,12 +64,14 @@ def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | No
     )
 
 
-def gateway(completer: ScriptedCompleter, **settings: Any) -> Gateway:
+async def healthy() -> bool:
+    return True
+
+
+def gateway(
+    completer: ScriptedCompleter, *, is_healthy: Callable[[], Awaitable[bool]] = healthy, **settings: Any
+) -> Gateway:
     """A gateway in front of it, with metrics; the settings are those of `HttpConfig`."""
-
-    async def is_healthy() -> bool:
-        return True
-
     metrics = Metrics(CARD.name)
     observed = ObservedCompleter(completer, Observer(metrics))
     metrics.watch(observed)

@@ -1,4 +1,5 @@
-"""AWS Trainium and Inferentia through NxD Inference (NxDI): slot models, and NxDI's fused speculation.
+"""Backends over NxDI's models, compiled for AWS Neuron devices, and its fused speculation graphs.
 
-Nothing here imports a Neuron package until a model is loaded. `docs/neuron.md` says what was verified and what was not.
+Does not know: NxDI at import; it is loaded by name when a model is. docs/neuron.md has the whole.
+Start reading: `slots.py`, then `graph_decoder.py`.
 """

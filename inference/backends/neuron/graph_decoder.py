@@ -68,27 +68,30 @@ class GraphDecoder(ABC):
 
     def check(self, request: GenerationRequest) -> None:
         """See `inference.model.LimitedDecoder`."""
-        for fault in self._faults(request):
-            raise InvalidRequestError(f"{fault}: this server's speculation_method {self._method} cannot do that")
+        for field, fault in self._faults(request):
+            raise InvalidRequestError(
+                f"{fault}: this server's speculation_method {self._method} cannot do that", field=field
+            )
 
-    def _faults(self, request: GenerationRequest) -> Iterator[str]:
-        """Each begins with the name of the field."""
+    def _faults(self, request: GenerationRequest) -> Iterator[tuple[str, str]]:
+        """(field, what is wrong with it)"""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens > self._shape.max_prompt:
-            yield f"the prompt has {num_tokens} tokens, the compiled prompt graph reads {self._shape.max_prompt}"
+            limit = self._shape.max_prompt
+            yield "prompt", f"the prompt has {num_tokens} tokens, the compiled prompt graph reads {limit}"
         if request.logprobs is not None:
-            yield f"logprobs {request.logprobs}"
+            yield "logprobs", f"logprobs {request.logprobs}"
         yield from _changed_logits(request.sampling)
         if not request.sampling.greedy:
             yield from self._sampling_faults(request.sampling)
 
-    def _sampling_faults(self, sampling: SamplingParams) -> Iterator[str]:
+    def _sampling_faults(self, sampling: SamplingParams) -> Iterator[tuple[str, str]]:
         if not self._max_top_k:
-            yield f"temperature {sampling.temperature} (only 0 is greedy)"
+            yield "temperature", f"temperature {sampling.temperature} (only 0 is greedy)"
         if sampling.min_p > 0:
-            yield f"min_p {sampling.min_p}"
+            yield "min_p", f"min_p {sampling.min_p}"
         if not 1 <= sampling.top_k <= self._max_top_k:
-            yield f"top_k {sampling.top_k} (it must be 1..{self._max_top_k})"
+            yield "top_k", f"top_k {sampling.top_k} (it must be 1..{self._max_top_k})"
 
     @torch.no_grad()
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
@@ -117,16 +120,16 @@ class GraphDecoder(ABC):
         """One step of sequences whose slots hold all tokens but the last; verdicts by slot."""
 
 
-def _changed_logits(sampling: SamplingParams) -> Iterator[str]:
+def _changed_logits(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
     """What changes the greedy choice too, and needs logits."""
     if sampling.repetition_penalty != 1:
-        yield f"repetition_penalty {sampling.repetition_penalty}"
+        yield "repetition_penalty", f"repetition_penalty {sampling.repetition_penalty}"
     if sampling.presence_penalty:
-        yield f"presence_penalty {sampling.presence_penalty}"
+        yield "presence_penalty", f"presence_penalty {sampling.presence_penalty}"
     if sampling.frequency_penalty:
-        yield f"frequency_penalty {sampling.frequency_penalty}"
+        yield "frequency_penalty", f"frequency_penalty {sampling.frequency_penalty}"
     if sampling.logit_bias:
-        yield "logit_bias"
+        yield "logit_bias", "logit_bias"
 
 
 def device_sampling(sampling: SamplingParams) -> tuple[float, float, float]:

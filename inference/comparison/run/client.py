@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from grpc_comm.channel import open_channel, wait_until_ready
 from inference.commit import Delta, Event, Started
 from inference.comparison.plan.config import Contender, WorkloadConfig
 from inference.comparison.run.record import RequestRecord, Round
 from inference.request import SamplingParams
 from inference.workers.completion import CompletionRequest
 from inference.workers.remote import RemoteCompleter
-from inference.workers.status import from_unreachable
+from inference.workers.status import calls_to
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -27,10 +27,8 @@ async def run_sequentially(
         SpecDecError: a request failed.
     """
     async with open_channel(address) as channel:
-        try:
+        with calls_to(address):
             await wait_until_ready(channel, address, timeout_s=CONNECT_TIMEOUT_S)
-        except UnreachableError as exc:
-            raise from_unreachable(exc) from exc
         completer = RemoteCompleter(channel, address, deadline_s=workload.deadline_s)
         requests = [_request(prompt, workload, contender) for prompt in prompts]
         return [await _complete(completer, request, index) for index, request in enumerate(requests)]

@@ -84,7 +84,8 @@ async def run_at_once(
     with tempfile.TemporaryDirectory(prefix="specdec-load-") as directory:
         results = await _run_locust(plan, Path(directory), concurrency)
     if results["errors"]:
-        raise UnavailableError(f"{address}: {len(results['errors'])} requests failed: {results['errors'][0]}")
+        first = results["errors"][0]
+        raise UnavailableError(f"{len(results['errors'])} requests failed: {first}", address=address)
     return [record_from_json(fields) for fields in results["records"]]
 
 

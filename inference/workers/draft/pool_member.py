@@ -22,7 +22,7 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.draft.proposals import ProposalSender
 from inference.workers.draft.run_ahead import Runner, send_drafts
-from inference.workers.status import from_rpc_error
+from inference.workers.status import calls_to
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +77,8 @@ class PoolMember:
         """One stream, until it ends."""
         call = stub.Assist()
         try:
-            await _Help(self._engine, call, self._gamma).run(self._attach())
-        except grpc.aio.AioRpcError as exc:
-            raise from_rpc_error(exc, self._address) from exc
+            with calls_to(self._address):
+                await _Help(self._engine, call, self._gamma).run(self._attach())
         finally:
             call.cancel()
 

@@ -19,7 +19,7 @@ from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import commit_from_message, open_to_message
 from inference.workers.draft.proposals import ProposalSender
-from inference.workers.status import from_rpc_error
+from inference.workers.status import calls_to
 
 _FRAME_BYTES = 5  # gRPC's length prefix of each message
 
@@ -93,19 +93,16 @@ class VerifyStream:
     async def _write(self, message: pb.VerifyRequest) -> None:
         self._bytes_up += message.ByteSize() + _FRAME_BYTES
         try:
-            await self._call.write(message)
-        except grpc.aio.AioRpcError as exc:
-            raise from_rpc_error(exc, self._address) from exc
+            with calls_to(self._address):
+                await self._call.write(message)
         except asyncio.InvalidStateError:  # the call has ended already; reading says why
             await self._read()
 
     async def _read(self) -> pb.VerifyResponse:
-        try:
+        with calls_to(self._address):
             message = await self._call.read()
-        except grpc.aio.AioRpcError as exc:
-            raise from_rpc_error(exc, self._address) from exc
         if not isinstance(message, pb.VerifyResponse):  # grpc.aio.EOF
-            raise UnavailableError(f"{self._address}: the target closed the session before it was finished")
+            raise UnavailableError("the target closed the session before it was finished", address=self._address)
         self._bytes_down += message.ByteSize() + _FRAME_BYTES
         return message
 

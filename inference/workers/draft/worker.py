@@ -97,7 +97,7 @@ class DraftWorker:
                     lost_at = time.monotonic()
                     logger.info("lost the target, dialling again: %s", exc)
                 if time.monotonic() - lost_at > self._config.reconnect_timeout_s:
-                    raise UnavailableError(str(exc)) from exc
+                    raise UnavailableError(exc.message, address=exc.address) from exc
                 await asyncio.sleep(REDIAL_S)
 
     async def _stream(

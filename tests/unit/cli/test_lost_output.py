@@ -10,13 +10,14 @@ from inference.config import ROOT
 
 WRITER = """
 import asyncio, sys
-from inference.cli import app, generate
+from inference.cli import app
+from inference.cli.prompts import topologies
 
-async def write(args):
+async def write(job, connection):
     async with asyncio.TaskGroup():
         print("x", flush=True)
 
-generate.run_client = write
+topologies.run_client = write
 sys.exit(app.main(["--role", "fused_client"]))
 """
 

@@ -23,13 +23,13 @@ TEXT = "Once upon a time!"
 
 
 @asynccontextmanager
-async def client_of(completer: ScriptedCompleter, **settings: object) -> AsyncGenerator[httpx.AsyncClient, None]:
+async def client_of(completer: ScriptedCompleter, **settings: Any) -> AsyncGenerator[httpx.AsyncClient, None]:
     transport = httpx.ASGITransport(create_app(gateway(completer, **settings)), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
 
 
-async def post(completer: ScriptedCompleter, path: str, body: Any, **settings: object) -> httpx.Response:
+async def post(completer: ScriptedCompleter, path: str, body: Any, **settings: Any) -> httpx.Response:
     async with client_of(completer, **settings) as client:
         return await client.post(path, json=body)
 
@@ -218,11 +218,18 @@ async def test_a_bad_chat_is_refused_by_field(body: dict[str, Any], param: str |
 
 
 UNREACHABLE = errors.UnavailableError(
-    "10.0.0.7:5: failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:5: connection refused"
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:5: connection refused",
+    address="10.0.0.7:5",
 )
 """Once only the address in front was taken away, and clients read the second one."""
+TOO_LONG = errors.InvalidRequestError("the prompt has 500 tokens", field="prompt", address="127.0.0.1:5")
 FAILURES = {
-    "invalid": (errors.InvalidRequestError("127.0.0.1:5: the prompt has 500 tokens"), 400, "prompt", None),
+    "invalid": (
+        errors.InvalidRequestError("the prompt has 500 tokens", field="prompt", address="127.0.0.1:5"),
+        400,
+        "prompt",
+        None,
+    ),
     "full": (errors.CapacityError("all 8 slots are busy", retry_after_s=1.2), 429, None, "2"),
     "gone": (errors.UnavailableError("the server is shutting down"), 503, None, None),
     "unreachable": (UNREACHABLE, 503, None, None),

@@ -69,7 +69,7 @@ def test_a_packed_model_is_served_without_torch() -> None:
     script = (
         "import sys; from inference.text.tokenizer import Tokenizer; "
         "from inference.backends.registry import load_backend; "
-        "from inference.config import BUNDLED_DRAFT, ModelConfig; import inference.cli.serve; "
+        "from inference.config import BUNDLED_DRAFT, ModelConfig; import inference.serving.target; "
         "Tokenizer.load(BUNDLED_DRAFT); load_backend(ModelConfig(BUNDLED_DRAFT, backend='onnx', num_slots=1)); "
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )

@@ -37,6 +37,20 @@ def test_there_and_back(error: errors.SpecDecError) -> None:
         assert back.retry_after_s == 2.5
 
 
+def test_what_a_caller_can_act_on_survives_two_hops() -> None:
+    """A gateway needs the field at fault, not the sentence about it; and who behind its server it was, for the log."""
+    told = errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p")
+    for address in ("target:1", "draft:2"):
+        status = to_status(told)
+        assert status is not None
+        assert "target" not in status.message
+        back = from_rpc_error(failed_call(status), address)
+        assert isinstance(back, errors.InvalidRequestError)
+        told = back
+    assert (told.message, told.field) == ("top_p 0 is outside (0, 1]", "top_p")
+    assert str(told) == "draft:2: target:1: top_p 0 is outside (0, 1]"
+
+
 def test_every_error_of_a_request_has_a_status() -> None:
     leaves = {
         error
