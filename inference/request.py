@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from inference.errors import InvalidRequestError
 
@@ -179,6 +180,19 @@ class GenerationRequest:
         )
         outside = f"logprobs {logprobs} is outside 0..{MAX_LOGPROBS}"
         _require(logprobs is None or 0 <= logprobs <= MAX_LOGPROBS, outside, "logprobs")
+
+    def resumed(self, token_ids: Sequence[int]) -> GenerationRequest:
+        """The same request, to go on with behind output tokens that are committed already.
+
+        The one resume there is: a token is a function of target, prompt, parameters, seed and position, so whoever
+        holds the committed tokens can go on at any replica of the target, after a lost link or a failed pass.
+        """
+        return replace(
+            self,
+            prompt_token_ids=(*self.prompt_token_ids, *token_ids),
+            max_new_tokens=max(1, self.max_new_tokens - len(token_ids)),
+            num_committed_tokens=self.num_committed_tokens + len(token_ids),
+        )
 
     @property
     def output_start(self) -> int:

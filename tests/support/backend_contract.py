@@ -1,7 +1,7 @@
-"""Random histories of a backend's slots, and what plain Transformers makes of the same tokens.
+"""What every slot backend is held to: `BackendContract`, a class of tests that each backend's own test file derives.
 
-Owns the comparison that the correctness tests share: whatever was written, overwritten or rolled back before, a span's
-logits are those of a fresh forward over the tokens that the slot is supposed to hold.
+Its heart is random histories: whatever was written, overwritten or rolled back before, a span's logits are those of a
+fresh forward of plain Transformers over the tokens that the slot is supposed to hold.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from inference.model import Backend, Span
+from inference.model import Backend, ForkingBackend, Span
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
 
 NUM_SLOTS = 3
@@ -98,3 +100,103 @@ def _span(move: Move, held: dict[int, tuple[int, ...]]) -> Span:
     start = min(round(move.keep * len(held[move.slot])), MAX_LENGTH - len(token_ids))
     held[move.slot] = (*held[move.slot][:start], *token_ids)
     return Span(move.slot, start, token_ids, num_logits=round(move.wanted * len(token_ids)))
+
+
+BROKEN = {
+    "no span": ([], "at least one span"),
+    "no token": ([Span(0, 0, (), 0)], "0 tokens from 0"),
+    "too many tokens": ([Span(0, 0, (1,) * (MAX_LENGTH + 1), 1)], f"{MAX_LENGTH + 1} tokens from 0"),
+    "behind the last position": ([Span(0, MAX_LENGTH, (1,), 1)], f"1 tokens from {MAX_LENGTH} do not fit"),
+    "before the first position": ([Span(0, -1, (1, 2), 1)], "2 tokens from -1"),
+    "a slot too many": ([Span(NUM_SLOTS, 0, (1,), 1)], f"slot {NUM_SLOTS} is outside 0..{NUM_SLOTS - 1}"),
+    "a slot below 0": ([Span(-1, 0, (1,), 1)], "slot -1 is outside"),
+    "more logits than tokens": ([Span(0, 0, (1,), 2)], "num_logits 2 is outside 0..1"),
+    "fewer logits than none": ([Span(0, 0, (1,), -1)], "num_logits -1 is outside 0..1"),
+    "a slot twice": ([Span(1, 0, (1,), 1), Span(1, 1, (1,), 1)], r"share a slot: \[1, 1\]"),
+    "a token too high": ([Span(0, 0, (1, DEFAULT_VOCAB_SIZE), 1)], f"token id {DEFAULT_VOCAB_SIZE} is outside 0..287"),
+    "a token below 0": ([Span(0, 0, (-1,), 1)], "token id -1 is outside"),
+}
+
+
+class BackendContract:
+    """Derive it, and give it a fixture `family` and the two methods that raise here."""
+
+    tolerance = 1e-4
+    max_examples = 50
+
+    def backend_of(self, family: str) -> Backend:
+        """The backend over `tiny_model(family)`, for all examples: what earlier ones left in its slots must not matter.
+
+        Of NUM_SLOTS slots with MAX_LENGTH positions.
+        """
+        raise NotImplementedError
+
+    def fresh(self) -> Backend:
+        """One of its own over `tiny_model("llama")`."""
+        raise NotImplementedError
+
+    def assert_close(self, logits: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=self.tolerance)
+
+    def test_any_history_gives_the_logits_of_a_fresh_forward(self, family: str) -> None:
+        backend, plain = self.backend_of(family), reference(family)
+
+        @settings(max_examples=self.max_examples, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(history=histories)
+        def check(history: list[list[Move]]) -> None:
+            assert_matches(backend, plain, history, tolerance=self.tolerance)
+
+        check()
+
+    def test_logits_are_those_of_the_last_tokens_span_after_span(self) -> None:
+        spans = [Span(2, 0, TOKENS[:5], 2), Span(1, 0, TOKENS[5:9], 0), Span(0, 0, TOKENS[9:12], 3)]
+        logits = self.fresh().forward(spans)
+        assert logits.shape == (5, DEFAULT_VOCAB_SIZE)
+        self.assert_close(logits[:2], reference("llama").logits(TOKENS[:5])[3:])
+        self.assert_close(logits[2:], reference("llama").logits(TOKENS[9:12]))
+
+    def test_a_pass_that_wants_no_logits_writes_all_the_same(self) -> None:
+        backend = self.fresh()
+        logits = backend.forward([Span(0, 0, TOKENS[:5], 0), Span(1, 0, TOKENS[:2], 0)])
+        assert logits.shape == (0, DEFAULT_VOCAB_SIZE)
+        assert logits.dtype == np.float32
+        logits = backend.forward([Span(0, 5, TOKENS[5:6], 1)])
+        self.assert_close(logits, reference("llama").logits(TOKENS[:6])[5:])
+
+    def test_the_last_position_can_be_used(self) -> None:
+        backend = self.fresh()
+        backend.forward([Span(0, 0, TOKENS[:-1], 0)])
+        logits = backend.forward([Span(0, MAX_LENGTH - 1, TOKENS[-1:], 1)])
+        self.assert_close(logits, reference("llama").logits(TOKENS)[-1:])
+
+    @pytest.mark.parametrize(("spans", "message"), BROKEN.values(), ids=BROKEN)
+    def test_a_broken_contract_is_an_error_and_writes_nothing(self, spans: list[Span], message: str) -> None:
+        backend = self.backend_of("llama")
+        backend.forward([Span(slot, 0, TOKENS[:3], 0) for slot in range(NUM_SLOTS)])
+        with pytest.raises(ValueError, match=message):
+            backend.forward(spans)
+        logits = backend.forward([Span(slot, 3, TOKENS[3:4], 1) for slot in range(NUM_SLOTS)])
+        self.assert_close(logits, np.repeat(reference("llama").logits(TOKENS[:4])[3:], NUM_SLOTS, axis=0))
+
+    def test_the_result_outlives_the_next_pass(self) -> None:
+        backend = self.fresh()
+        logits = backend.forward([Span(0, 0, TOKENS[:3], 3)])
+        kept = logits.copy()
+        backend.forward([Span(0, 0, TOKENS[5:8], 3)])
+        np.testing.assert_array_equal(logits, kept)
+
+    def test_it_says_what_it_is(self) -> None:
+        backend = self.fresh()
+        assert (backend.vocab_size, backend.num_slots) == (DEFAULT_VOCAB_SIZE, NUM_SLOTS)
+        assert backend.max_length == MAX_LENGTH
+        assert backend.slot_bytes > 0
+
+    def test_a_fork_continues_like_its_source(self) -> None:
+        backend = self.fresh()
+        if not isinstance(backend, ForkingBackend):
+            pytest.skip("this backend cannot fork, and says so")
+        backend.forward([Span(0, 0, TOKENS[:5], 0), Span(1, 0, TOKENS[9:11], 0)])
+        backend.fork(0, 1, 2, 5)  # the destination keeps its own two tokens before
+        both = backend.forward([Span(0, 5, TOKENS[5:7], 2), Span(1, 0, TOKENS[:2], 0), Span(2, 0, TOKENS[:1], 0)])
+        self.assert_close(both, reference("llama").logits(TOKENS[:7])[5:])
+        self.assert_close(backend.forward([Span(1, 5, TOKENS[5:7], 2)]), reference("llama").logits(TOKENS[:7])[5:])

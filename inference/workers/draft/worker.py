@@ -82,8 +82,12 @@ class DraftWorker:
         lost_at: float | None = None
         origin = Origin()
         while True:
+            # 1. Ask for what is not committed yet; the target of a new stream knows none of the chain.
+            draft.forget_sent()
+            rest = request.resumed(draft.committed[len(request.prompt_token_ids) :])
             try:
-                async with aclosing(self._stream(_resumed(request, draft), draft, origin)) as commits:
+                # 2. Pass on commits, to the last one or for as long as the link holds.
+                async with aclosing(self._stream(rest, draft, origin)) as commits:
                     async for commit in commits:
                         if lost_at is not None:
                             logger.info("the target is back after %.1f s", time.monotonic() - lost_at)
@@ -91,8 +95,10 @@ class DraftWorker:
                         yield commit
                 return
             except (UnavailableError, CapacityError) as exc:
+                # 3. Lost: dial again, until it has taken too long. A target that is full refuses a new request, but a
+                # resume waits for its place, which its own lost session may still hold.
                 if isinstance(exc, CapacityError) and lost_at is None:
-                    raise  # a request that resumes waits for a place: its own lost session may still hold one
+                    raise
                 if lost_at is None:  # once, not at every attempt
                     lost_at = time.monotonic()
                     logger.info("lost the target, dialling again: %s", exc)
@@ -119,15 +125,3 @@ class DraftWorker:
             async with aclosing(commits):
                 async for commit in commits:
                     yield commit
-
-
-def _resumed(request: GenerationRequest, draft: DraftSession) -> GenerationRequest:
-    """The request from what is committed on; the target of a new stream knows none of the chain."""
-    num_committed = len(draft.committed) - len(request.prompt_token_ids)
-    draft.forget_sent()
-    return replace(
-        request,
-        prompt_token_ids=tuple(draft.committed),
-        max_new_tokens=request.max_new_tokens - num_committed,
-        num_committed_tokens=num_committed,
-    )

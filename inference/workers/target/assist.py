@@ -33,14 +33,8 @@ class StreamWorker:
     def open(self, session: TargetSession) -> None:
         """See `Worker`."""
         request = session.request
-        num_output = len(session.token_ids) - len(request.prompt_token_ids)
-        opening = replace(
-            request,
-            prompt_token_ids=tuple(session.token_ids),
-            num_committed_tokens=request.num_committed_tokens + num_output,
-            max_new_tokens=max(1, request.max_new_tokens - num_output),
-            schedule=Schedule.ASYNC,
-        )
+        rest = request.resumed(session.token_ids[len(request.prompt_token_ids) :])
+        opening = replace(rest, schedule=Schedule.ASYNC)
         words = self._vocabulary
         message = open_to_message(opening, fingerprint=words.fingerprint, vocab_size=words.size)
         self._put(pb.AssistResponse(open=pb.AssistOpen(session_id=session.id, open=message)))

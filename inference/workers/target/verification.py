@@ -84,20 +84,22 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     async def Verify(self, _: object, context: Context) -> None:
         """Serve one session from Open to its last Commit."""
+        # 1. Open: check that draft and target fit, queue for a slot.
         session = self._open(await self._first(context))
-        tasks = [
-            asyncio.create_task(self._read_proposals(session, context)),
-            asyncio.create_task(self._watch(session)),
-        ]
+        # 2. From here on three things happen at once: proposals come in, silence is watched, commits go out.
+        reading = asyncio.create_task(self._read_proposals(session, context))
+        watching = asyncio.create_task(self._watch(session))
         try:
             await context.write(self._opened(session))
             async with aclosing(self._commits(session)) as commits:
                 async for commit in commits:
                     await context.write(pb.VerifyResponse(commit=commit_to_message(commit)))
+            # 3. Finished: a draft that ran ahead has proposals on their way, which must find the stream open.
             if session.runs_ahead:
-                await asyncio.wait(tasks[:1], timeout=LINGER_S)
+                await asyncio.wait([reading], timeout=LINGER_S)
         finally:
-            for task in tasks:
+            # 4. However it ends, the slot is free at once.
+            for task in (reading, watching):
                 task.cancel()
             self._engine.close(session)
 

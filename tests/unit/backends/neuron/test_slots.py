@@ -6,11 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from inference.backends.neuron.slots import load_neuron_backend
 from inference.model import Backend, Span, max_pass_draft_tokens, prompt_chunk_tokens
-from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, Move, assert_matches, histories, reference
+from tests.support.backend_contract import (
+    MAX_LENGTH,
+    NUM_SLOTS,
+    BackendContract,
+    Move,
+    assert_matches,
+    reference,
+)
 from tests.support.models import DEFAULT_VOCAB_SIZE
 from tests.support.neuron.slot_models import GAMMA, checkpoint, neuron_config, slot_backend
 
@@ -20,16 +26,30 @@ TOKENS = tuple(range(20, 20 + MAX_LENGTH))
 Calls = list[tuple[str, tuple[int, ...]]]
 
 
-@pytest.mark.parametrize(("family", "gamma"), [("llama", GAMMA), ("llama", 0), ("qwen3", GAMMA)])
-def test_any_history_gives_the_logits_of_a_fresh_forward(family: str, gamma: int) -> None:
-    backend, plain = slot_backend(family, gamma=gamma), reference(family)
+class TestContract(BackendContract):
+    tolerance = 1e-3
+    max_examples = 40
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(history=histories)
-    def check(history: list[list[Move]]) -> None:
-        assert_matches(backend, plain, history, tolerance=1e-3)
+    @pytest.fixture(params=["llama", "qwen3"])
+    def family(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
-    check()
+    def backend_of(self, family: str) -> Backend:
+        return slot_backend(family)
+
+    def fresh(self) -> Backend:
+        return slot_backend()
+
+
+class TestContractWithoutDrafts(TestContract):
+    """The same where no pass has room for draft tokens."""
+
+    @pytest.fixture(params=["llama"])
+    def family(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    def backend_of(self, family: str) -> Backend:
+        return slot_backend(family, gamma=0)
 
 
 def test_one_slot_alone_is_a_full_batch() -> None:
@@ -72,15 +92,6 @@ def test_a_prompt_above_the_prompt_graph_goes_on_in_passes(calls: Calls, overrid
     logits = backend.forward([Span(1, 0, TOKENS[:12], 1)])
     assert calls == [("context", (1, 9)), ("speculation", (1, K))]
     np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:12])[-1:], rtol=0, atol=1e-3)
-
-
-def test_the_last_position_can_be_used_and_no_other() -> None:
-    backend = slot_backend()
-    backend.forward([Span(0, 0, TOKENS[:-1], 0)])
-    logits = backend.forward([Span(0, MAX_LENGTH - 1, TOKENS[-1:], 1)])
-    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS)[-1:], rtol=0, atol=1e-3)
-    with pytest.raises(ValueError, match=f"1 tokens from {MAX_LENGTH} do not fit"):
-        backend.forward([Span(0, MAX_LENGTH, (1,), 1)])
 
 
 def test_a_span_behind_what_the_slot_holds_is_an_error() -> None:

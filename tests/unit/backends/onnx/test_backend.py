@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from inference.backends.onnx import backend as onnx_backend
 from inference.backends.onnx import layout, packed
@@ -28,10 +27,9 @@ from tests.support.backend_contract import (
     MAX_LENGTH,
     NUM_SLOTS,
     TOKENS,
-    Move,
+    BackendContract,
     Reference,
     assert_matches,
-    histories,
     reference,
 )
 from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
@@ -83,16 +81,17 @@ def backend(checkpoint: Path) -> OnnxBackend:
     return load(checkpoint)
 
 
-@pytest.mark.parametrize("family", SUPPORTED_TYPES)
-def test_any_history_gives_the_logits_of_a_fresh_forward(family: str) -> None:
-    backend, plain = backend_of(family), reference(family)
+class TestContract(BackendContract):
+    @pytest.fixture(params=SUPPORTED_TYPES)
+    def family(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
-    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(history=histories)
-    def check(history: list[list[Move]]) -> None:
-        assert_matches(backend, plain, history)
+    def backend_of(self, family: str) -> Backend:
+        return backend_of(family)
 
-    check()
+    def fresh(self) -> Backend:
+        path = Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"]))
+        return load(save_tiny_model(path, "llama"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -147,36 +146,6 @@ def test_more_spans_than_places_run_in_groups(
     np.testing.assert_allclose(logits, np.concatenate(expected), rtol=0, atol=1e-4)
 
 
-def test_logits_are_those_of_the_last_tokens_span_after_span(backend: OnnxBackend) -> None:
-    logits = backend.forward([Span(2, 0, TOKENS[:5], 2), Span(1, 0, TOKENS[5:9], 0), Span(0, 0, TOKENS[9:12], 3)])
-    assert logits.shape == (5, DEFAULT_VOCAB_SIZE)
-    np.testing.assert_allclose(logits[:2], reference("llama").logits(TOKENS[:5])[3:], rtol=0, atol=1e-4)
-    np.testing.assert_allclose(logits[2:], reference("llama").logits(TOKENS[9:12]), rtol=0, atol=1e-4)
-
-
-def test_a_pass_that_wants_no_logits(backend: OnnxBackend) -> None:
-    logits = backend.forward([Span(0, 0, TOKENS[:5], 0), Span(1, 0, TOKENS[:2], 0)])
-    assert logits.shape == (0, DEFAULT_VOCAB_SIZE)
-    assert logits.dtype == np.float32
-    logits = backend.forward([Span(0, 5, TOKENS[5:6], 1)])
-    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:6])[5:], rtol=0, atol=1e-4)
-
-
-def test_the_last_position_can_be_used_and_no_other(backend: OnnxBackend) -> None:
-    backend.forward([Span(0, 0, TOKENS[:-1], 0)])
-    logits = backend.forward([Span(0, MAX_LENGTH - 1, TOKENS[-1:], 1)])
-    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS)[-1:], rtol=0, atol=1e-4)
-    with pytest.raises(ValueError, match=f"1 tokens from {MAX_LENGTH} do not fit into {MAX_LENGTH} positions"):
-        backend.forward([Span(0, MAX_LENGTH, (1,), 1)])
-
-
-def test_a_broken_contract_writes_nothing(backend: OnnxBackend) -> None:
-    backend._slots.memory[:] = 0
-    with pytest.raises(ValueError, match=f"token id {DEFAULT_VOCAB_SIZE} is outside 0..287"):
-        backend.forward([Span(0, 0, (1, DEFAULT_VOCAB_SIZE), 1)])
-    assert not backend._slots.memory.any()
-
-
 def test_what_it_says_of_itself(backend: OnnxBackend) -> None:
     as_protocol: Backend = backend
     assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
@@ -196,13 +165,6 @@ def test_a_fork_continues_like_its_source(backend: OnnxBackend) -> None:
     backend.forward([Span(1, len(prompt), [8], 1)])  # and the source does not feel it
     again = backend.forward([Span(0, len(prompt), [3], 1)])
     np.testing.assert_allclose(again[0], source, atol=1e-5)
-
-
-def test_the_result_outlives_the_next_pass(backend: OnnxBackend) -> None:
-    logits = backend.forward([Span(0, 0, TOKENS[:3], 3)])
-    kept = logits.copy()
-    backend.forward([Span(0, 0, TOKENS[5:8], 3)])
-    np.testing.assert_array_equal(logits, kept)
 
 
 def test_a_second_load_needs_no_weights_of_the_first_form(

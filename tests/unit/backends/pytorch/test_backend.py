@@ -8,7 +8,6 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 from transformers import DynamicCache
 
 from inference.backends.pytorch import attention
@@ -19,9 +18,8 @@ from tests.support.backend_contract import (
     MAX_LENGTH,
     NUM_SLOTS,
     TOKENS,
-    Move,
+    BackendContract,
     assert_matches,
-    histories,
     reference,
 )
 from tests.support.models import DEFAULT_VOCAB_SIZE, FAMILIES, tiny_model
@@ -38,16 +36,16 @@ def backend() -> TorchBackend:
     return TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_any_history_gives_the_logits_of_a_fresh_forward(family: str) -> None:
-    backend, plain = backend_of(family), reference(family)
+class TestContract(BackendContract):
+    @pytest.fixture(params=FAMILIES)
+    def family(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
-    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(history=histories)
-    def check(history: list[list[Move]]) -> None:
-        assert_matches(backend, plain, history)
+    def backend_of(self, family: str) -> Backend:
+        return backend_of(family)
 
-    check()
+    def fresh(self) -> Backend:
+        return TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
 
 
 class _StartsOff(TorchBackend):
@@ -116,14 +114,6 @@ def test_other_slots_are_left_alone(backend: TorchBackend) -> None:
         assert torch.equal(room[1, :, 5:], old[1, :, 5:])
 
 
-def test_logits_are_those_of_the_last_tokens_span_after_span(backend: TorchBackend) -> None:
-    spans = [Span(0, 0, TOKENS[:5], 2), Span(1, 0, TOKENS[5:9], 0), Span(2, 0, TOKENS[9:12], 3)]
-    logits = backend.forward(spans)
-    assert logits.shape == (5, DEFAULT_VOCAB_SIZE)
-    np.testing.assert_allclose(logits[:2], reference("llama").logits(TOKENS[:5])[3:], rtol=0, atol=1e-4)
-    np.testing.assert_allclose(logits[2:], reference("llama").logits(TOKENS[9:12]), rtol=0, atol=1e-4)
-
-
 def test_a_pass_that_wants_no_logits_skips_the_head(backend: TorchBackend) -> None:
     def no_head(*_: object) -> None:
         raise AssertionError("the head ran")
@@ -136,38 +126,6 @@ def test_a_pass_that_wants_no_logits_skips_the_head(backend: TorchBackend) -> No
     assert logits.dtype == np.float32
     logits = backend.forward([Span(0, 5, TOKENS[5:6], 1)])
     np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:6])[5:], rtol=0, atol=1e-4)
-
-
-def test_the_last_position_can_be_used_and_no_other(backend: TorchBackend) -> None:
-    backend.forward([Span(0, 0, TOKENS[:-1], 0)])
-    logits = backend.forward([Span(0, MAX_LENGTH - 1, TOKENS[-1:], 1)])
-    np.testing.assert_allclose(logits, reference("llama").logits(TOKENS)[-1:], rtol=0, atol=1e-4)
-    with pytest.raises(ValueError, match=f"1 tokens from {MAX_LENGTH} do not fit into {MAX_LENGTH} positions"):
-        backend.forward([Span(0, MAX_LENGTH, (1,), 1)])
-
-
-@pytest.mark.parametrize(
-    ("spans", "message"),
-    [
-        ([], "at least one span"),
-        ([Span(0, 0, (), 0)], "0 tokens from 0"),
-        ([Span(0, 0, (1,) * (MAX_LENGTH + 1), 1)], f"{MAX_LENGTH + 1} tokens from 0"),
-        ([Span(0, -1, (1, 2), 1)], "2 tokens from -1"),
-        ([Span(NUM_SLOTS, 0, (1,), 1)], f"slot {NUM_SLOTS} is outside 0..{NUM_SLOTS - 1}"),
-        ([Span(-1, 0, (1,), 1)], "slot -1 is outside"),
-        ([Span(0, 0, (1,), 2)], "num_logits 2 is outside 0..1"),
-        ([Span(0, 0, (1,), -1)], "num_logits -1 is outside 0..1"),
-        ([Span(1, 0, (1,), 1), Span(1, 1, (1,), 1)], r"share a slot: \[1, 1\]"),
-        ([Span(0, 0, (1, DEFAULT_VOCAB_SIZE), 1)], f"token id {DEFAULT_VOCAB_SIZE} is outside 0..287"),
-        ([Span(0, 0, (-1,), 1)], "token id -1 is outside"),
-    ],
-)
-def test_a_broken_contract_is_an_error_and_writes_nothing(
-    backend: TorchBackend, spans: list[Span], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        backend.forward(spans)
-    assert not any(keys.any() for keys in backend._cache.keys)
 
 
 def test_what_it_says_of_itself(backend: TorchBackend) -> None:
@@ -205,10 +163,3 @@ def test_bfloat16_stays_close_to_float32(family: str) -> None:
     half = TorchBackend(tiny_model(family).to(torch.bfloat16), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
     assert half.slot_bytes * 2 == backend_of(family).slot_bytes
     assert_matches(half, reference(family), HISTORY, tolerance=0.5)  # logits have a standard deviation of 2
-
-
-def test_the_result_outlives_the_next_pass(backend: TorchBackend) -> None:
-    logits = backend.forward([Span(0, 0, TOKENS[:3], 3)])
-    kept = logits.copy()
-    backend.forward([Span(0, 0, TOKENS[5:8], 3)])
-    np.testing.assert_array_equal(logits, kept)
