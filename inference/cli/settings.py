@@ -112,6 +112,11 @@ def http_config(args: argparse.Namespace, *, deadline_s: float = 600.0) -> HttpC
     )
 
 
+def optional_http(args: argparse.Namespace) -> HttpConfig | None:
+    """How the flags want HTTP served beside gRPC, if they name a port for it."""
+    return None if args.http_port is None else http_config(args)
+
+
 def observe_server(args: argparse.Namespace) -> ObserveConfig:
     """What the flags of a server with a model want to see of it."""
     return ObserveConfig(args.role, args.profile, args.trace, args.otlp_endpoint, args.metrics_port)

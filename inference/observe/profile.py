@@ -6,14 +6,16 @@ the network between draft worker and target, and other: everything else, such as
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import itertools
 import json
 import statistics
 import time
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from inference.observe.stats import RequestStats
 
@@ -44,18 +46,29 @@ class Profile:
         return {"request": "total", **figures([stats for _, stats in self._requests if stats.arrivals])}
 
     def write(self, directory: Path) -> tuple[Path, Path]:
-        """Write performance_<role>_<timestamp>.csv and .json; return their paths."""
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._started))
-        stem = directory / f"performance_{self.role}_{stamp}"
+        """Write performance_<role>_<timestamp>.csv, a row per request, and .json, with the total; return their paths.
+
+        A name that is taken gets a number, so that runs that end in the same second keep apart.
+        """
         rows, total = self.rows(), self.total()
         document = {"role": self.role, "started": self._started, "requests": rows, "total": total}
-        json_path, csv_path = stem.with_suffix(".json"), stem.with_suffix(".csv")
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+        with self._create(directory) as json_file:
+            json_file.write(json.dumps(document, indent=2) + "\n")
+        json_path = Path(json_file.name)
+        csv_path = json_path.with_suffix(".csv")
         with csv_path.open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(total))
             writer.writeheader()
-            writer.writerows([_flat(row) for row in (*rows, total)])
+            writer.writerows([_flat(row) for row in rows])
         return csv_path, json_path
+
+    def _create(self, directory: Path) -> TextIO:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._started))
+        for number in itertools.count(1):
+            suffix = "" if number == 1 else f"_{number}"
+            with contextlib.suppress(FileExistsError):
+                return (directory / f"performance_{self.role}_{stamp}{suffix}.json").open("x")
+        raise AssertionError("unreachable: numbers do not end")
 
 
 def figures(requests: Sequence[RequestStats]) -> dict[str, Any]:
@@ -161,7 +174,8 @@ def _parts(requests: Sequence[RequestStats]) -> dict[str, float]:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Lists as text, since a CSV cell holds one value."""
+    """Lists as JSON, since a CSV cell holds one value."""
     return {
-        key: " ".join(f"{v:.4g}" for v in value) if isinstance(value, list) else value for key, value in row.items()
+        key: json.dumps([round(v, 4) for v in value]) if isinstance(value, list) else value
+        for key, value in row.items()
     }

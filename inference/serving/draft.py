@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import grpc
-
-from inference.config import DraftConfig, ObserveConfig, ProposerConfig, ServerConfig
+from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
 from inference.engine.draft import DraftEngine
-from inference.errors import SpecDecError
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import draft_worker, load_proposer, model_card, running
-from inference.serving.fronts import GrpcFront, metrics_fronts
+from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
 from inference.serving.host import Front, Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.text.tokenizer import Tokenizer
@@ -20,36 +16,43 @@ from inference.workers.draft.pool_member import PoolHelp
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.remote import RemoteCompleter, connected
-
-CARD_TIMEOUT_S = 5.0
+from inference.workers.remote import card_of_target, connected
 
 
 async def serve_draft(
-    proposer: ProposerConfig, draft: DraftConfig, server: ServerConfig, observe: ObserveConfig
+    proposer: ProposerConfig,
+    draft: DraftConfig,
+    server: ServerConfig,
+    http: HttpConfig | None,
+    observe: ObserveConfig,
 ) -> None:
     """Serve clients with a local draft and a remote target, until a signal.
 
     Raises:
         ConfigError: the draft cannot be loaded, or a port is taken.
         UnavailableError: the target does not answer.
+        IncompatibleDraftError: what answers is no target.
     """
-    loaded = await load_proposer(proposer)
+    check_ports(server, observe, http)
     with observed(observe) as observers:
-        async with (
-            connected(draft.connection) as channel,
-            draft_worker(loaded, draft, observers.continuing(channel)) as (worker, engine),
-        ):
-            name, tokenizer = await _as_target(
-                channel, draft.connection.address, loaded.tokenizer, proposer.tokenizer_path
-            )
-            metrics = Metrics(name)
-            metrics.watch(engine)
-            generation = _generation(worker, tokenizer, name, metrics, observers)
-            grpc_front = GrpcFront(server, [generation], observers, upstream=channel)
-            fronts: list[Front] = [*metrics_fronts(observers, metrics, server), grpc_front]
-            with timeline(observe, engine):
-                await Host(engine, fronts, grace_s=server.grace_s).run()
+        async with connected(draft.connection) as channel:
+            card = await card_of_target(channel, draft.connection.address)
+            loaded = await load_proposer(proposer)
+            async with draft_worker(loaded, draft, observers.continuing(channel)) as (worker, engine):
+                tokenizer = loaded.tokenizer
+                if card is not None:  # conversations are written as the target's chat template says
+                    tokenizer = tokenizer.with_template(card.chat_template, proposer.tokenizer_path)
+                name = f"target of {draft.connection.address}" if card is None else card.name
+                metrics = Metrics(name)
+                metrics.watch(engine)
+                generation = _generation(worker, tokenizer, name, metrics, observers)
+                fronts: list[Front] = [
+                    *metrics_fronts(observers, metrics, server),
+                    *http_fronts(http, generation, metrics, server, observers),
+                    GrpcFront(server, [generation], observers, upstream=channel),
+                ]
+                with timeline(observe, engine):
+                    await Host(engine, fronts, grace_s=server.grace_s).run()
 
 
 def _generation(
@@ -57,18 +60,6 @@ def _generation(
 ) -> GenerationServicer:
     completer = observers.around(LocalCompleter(worker, tokenizer), metrics, model=name)
     return GenerationServicer(completer, model_card(name, "distributed", worker, tokenizer))
-
-
-async def _as_target(channel: grpc.aio.Channel, address: str, own: Tokenizer, path: Path) -> tuple[str, Tokenizer]:
-    """The target's name, and the draft's tokenizer with the target's chat template.
-
-    A target that only verifies says neither.
-    """
-    try:
-        card = await RemoteCompleter(channel, address, deadline_s=CARD_TIMEOUT_S).model()
-    except SpecDecError:
-        return f"target of {address}", own
-    return card.name, own.with_template(card.chat_template, path)
 
 
 async def help_targets(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
 
 from grpc_comm.server import PortTakenError, Server, Servicer
-from inference.config import HttpConfig, ServerConfig, address
+from inference.config import HttpConfig, ObserveConfig, ServerConfig, address
 from inference.errors import ConfigError
 from inference.observe.metrics import Metrics, MetricsServer
 from inference.serving.observers import Observers
@@ -46,6 +48,35 @@ class GrpcFront(Server):
         """See `Front`."""
         await super().open()
         logger.info("serving on %s", address(self._host, self.port))
+
+
+def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
+    """Refuse ports that cannot be listened on, before a model is loaded for minutes.
+
+    Raises:
+        ConfigError: naming the address, and why.
+    """
+    ports = [server.port, observe.metrics_port, None if http is None else http.port]
+    with ExitStack() as stack:  # all held until the last is tried, so that none is named twice
+        for port in ports:
+            if port:
+                stack.enter_context(_listening(server.host, port))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as exc:
+        raise ConfigError(f"cannot listen on {address(host, port)}: {exc.strerror}") from exc
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen()
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(f"cannot listen on {address(host, port)}: {exc.strerror}") from exc
+    return listener
 
 
 def metrics_fronts(observers: Observers, metrics: Metrics, server: ServerConfig) -> list[MetricsServer]:

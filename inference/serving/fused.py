@@ -5,7 +5,7 @@ from __future__ import annotations
 from inference.config import FusedConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import RunningTarget, fused_engine, model_card
-from inference.serving.fronts import GrpcFront, http_fronts, metrics_fronts
+from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
 from inference.serving.host import Front, Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.workers.generation import GenerationServicer
@@ -21,6 +21,7 @@ async def serve_fused(
         ConfigError: a model cannot be loaded, or a port is taken.
         IncompatibleDraftError: the models do not share a vocabulary.
     """
+    check_ports(server, observe, http)
     with observed(observe) as observers:
         async with fused_engine(config, max_waiting=server.max_waiting) as running:
             host = _host(running, config.target.path.name, server, http, observers)

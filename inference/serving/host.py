@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from grpc_comm.server import stop_signal
+from grpc_comm.server import end_at_once_on_signal, stop_signal
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,9 @@ class Host:
         await asyncio.wait({signal, end}, return_when=asyncio.FIRST_COMPLETED)
         if signal.done():
             end.cancel()
-            logger.info("%s: running requests get %g s", signal.result().name, self._grace_s)
+            end_at_once_on_signal()
+            name, grace_s = signal.result().name, self._grace_s
+            logger.info("%s: running requests get %g s; a second signal ends at once", name, grace_s)
             return
         signal.cancel()
         end.result()

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from inference.backends.identity import model_identity
-from inference.config import ModelConfig, ObserveConfig, ServerConfig
+from inference.config import HttpConfig, ModelConfig, ObserveConfig, ServerConfig
 from inference.engine.pool import DraftPool
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import RunningTarget, model_card, target_engine
-from inference.serving.fronts import GrpcFront, metrics_fronts
-from inference.serving.host import Host
+from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
+from inference.serving.host import Front, Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.target.verification import TargetIdentity, VerificationServicer
 
 
-async def serve_target(model: ModelConfig, server: ServerConfig, observe: ObserveConfig) -> None:
+async def serve_target(
+    model: ModelConfig, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig
+) -> None:
     """Serve until a signal.
 
     Raises:
         ConfigError: the model cannot be loaded, or a port is taken.
     """
+    check_ports(server, observe, http)
     with observed(observe) as observers:
         async with target_engine(model, max_waiting=server.max_waiting) as running:
-            host = _host(running, model, server, observers)
+            host = _host(running, model, server, http, observers)
             with timeline(observe, running.engine):
                 await host.run()
 
 
-def _host(running: RunningTarget, model: ModelConfig, server: ServerConfig, observers: Observers) -> Host:
+def _host(
+    running: RunningTarget, model: ModelConfig, server: ServerConfig, http: HttpConfig | None, observers: Observers
+) -> Host:
     engine, metrics, name = running.engine, Metrics(model.path.name), model.path.name
     metrics.watch(engine)
     pool = DraftPool(engine)
@@ -42,5 +47,9 @@ def _host(running: RunningTarget, model: ModelConfig, server: ServerConfig, obse
     )
     completer = observers.around(LocalCompleter(pool, running.tokenizer), metrics, model=name)
     generation = GenerationServicer(completer, model_card(name, "target", pool, running.tokenizer))
-    grpc_front = GrpcFront(server, [verification, generation], observers)
-    return Host(engine, [*metrics_fronts(observers, metrics, server), grpc_front], grace_s=server.grace_s)
+    fronts: list[Front] = [
+        *metrics_fronts(observers, metrics, server),
+        *http_fronts(http, generation, metrics, server, observers),
+        GrpcFront(server, [verification, generation], observers),
+    ]
+    return Host(engine, fronts, grace_s=server.grace_s)

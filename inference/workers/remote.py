@@ -12,10 +12,14 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event
 from inference.config import ConnectionConfig
+from inference.errors import IncompatibleDraftError, SpecDecError
 from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.convert import card_from_message, completion_to_message, event_from_message
 from inference.workers.status import calls_to
 
+CARD_TIMEOUT_S = 5.0
+TARGET = "target"
+"""Topology of a server that verifies for draft workers."""
 MAX_DEADLINE_S = 1e8
 """gRPC takes much longer ones for times that are over."""
 
@@ -66,3 +70,21 @@ async def connected(connection: ConnectionConfig) -> AsyncGenerator[grpc.aio.Cha
         with calls_to(connection.address):
             await wait_until_ready(channel, connection.address, timeout_s=connection.connect_timeout_s)
         yield channel
+
+
+async def card_of_target(channel: grpc.aio.Channel, address: str) -> ModelCard | None:
+    """The card of the target at the channel's other end; None of one that only verifies.
+
+    Raises:
+        IncompatibleDraftError: it is another kind of server, whose requests have their draft already.
+    """
+    try:
+        card = await RemoteCompleter(channel, address, deadline_s=CARD_TIMEOUT_S).model()
+    except SpecDecError:
+        return None
+    if card.topology != TARGET:
+        raise IncompatibleDraftError(
+            f"a {card.topology} server answers there, which no draft worker can help: it wants a --role target",
+            address=address,
+        )
+    return card

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
 import pytest
 
 from inference.cli.app import main
@@ -13,7 +14,15 @@ from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.prompts import PROMPTS
-from tests.support.servers import CommandResult, complete, complete_all, run_command
+from tests.support.servers import (
+    CommandResult,
+    complete,
+    complete_all,
+    draft_server,
+    fused_server,
+    run_command,
+    target_server,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +93,51 @@ async def test_thin_client_shows_text(target: ServerProcess) -> None:
     assert result.code == 0
     assert f"the wind{expected.text}" in result.stdout
     assert "5 tokens" in result.stdout.splitlines()[-1]
+
+
+async def test_a_failure_is_told_on_stderr(target: ServerProcess) -> None:
+    """Text on stdout is what a model said; that a prompt failed is no part of it."""
+    long = "long " * 100
+    result = await run_command("--role", "fused_client", "--port", str(target.port), "--prompt", long)
+    assert result.code == 1
+    assert "failed" not in result.stdout
+    assert "the prompt has" in result.last_line
+
+
+async def test_a_draft_worker_at_a_server_that_is_no_target(models: ModelDirectories) -> None:
+    """The story: it loaded its model, and every prompt failed with "Method not found!"."""
+    async with fused_server(models.target, models.related) as fused:
+        flags = ("--role", "draft", "--model", str(models.related), "--port", str(fused.port))
+        prompts, serving = await asyncio.gather(
+            run_command(*flags, "--prompt", "x"), run_command(*flags, "--serve", str(free_port()))
+        )
+    for result in (prompts, serving):
+        assert result.code == 1
+        assert "a fused server answers there" in result.last_line
+        assert "--role target" in result.last_line
+        assert "slots of" not in result.stderr, "no model was loaded for it"
+
+
+async def test_a_taken_port_is_told_before_a_model_loads(target: ServerProcess, models: ModelDirectories) -> None:
+    result = await run_command("--role", "target", "--model", str(models.target), "--port", str(target.port))
+    assert result.code == 2
+    assert f"cannot listen on 127.0.0.1:{target.port}" in result.last_line
+    assert "slots of" not in result.stderr
+
+
+async def test_every_server_speaks_http_if_asked(models: ModelDirectories) -> None:
+    """Not the fused one alone: `--http_port` on a target and on a draft worker that serves, and the same answer."""
+    ports = [free_port(), free_port()]
+    body = {"prompt": "the wind", "max_tokens": 6, "temperature": 0}
+    async with (
+        target_server(models.target, "--http_port", str(ports[0])) as target,
+        draft_server(models.related, target, "--http_port", str(ports[1])),
+        httpx.AsyncClient(timeout=60) as client,
+    ):
+        expected = await complete(target, CompletionRequest("the wind", max_new_tokens=6))
+        for port in ports:
+            answer = (await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body)).json()
+            assert answer["choices"][0]["text"] == expected.text
 
 
 async def test_prompts_that_fail_do_not_stop_the_others(target: ServerProcess, tmp_path: Path) -> None:

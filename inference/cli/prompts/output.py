@@ -41,7 +41,8 @@ class TextSink:
 
     def end(self, result: Result) -> None:
         if result.error is not None:
-            print(f"\n--- failed: {result.error}", flush=True)
+            print(flush=True)  # ends the line that has begun
+            print(f"--- failed: {result.prompt!r}: {result.error}", file=sys.stderr, flush=True)
             return
         stats = result.stats
         parts = [f"{stats.num_output_tokens} tokens", f"{stats.tokens_per_s:.1f} tokens/s"]

@@ -13,15 +13,17 @@ from inference.serving.assembly import draft_worker, load_proposer, target_engin
 from inference.serving.observers import report_profile, timeline
 from inference.workers.completion import Completer
 from inference.workers.local import LocalCompleter
-from inference.workers.remote import RemoteCompleter, connected
+from inference.workers.remote import RemoteCompleter, card_of_target, connected
 
 
 async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig) -> int:
     """Complete prompts with a local draft and a remote target; returns the exit code."""
-    loaded = await load_proposer(proposer)
-    async with connected(draft.connection) as channel, draft_worker(loaded, draft, channel) as (worker, engine):
-        with timeline(job.observe, engine):
-            return await _complete(job, LocalCompleter(worker, loaded.tokenizer), TextSink())
+    async with connected(draft.connection) as channel:
+        await card_of_target(channel, draft.connection.address)
+        loaded = await load_proposer(proposer)
+        async with draft_worker(loaded, draft, channel) as (worker, engine):
+            with timeline(job.observe, engine):
+                return await _complete(job, LocalCompleter(worker, loaded.tokenizer), TextSink())
 
 
 async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:

@@ -20,6 +20,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_prompts(parser)
     flags.add_sampling(parser)
     flags.add_serve(parser)
+    flags.add_http(parser, default_port=None)
     flags.add_metrics(parser)
     flags.add_spans(parser)
     flags.add_attach(parser)
@@ -53,7 +54,7 @@ async def _serve(args: argparse.Namespace, proposer: ProposerConfig) -> int:
 
     from inference.serving.draft import serve_draft
 
-    await serve_draft(proposer, draft, server, observe)
+    await serve_draft(proposer, draft, server, settings.optional_http(args), observe)
     return 0
 
 

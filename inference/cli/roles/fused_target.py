@@ -22,12 +22,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 async def run(args: argparse.Namespace) -> int:
     config, server = _fused_config(args), settings.server_config(args, args.port)
-    http = None if args.http_port is None else settings.http_config(args)
     observe = settings.observe_server(args)
 
     from inference.serving.fused import serve_fused
 
-    await serve_fused(config, server, http, observe)
+    await serve_fused(config, server, settings.optional_http(args), observe)
     return 0
 
 

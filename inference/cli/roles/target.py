@@ -15,6 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_verification(parser)
     flags.add_listen(parser)
     flags.add_sessions(parser)
+    flags.add_http(parser, default_port=None)
     flags.add_metrics(parser)
     flags.add_spans(parser)
     flags.add_trace(parser)
@@ -30,7 +31,7 @@ async def run(args: argparse.Namespace) -> int:
 
     from inference.serving.target import serve_target
 
-    await serve_target(model, server, observe)
+    await serve_target(model, server, settings.optional_http(args), observe)
     return 0
 
 

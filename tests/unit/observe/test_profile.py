@@ -76,13 +76,26 @@ def test_files_agree(tmp_path: Path) -> None:
     document = json.loads(json_path.read_text())
     with csv_path.open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["request"] for row in rows] == ["one, two", "total"]
+    assert [row["request"] for row in rows] == ["one, two"], (
+        "a total among the requests would be one of them to a reader"
+    )
     assert [row["request"] for row in document["requests"]] == ["one, two"]
     assert list(rows[0]) == list(document["total"])
-    assert float(rows[1]["tokens_per_s"]) == pytest.approx(document["total"]["tokens_per_s"])
+    assert float(rows[0]["tokens_per_s"]) == pytest.approx(document["requests"][0]["tokens_per_s"])
+    assert isinstance(json.loads(rows[0]["passes_by_draft_tokens"]), list)
     assert csv_path.name.startswith("performance_draft_")
 
 
 def test_a_profile_without_requests_can_be_written(tmp_path: Path) -> None:
     _, json_path = Profile("target").write(tmp_path)
     assert json.loads(json_path.read_text())["total"]["num_output_tokens"] == 0
+
+
+def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
+    """The story: of several clients with --profile in one folder, the last one's figures were all that was left."""
+    profiles = [Profile("draft") for _ in range(3)]
+    for profile in profiles:
+        profile._started = 1_700_000_000.0
+    written = [path for profile in profiles for path in profile.write(tmp_path)]
+    assert len(set(written)) == 6
+    assert all(path.is_file() for path in written)

@@ -1,0 +1,48 @@
+"""What a client is told of an address where no gRPC server is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from grpc_comm.server import Server
+
+
+async def told_of(address: str, *, timeout_s: float) -> str:
+    async with open_channel(address) as channel:
+        with pytest.raises(UnreachableError) as caught:
+            await wait_until_ready(channel, address, timeout_s=timeout_s)
+    return str(caught.value)
+
+
+async def test_an_unknown_host_is_told_at_once() -> None:
+    """The story: a typing error in a host's name was ten seconds of silence, and then "no server answers"."""
+    async with asyncio.timeout(30):
+        assert "the host is not known" in await told_of("no-such-host.invalid:50051", timeout_s=600)
+
+
+async def test_a_port_of_http_is_told_at_once() -> None:
+    """The story: a client pointed at the gateway's port, or at the metrics, waited and was told nothing."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(64)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(30):
+            assert "speaks HTTP, not gRPC" in await told_of(f"127.0.0.1:{port}", timeout_s=600)
+
+
+async def test_a_port_that_nobody_has_yet_is_waited_for() -> None:
+    """A server that starts a little later than its client is found."""
+    server = Server("127.0.0.1:0", [], status_of=lambda _: None)
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        waiting = asyncio.create_task(wait_until_ready(channel, f"127.0.0.1:{server.port}", timeout_s=60))
+        await asyncio.sleep(0.05)
+        await server.open()
+        await waiting
+    await server.close()

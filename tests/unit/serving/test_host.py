@@ -1,0 +1,132 @@
+"""The life of a server: ports are tried before anything slow, one signal drains, a second one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from inference.config import ROOT, HttpConfig, ObserveConfig, ServerConfig
+from inference.errors import ConfigError, UnavailableError
+from inference.serving.fronts import check_ports
+from inference.serving.host import Host
+from inference.serving.processes import free_port
+
+
+def test_a_taken_port_is_named_whichever_it_is() -> None:
+    """The story: a model was loaded for minutes before the server found that its port was taken."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        for config in (
+            (ServerConfig(port=taken), ObserveConfig("target"), None),
+            (ServerConfig(port=0), ObserveConfig("target", metrics_port=taken), None),
+            (ServerConfig(port=0), ObserveConfig("target"), HttpConfig(taken)),
+        ):
+            with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken}"):
+                check_ports(*config)
+
+
+def test_one_port_for_two_things_is_found_at_once() -> None:
+    port = free_port()
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+        check_ports(ServerConfig(port=port), ObserveConfig("target", metrics_port=port))
+
+
+def test_free_ports_stay_free() -> None:
+    port = free_port()
+    for _ in range(2):
+        check_ports(ServerConfig(port=port), ObserveConfig("target", metrics_port=0), HttpConfig(free_port()))
+
+
+class Recorder:
+    """A front and a work that note what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def open(self) -> None:
+        self.told.append("open")
+
+    async def refuse_new(self) -> None:
+        self.told.append("refuse")
+
+    async def close(self) -> None:
+        self.told.append("close")
+
+    async def stop(self, *, grace_s: float) -> None:
+        self.told.append(f"stop {grace_s:g}")
+
+
+async def test_one_order_of_draining() -> None:
+    recorder, ended = Recorder(), asyncio.Event()
+
+    async def until() -> None:
+        await ended.wait()
+
+    host = Host(recorder, [recorder, recorder], grace_s=3.0)
+    serving = asyncio.create_task(host.run(until()))
+    await asyncio.sleep(0.01)
+    assert recorder.told == ["open", "open"]
+    ended.set()
+    await serving
+    assert recorder.told[2:] == ["refuse", "refuse", "stop 3", "close", "close"]
+
+
+async def test_work_that_ends_badly_ends_the_host_with_its_error() -> None:
+    recorder = Recorder()
+
+    async def until() -> None:
+        raise UnavailableError("every target refuses")
+
+    with pytest.raises(UnavailableError, match="every target refuses"):
+        await Host(recorder, [recorder], grace_s=0.0).run(until())
+    assert recorder.told == ["open", "close"]
+
+
+STUCK = """
+import asyncio, logging, sys
+from inference.serving.host import Host
+
+class Stuck:
+    async def stop(self, *, grace_s):
+        print("draining", flush=True)
+        await asyncio.sleep(600)
+
+async def main():
+    asyncio.get_running_loop().call_later(0.1, lambda: print("serving", flush=True))
+    await Host(Stuck(), grace_s=600).run()
+
+logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals, tmp_path: Path) -> None:
+    """And the log says beforehand that it will: who presses Ctrl-C twice must not wonder what became of the grace."""
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(script),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"serving\n"
+    process.send_signal(number)
+    assert await process.stdout.readline() == b"draining\n"
+    process.send_signal(number)
+    async with asyncio.timeout(60):
+        _, errors = await process.communicate()
+    assert process.returncode == 128 + number
+    first, last = errors.decode().splitlines()
+    assert "a second signal ends at once" in first
+    assert last == f"{number.name} again: ended at once"
