@@ -20,7 +20,7 @@ class UnreachableError(Exception):
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """A lazy channel to HOST:PORT; close it when done."""
+    """Open a channel to HOST:PORT, which connects when it is first used; close it when done."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
@@ -59,7 +59,7 @@ async def _look(address: str, timeout_s: float) -> None:
 
 
 async def states(channel: grpc.aio.Channel) -> AsyncGenerator[grpc.ChannelConnectivity, None]:
-    """What the connection is now, and whenever that changes; it is made again when it is lost. Ends by cancelling."""
+    """Yield the connection's state now and whenever it changes, reconnecting when it is lost; ends when cancelled."""
     while True:
         state = channel.get_state(try_to_connect=True)
         yield state

@@ -23,7 +23,7 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of our services: coroutines that write their responses themselves."""
 
     def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
-        """The handler with something around it."""
+        """Return a handler that does something around `behavior`."""
         raise NotImplementedError
 
     async def intercept_service(

@@ -40,7 +40,7 @@ def _texts(metadata: Any) -> dict[str, str]:
 
 
 def carrying(channel: grpc.aio.Channel, headers: Callable[[], Headers]) -> grpc.aio.Channel:
-    """A channel whose calls carry these headers, as they are when a call begins; good for stubs, and for them alone."""
+    """Wrap a channel so that each call sends these headers, taken when the call begins; for stubs only."""
     return cast(grpc.aio.Channel, _Carrying(channel, headers))
 
 

@@ -39,26 +39,26 @@ def _require(condition: bool, message: str) -> None:
 
 
 def check_batch(batch: int) -> int:
-    """The number of sequences in flight itself, if it can be used."""
+    """Return the number of sequences in flight; raise ConfigError if it is out of range."""
     _require(1 <= batch <= 4096, f"batch {batch} is outside 1..4096")
     return batch
 
 
 def check_gamma(gamma: int) -> int:
-    """The speculation length itself, if it can be used."""
+    """Return the speculation length; raise ConfigError if it is out of range."""
     _require(0 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 0..{MAX_GAMMA}")
     return gamma
 
 
 def check_branches(branches: int) -> int:
-    """The number of branches beside a chain itself, if it can be used."""
+    """Return the number of branches beside a chain; raise ConfigError if it is out of range."""
     _require(0 <= branches <= MAX_BRANCHES, f"branches {branches} is outside 0..{MAX_BRANCHES}")
     return branches
 
 
 @dataclass(frozen=True, slots=True)
 class NeuronOptions:
-    """What only models compiled for AWS Neuron devices need to know.
+    """Settings that only models compiled for AWS Neuron devices have.
 
     Attributes:
         tp_degree: logical NeuronCores that a model is sharded over.

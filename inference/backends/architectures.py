@@ -51,7 +51,7 @@ Config: TypeAlias = "PretrainedConfig | StoredConfig"
 
 
 def architecture_name(config: Config) -> str:
-    """The name to refuse a model by."""
+    """Name of a model's architecture, for messages that refuse it."""
     architectures = getattr(config, "architectures", None)
     return architectures[0] if architectures else type(config).__name__.removesuffix("Config")
 

@@ -78,7 +78,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return tuple(chain)
 
     def pace(self, session: DraftSession, pacing: Pacing) -> None:
-        """Keep to these limits, whatever is committed."""
+        """Set how far and how broadly a session drafts from now on."""
         session.pacing = pacing
         self.wake()
 

@@ -37,7 +37,7 @@ class DraftPath:
         return self.start + len(self.tokens)
 
     def advance(self, start: int) -> None:
-        """Leave behind what lies before `start`."""
+        """Drop the tokens before position `start`, which are committed now."""
         count = start - self.start
         self.start = start
         self.tokens, self.rates, self.nodes = self.tokens[count:], self.rates[count:], self.nodes[count:]
@@ -48,7 +48,7 @@ class DraftPath:
 
     @property
     def survivals(self) -> list[float]:
-        """Per token, how likely the target agrees with all up to it."""
+        """Probability, per token, that the target agrees with it and with all before it."""
         return list(itertools.accumulate(self.rates, operator.mul))
 
     @property

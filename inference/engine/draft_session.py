@@ -71,11 +71,11 @@ class DraftSession:
 
     @property
     def branches(self) -> list[list[int]]:
-        """Whole paths past the committed tokens, each leaving the chain somewhere."""
+        """Token ids of each branch from the committed tokens on, its part of the chain included."""
         return [self._whole(branch) for branch in self._branches]
 
     def known(self) -> list[tuple[list[int], list[int]]]:
-        """Of the chain and each branch, the path as far as the target was told of it, and its own nodes there."""
+        """List what the target knows: for the chain and each branch, the token ids it was sent and their node numbers."""
         return [
             (self._whole(path)[: path.start - self._path.start + len(path.nodes)], path.nodes)
             for path in (self._path, *self._branches)
@@ -85,7 +85,7 @@ class DraftSession:
         return [*self.chain[: path.start - self._path.start], *path.token_ids]
 
     def growing(self, max_length: int) -> list[DraftPath]:
-        """Paths that want another token, begun here if need be; none beyond `max_length` tokens can be extended."""
+        """Return the chain and branches that want another token, beginning new branches; none grows beyond `max_length`."""
         self._begin_branches()
         for path in (self._path, *self._branches):
             if self._num_wanted(path) > 0 and path.end > max_length:
@@ -102,7 +102,7 @@ class DraftSession:
         return self.pacing.window - len(path.tokens)
 
     def draft(self, path: DraftPath) -> Draft:
-        """What the proposer is asked for."""
+        """Build the request that asks the proposer to extend `path`."""
         return Draft(
             path.slot,
             [*self.committed, *self._whole(path)],
@@ -135,7 +135,7 @@ class DraftSession:
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
-        """Append what a step gave; nothing means that there is nothing more. A path that has lost meanwhile is gone."""
+        """Append a step's tokens to `path`; no tokens mark it exhausted, and a path dropped meanwhile counts as wasted."""
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
             return
@@ -146,7 +146,7 @@ class DraftSession:
         self._changed.set()
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Move committed tokens over. The path that agrees with all of them goes on behind them; others are dropped."""
+        """Apply a commit: the path that agrees with all its tokens becomes the chain behind them, others are dropped."""
         self._learn(token_ids)
         paths = [self._path, *self._branches]
         num_agreeing = [_common_length(self._whole(path), token_ids) for path in paths]

@@ -1,4 +1,4 @@
-"""The road from an engine to whoever waits for a session's tokens."""
+"""One request's state at a target: its tokens, what of them the slot holds, the draft tree, and its queue of commits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
 
 
 class CommitQueue:
-    """Commits of one session in order, or the error that ended it. Bounded by the session's own max_new_tokens."""
+    """Queue of one session's commits, from the engine loop to the RPC handler; bounded by its max_new_tokens."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Commit | Exception] = asyncio.Queue()
@@ -174,7 +174,11 @@ class TargetSession:
         )
 
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
-        """Take over what a pass from `started` to `ended` (seconds, monotonic) made of `turn`; say why it ended, if."""
+        """Apply a pass's verdict; return the finish reason if it ended the session.
+
+        Args:
+            started, ended: of the pass, in seconds (monotonic).
+        """
         self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
         self._compute_s += max(0.0, ended - max(started, self._ready_since))
         if not turn.chooses:

@@ -30,7 +30,7 @@ def wait_s(arrivals: Arrivals, acceptance_rate: float, costs: PassCosts, *, now:
 
 
 def waiting_pays(delay_s: float, num_tokens: int, rate: float, *, pass_s: float, slope_s: float) -> bool:
-    """Whether a target without draft tokens should wait for those on their way, judged by how it would go on for ever.
+    """Whether always waiting for draft tokens gives more tokens per second than decoding alone meanwhile.
 
     Waiting after every rejection gives rounds. Not waiting gives a pass alone for every `pass_s` of the delay, and the
     tokens that come then are of use only if they agree with those passes; if not, it goes alone again.

@@ -101,7 +101,7 @@ async def _load_pair(config: FusedConfig) -> tuple[Decoder, Tokenizer]:
 
 
 async def load_proposer(config: ProposerConfig) -> LoadedDraft:
-    """Load what drafts."""
+    """Load a draft model, or prepare prompt lookup."""
     if config.model is None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
         lookup = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
@@ -176,7 +176,7 @@ async def load(config: ModelConfig) -> LoadedModel:
 
 
 def model_card(name: str, topology: str, generator: Generator, tokenizer: Tokenizer) -> ModelCard:
-    """What a server says of what it serves."""
+    """Build what GetModel answers."""
     limits = (generator.max_length, generator.vocab_size)
     return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template)
 

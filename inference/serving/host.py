@@ -31,7 +31,7 @@ class Front(Protocol):
 
 
 class Work(Protocol):
-    """What runs behind the fronts."""
+    """What a host drains: an engine, or whatever else runs requests."""
 
     async def stop(self, *, grace_s: float) -> None:
         """Take nothing new, let what runs finish for `grace_s` seconds, fail the rest."""

@@ -34,14 +34,14 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Of one process; `profile` and `spans` may be None."""
+    """Profile and spans of one process; each is None unless it was asked for."""
 
     config: ObserveConfig
     profile: Profile | None
     spans: Spans | None
 
     def around(self, completer: Completer, metrics: Metrics, *, model: str) -> ObservedCompleter:
-        """The completer with all that watches around it: the one place that says in which order."""
+        """Wrap a completer in its observers; the only place that fixes their order."""
         if self.spans is not None:
             from inference.workers.traced import TracedCompleter
 
@@ -49,11 +49,11 @@ class Observers:
         return ObservedCompleter(completer, Observer(metrics, self.profile))
 
     def of_sessions(self, metrics: Metrics) -> Observer:
-        """What watches the sessions of draft workers: their cost is noted in the span of their call."""
+        """Return the observer of draft workers' sessions, which notes their cost in the span of their call."""
         return Observer(metrics, self.profile, None if self.spans is None else self.spans.annotate)
 
     def interceptors(self) -> list[SpanInterceptor]:
-        """What makes a span of every call that comes in."""
+        """Return the interceptors that make a span of every incoming call."""
         return [] if self.spans is None else [SpanInterceptor(self.spans.serving)]
 
     def continuing(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
@@ -77,7 +77,7 @@ def timeline(config: ObserveConfig, engine: Engine[Any, Any, Any]) -> Generator[
 
 @contextmanager
 def observed(config: ObserveConfig) -> Generator[Observers, None, None]:
-    """What the configuration asks for; written and sent when the block ends."""
+    """Set up the observers that the configuration asks for; files are written and spans sent when the block ends."""
     with _profiled(config) as profile, _exported(config) as spans:
         yield Observers(config, profile, spans)
 

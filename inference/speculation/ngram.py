@@ -35,7 +35,7 @@ class NgramProposer:
         return self._max_length
 
     def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
-        """All of each draft at once."""
+        """Propose up to each draft's limit in one step."""
         return [lookup(draft.token_ids, draft.limit) for draft in drafts]
 
 

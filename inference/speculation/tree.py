@@ -40,7 +40,7 @@ class _Node:
 
 
 class DraftTree:
-    """Grows with proposals, shrinks with commits.
+    """Draft tokens that may still come true: grows with proposals, shrinks with commits.
 
     Args:
         committed: the session's token ids; the session appends to this list before it calls `commit`.
@@ -65,7 +65,7 @@ class DraftTree:
         return self._num_numbers
 
     def grow(self, branch: Branch) -> None:
-        """Hang a branch where it says; if the token that it follows has lost, it is ignored.
+        """Add a branch behind its parent; it is ignored if the parent was dropped.
 
         Raises:
             InvalidRequestError: nothing that it could follow was ever committed, or proposed.
@@ -127,7 +127,7 @@ class DraftTree:
         return token_ids
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Walk along tokens that were just appended to the committed ones; what disagrees is dropped."""
+        """Move the root along tokens that were just committed, and drop every path that disagrees with them."""
         for token_id in token_ids:
             old = self._root
             winner = old.children.pop(token_id) if token_id in old.children else None

@@ -36,7 +36,7 @@ class StopStrings:
         self.found = False
 
     def push(self, piece: str) -> str:
-        """What of the text so far is certain now and was not given yet; afterwards `found` may be set."""
+        """Return the text that no stop string can take back any more; sets `found` when one is complete."""
         text = self._held + piece
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
@@ -47,7 +47,7 @@ class StopStrings:
         return text[:num_certain]
 
     def rest(self) -> str:
-        """What was held back, once no more text comes."""
+        """Return the text held back, once no more comes."""
         held, self._held = self._held, ""
         return held
 

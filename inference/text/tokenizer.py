@@ -122,14 +122,14 @@ class TextStream:
         self._text = ""
 
     def push(self, token_id: int) -> str:
-        """Text that is certain after this token; empty within a character."""
+        """Add a token; return the text it completes, empty within a multi-byte character."""
         self._token_ids.append(token_id)
         piece = self._step(token_id)
         self._text += piece
         return piece
 
     def rest(self) -> str:
-        """After the last token: what an unfinished character leaves."""
+        """Return what an unfinished character leaves after the last token."""
         text = self._tokenizer.decode(self._token_ids)
         return text[len(self._text) :] if text.startswith(self._text) else ""
 

@@ -18,7 +18,7 @@ def first_lone_surrogate(text: str) -> int | None:
 
 
 def check_unicode(text: str, name: str) -> None:
-    """Refuse what UTF-8 cannot say, before a message of protobuf does so with a traceback.
+    """Refuse text with a lone surrogate, which UTF-8 (and so protobuf) cannot encode.
 
     Raises:
         InvalidRequestError: naming the place.

@@ -21,7 +21,7 @@ class Vocabulary:
 
 
 def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
-    """Refuse a pair that does not fit together.
+    """Refuse a draft whose token ids mean something else than the target's.
 
     Raises:
         IncompatibleDraftError: naming both.

@@ -13,7 +13,7 @@ from inference.text.stop_strings import check_stops
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What GetModel answers; see the message."""
+    """Description of a served model, as GetModel answers it."""
 
     name: str
     topology: str

@@ -42,7 +42,7 @@ def code_name(error: Exception) -> str:
 
 @contextmanager
 def calls_to(address: str) -> Generator[None, None, None]:
-    """Raise, of calls to the server at HOST:PORT that fail while the block runs, the exceptions they stand for."""
+    """Turn failures of gRPC calls to HOST:PORT inside the block into this project's exceptions."""
     try:
         yield
     except grpc.aio.AioRpcError as exc:

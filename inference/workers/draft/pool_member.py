@@ -52,7 +52,7 @@ class PoolMember:
         self._num_slots = num_slots
 
     async def run(self) -> None:
-        """Help for ever.
+        """Draft for the target's sessions, redialling for ever when the link is lost.
 
         Raises:
             RequestError: the target refuses this worker; one that cannot be reached, or fails, is dialled again.
@@ -163,7 +163,7 @@ class _Helped:
         self._sender = asyncio.create_task(send_drafts(draft, proposals))
 
     def commit(self, commit: Commit) -> None:
-        """Take over what is final; a commit that crossed the opening on the way may hold tokens it had already."""
+        """Apply a commit; one that crossed the opening on its way may repeat tokens that the opening had."""
         self._proposals.answered(commit)
         self._runner.commit(commit, num_known=len(self._draft.committed) - commit.position)
 

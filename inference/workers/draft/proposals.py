@@ -31,7 +31,7 @@ class ProposalSender:
         await self._propose([Branch(None, prefix_length, token_ids)] if token_ids else [])
 
     async def grow(self, draft: DraftSession) -> None:
-        """Send what the target should be told of now."""
+        """Send the draft session's tokens that are due."""
         await self._propose(draft.take_unsent(self._num_nodes))
 
     async def _propose(self, branches: list[Branch]) -> None:

@@ -51,14 +51,14 @@ async def run_ahead(
 
 
 async def send_drafts(draft: DraftSession, target: ProposalSender) -> None:
-    """Tell the target of draft tokens. A lost link ends this quietly: whoever reads commits is told."""
+    """Send draft tokens as they become due, until cancelled; a lost link is reported to whoever reads commits."""
     while True:
         await draft.has_unsent()
         await target.grow(draft)
 
 
 class Runner:
-    """Lets one session run ahead, as far and as broadly as what is measured says.
+    """Sets how far and how broadly one session runs ahead, from measured times and round trip.
 
     Args:
         engine, draft: what runs.
@@ -76,7 +76,7 @@ class Runner:
         self._pace()
 
     def commit(self, commit: Commit, *, num_known: int = 0) -> Counts:
-        """Take over what is final, except `num_known` tokens that were known before; says what became of the drafts."""
+        """Apply a commit, but for its first `num_known` tokens; return what became of the drafts."""
         draft = self._draft
         num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
         self._engine.commit(draft, commit.token_ids[num_known:])
@@ -91,7 +91,7 @@ class Runner:
         )
 
     def stop(self) -> None:
-        """Draft no more."""
+        """Stop drafting for this session."""
         self._engine.pace(self._draft, Pacing())
 
     def _pace(self) -> None:

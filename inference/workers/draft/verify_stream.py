@@ -26,7 +26,7 @@ _FRAME_BYTES = 5  # gRPC's length prefix of each message
 
 @dataclass(slots=True)
 class Origin:
-    """The model that a request's tokens come from, over all of its streams; empty before the first one says."""
+    """Id of the model that began a request, kept over all its streams; empty until the first stream says."""
 
     model_id: str = ""
 
@@ -111,7 +111,7 @@ class VerifyStream:
 async def verify_stream(
     stub: rpc.VerificationServiceStub, address: str, origin: Origin, *, deadline_s: float
 ) -> AsyncGenerator[VerifyStream, None]:
-    """A stream that is cancelled, and so frees its slot, however the block is left."""
+    """Open a Verify stream; leaving the block cancels it, which frees the target's slot."""
     call = stub.Verify(timeout=deadline_s)
     try:
         yield VerifyStream(call, address, origin)

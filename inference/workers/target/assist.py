@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 class StreamWorker:
-    """A `Worker` behind a stream: what it is told goes through an outbox, so that nobody waits for the network."""
+    """An attached draft worker; messages to it are queued, so that the engine never waits for the network."""
 
     def __init__(self, attach: pb.Attach) -> None:
         self.id = f"w{next(_numbers)}"
