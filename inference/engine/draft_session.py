@@ -75,7 +75,7 @@ class DraftSession:
         return [self._whole(branch) for branch in self._branches]
 
     def known(self) -> list[tuple[list[int], list[int]]]:
-        """List what the target knows: for the chain and each branch, the token ids it was sent and their node numbers."""
+        """List, for the chain and each branch, the token ids that the target was sent and their node numbers."""
         return [
             (self._whole(path)[: path.start - self._path.start + len(path.nodes)], path.nodes)
             for path in (self._path, *self._branches)
@@ -85,7 +85,7 @@ class DraftSession:
         return [*self.chain[: path.start - self._path.start], *path.token_ids]
 
     def growing(self, max_length: int) -> list[DraftPath]:
-        """Return the chain and branches that want another token, beginning new branches; none grows beyond `max_length`."""
+        """Begin branches that are due; return the paths that want another token, none beyond `max_length`."""
         self._begin_branches()
         for path in (self._path, *self._branches):
             if self._num_wanted(path) > 0 and path.end > max_length:
@@ -135,7 +135,7 @@ class DraftSession:
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
-        """Append a step's tokens to `path`; no tokens mark it exhausted, and a path dropped meanwhile counts as wasted."""
+        """Append a step's tokens to `path`; none mark it exhausted, and those of a dropped path are wasted."""
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
             return
@@ -146,7 +146,7 @@ class DraftSession:
         self._changed.set()
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Apply a commit: the path that agrees with all its tokens becomes the chain behind them, others are dropped."""
+        """Apply a commit: the path that agrees with all of it becomes the chain, others are dropped."""
         self._learn(token_ids)
         paths = [self._path, *self._branches]
         num_agreeing = [_common_length(self._whole(path), token_ids) for path in paths]

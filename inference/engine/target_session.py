@@ -1,4 +1,4 @@
-"""One request's state at a target: its tokens, what of them the slot holds, the draft tree, and its queue of commits."""
+"""One request's state at a target: tokens, what of them its slot holds, draft tree, queue of commits."""
 
 from __future__ import annotations
 

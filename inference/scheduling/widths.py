@@ -18,7 +18,7 @@ PROBE_EVERY = 32
 
 
 class Widths:
-    """Chooses how many draft tokens each pass verifies; if none would pay, still tries some every PROBE_EVERY passes."""
+    """Chooses how many draft tokens each pass verifies; where none pay, tries some every PROBE_EVERY passes."""
 
     def __init__(self) -> None:
         self._num_declined = 0
