@@ -19,14 +19,15 @@ from inference.workers.status import code_name
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One request, as it is watched."""
+    """One request, as it is watched; `stats` is None where nobody will read them."""
 
-    stats: RequestStats
+    stats: RequestStats | None
     metrics: RequestMetrics
 
     def take(self, event: Event | Commit) -> None:
         """Pass on what has just arrived."""
-        self.stats.take(event)
+        if self.stats is not None:
+            self.stats.take(event)
         self.metrics.take(event)
 
 
@@ -47,9 +48,10 @@ class Observer:
     @contextmanager
     def request(self, label: str) -> Generator[Observation, None, None]:
         """Watch one request, which tables call `label`; one that leaves before it finished failed, or was given up."""
-        observation = Observation(RequestStats(), self.metrics.request())
-        if self.profile is not None:
-            self.profile.add(label, observation.stats)
+        stats = None if self.profile is None and self.annotate is None else RequestStats()
+        observation = Observation(stats, self.metrics.request())
+        if self.profile is not None and stats is not None:
+            self.profile.add(label, stats)
         try:
             yield observation
         except Exception as exc:
@@ -57,8 +59,8 @@ class Observer:
             raise
         finally:
             observation.metrics.left()
-            if self.annotate is not None:
-                self.annotate(observation.stats)
+            if self.annotate is not None and stats is not None:
+                self.annotate(stats)
 
 
 class ObservedCompleter:
