@@ -11,6 +11,8 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+DOMAIN = "specdec.v1"
+"""Who gives the reasons."""
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -26,6 +28,7 @@ class Status:
         message: one line that names the value and the limit.
         retry_after_s: seconds until a retry has a fair chance; None where it has none or nobody knows.
         field: the field of the request that is at fault.
+        reason: what is wrong with it, in a word of ours; None where the message alone says so.
         address: HOST:PORT of the server behind the one that was called, if the failure is that one's.
     """
 
@@ -34,6 +37,7 @@ class Status:
     retry_after_s: float | None = None
     field: str | None = None
     address: str | None = None
+    reason: str | None = None
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """google.rpc.Status with what stands beside code and message; nothing if nothing does."""
@@ -50,7 +54,9 @@ class Status:
             duration.FromNanoseconds(round(self.retry_after_s * 1e9))
             yield error_details_pb2.RetryInfo(retry_delay=duration)
         if self.field is not None:
-            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
+            violation = error_details_pb2.BadRequest.FieldViolation(
+                field=self.field, description=self.message, reason=self.reason
+            )
             yield error_details_pb2.BadRequest(field_violations=[violation])
         if self.address is not None:
             metadata = {"address": self.address}
@@ -73,6 +79,7 @@ def status_of(error: grpc.RpcError) -> Status:
         float(retry.retry_delay.ToNanoseconds() / 1e9) if type(retry) in found else None,
         bad.field_violations[0].field if bad.field_violations else None,
         info.metadata["address"] if info.domain == _DOMAIN and "address" in info.metadata else None,
+        bad.field_violations[0].reason or None if bad.field_violations else None,
     )
 
 

@@ -5,6 +5,7 @@
     |   +-- UnsupportedModelError    an architecture whose cache is not plain keys and values
     +-- RequestError             one request is at fault; the server goes on
     |   +-- InvalidRequestError      a value outside its range
+    |   |   +-- ContextLengthError       the prompt leaves no room in the model's context
     |   +-- IncompatibleDraftError   draft and target do not share a vocabulary or a protocol version
     |   +-- NotFoundError            names a session or model that is not here
     +-- CapacityError            no room now; try again after `retry_after_s`
@@ -54,6 +55,10 @@ class InvalidRequestError(RequestError):
     def __init__(self, message: str, *, field: str | None = None, address: str | None = None) -> None:
         super().__init__(message, address=address)
         self.field = field
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt leaves no room for one output token in the model's context."""
 
 
 class IncompatibleDraftError(RequestError):

@@ -14,7 +14,7 @@ from typing import Any
 from inference.commit import Commit
 from inference.engine.loop import Engine
 from inference.engine.target_session import TargetSession
-from inference.errors import InvalidRequestError
+from inference.errors import ContextLengthError, InvalidRequestError
 from inference.model import Decoder, Turn, Verdict, check_request, is_seed_invariant
 from inference.request import GenerationRequest, Schedule
 from inference.scheduling.pass_times import PassTimes
@@ -206,9 +206,9 @@ def _width(turn: Turn) -> int:
 def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) -> None:
     """Refuse a prompt that leaves no room for one output token, or that the model has no rows for."""
     if len(token_ids) >= max_length:
-        raise InvalidRequestError(
-            f"the prompt has {len(token_ids)} tokens; sequence_length {max_length} leaves room for {max_length - 1} "
-            "and one output token",
+        raise ContextLengthError(  # clients look for the first words, which are OpenAI's
+            f"This model's maximum context length is {max_length} tokens, and the prompt has {len(token_ids)}; "
+            f"sequence_length {max_length} leaves room for {max_length - 1} and one output token",
             field="prompt",
         )
     check_token_ids(token_ids, vocab_size=vocab_size)

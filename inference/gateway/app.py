@@ -19,15 +19,15 @@ from starlette.exceptions import HTTPException
 from inference import VERSION
 from inference.config import HttpConfig
 from inference.errors import SpecDecError
-from inference.gateway.documents import ANSWERS, JsonAnswer, Model, ModelList, Version
+from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, Format, TextFormat
-from inference.gateway.middleware import AnswerCount, BodyLimit, http_spans
+from inference.gateway.middleware import AnswerCount, BodyLimit, RequestId, http_spans
 from inference.gateway.requests import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
-from inference.gateway.schema import ChatBody, CompletionBody, GenerationBody
+from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, whole_answer
 from inference.observe.metrics import Metrics
-from inference.workers.completion import Completer, CompletionRequest, ModelCard
+from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
 if TYPE_CHECKING:
     from inference.observe.spans import Spans
@@ -49,6 +49,7 @@ class Gateway:
 
     Attributes:
         completer: serves the requests.
+        codec: tokenizes for clients; None does not.
         card: of the model that is served now.
         metrics: are shown at /metrics.
         is_healthy: whether requests can be served now.
@@ -62,6 +63,7 @@ class Gateway:
     is_healthy: Callable[[], Awaitable[bool]]
     config: HttpConfig = field(default_factory=HttpConfig)
     spans: Spans | None = None
+    codec: Codec | None = None
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -69,6 +71,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     spans = http_spans(gateway.spans)
     app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
     _add_generation(app, gateway)
+    _add_tokens(app, gateway)
     _add_operation(app, gateway)
     if gateway.config.page:
         _add_page(app)
@@ -76,6 +79,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=gateway.config.max_body_bytes)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
+    app.add_middleware(RequestId)  # the outermost: refusals have an id too
     return app
 
 
@@ -108,7 +112,29 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     started = int(time.time())
 
 
-def _check_model(body: GenerationBody, card: ModelCard) -> None:
+def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/tokenize", responses=FAILURES, response_model=None)
+    async def tokenize(body: TokenizeBody) -> JsonAnswer:
+        """Token ids of a prompt, as generation would read it."""
+        _check_model(body, gateway.card)
+        token_ids = list(await _codec(gateway).encode(body.text(), special=body.add_special_tokens))
+        answer = Tokens(count=len(token_ids), max_model_len=gateway.card.max_length, tokens=token_ids)
+        return JsonAnswer(answer.model_dump())
+
+    @app.post("/detokenize", responses=FAILURES, response_model=None)
+    async def detokenize(body: DetokenizeBody) -> JsonAnswer:
+        """The text of token ids."""
+        _check_model(body, gateway.card)
+        return JsonAnswer(TextOfTokens(prompt=await _codec(gateway).decode(body.tokens)).model_dump())
+
+
+def _codec(gateway: Gateway) -> Codec:
+    if gateway.codec is None:
+        raise ApiError(404, "there is no tokenizer behind this server")
+    return gateway.codec
+
+
+def _check_model(body: GenerationBody | TokenizeBody | DetokenizeBody, card: ModelCard) -> None:
     if body.model is not None:
         _check_name(body.model, card)
 
@@ -189,6 +215,12 @@ def _add_operation(app: FastAPI, gateway: Gateway) -> None:
     async def health() -> Response:
         """200 while requests can be served."""
         return Response(status_code=200 if await gateway.is_healthy() else 503)
+
+    @app.post("/ping", include_in_schema=False)
+    @app.get("/ping", response_class=Response, responses={503: {"description": "Not serving."}})
+    async def ping() -> Response:
+        """As /health, under the name that SageMaker and vLLM have for it."""
+        return await health()
 
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=Response)

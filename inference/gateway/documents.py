@@ -51,12 +51,15 @@ _TEXTS = {
     503: "The server is shutting down, or the one behind it cannot be reached.",
     504: "The request took longer than it may.",
 }
+FAILURES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorDocument, "description": text} for status, text in _TEXTS.items()
+}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "OpenAI's object; with `stream`, server-sent events with its chunks.",
         "content": {"text/event-stream": {}},
     },
-    **{status: {"model": ErrorDocument, "description": text} for status, text in _TEXTS.items()},
+    **FAILURES,
 }
 
 
@@ -85,6 +88,21 @@ class ModelList(BaseModel):
     @classmethod
     def of(cls, card: ModelCard, *, created: int) -> ModelList:
         return cls(data=[Model.of(card, created=created)])
+
+
+class Tokens(BaseModel):
+    """Answer of /tokenize, as vLLM has it."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: None = None
+
+
+class TextOfTokens(BaseModel):
+    """Answer of /detokenize, as vLLM has it."""
+
+    prompt: str
 
 
 class Version(BaseModel):

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 
 from inference import errors
+from inference.gateway.noops import UNSUPPORTED
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +23,12 @@ _SHAPES = {
 }
 # What is no object: another kind of JSON, another content type, or nothing.
 _NO_OBJECT = ("model_attributes_type", "missing")
+_OURS = ("value_error", UNSUPPORTED)  # our own validators say more than any rule
+_CODES = {"missing": "missing_required_parameter", UNSUPPORTED: "unsupported_parameter"}
 _FAULT = ("server_error", "internal_error")  # a code even here: LLMPerf counts an error by its code
 _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
     errors.InvalidRequestError: (400, INVALID_REQUEST, None),
+    errors.ContextLengthError: (400, INVALID_REQUEST, "context_length_exceeded"),
     errors.NotFoundError: (404, INVALID_REQUEST, None),
     errors.CapacityError: (429, "rate_limit_error", "queue_full"),
     errors.UnavailableError: (503, "service_unavailable_error", "unavailable"),
@@ -98,9 +102,9 @@ def from_validation(error: RequestValidationError) -> ApiError:
     if fault["type"] == "extra_forbidden":
         name = ".".join(map(str, place))
         return ApiError(400, f"{name} is not supported here", param=param, code="unsupported_parameter")
-    message = _SHAPES.get(str(param)) if len(place) > 1 else None
+    message = _SHAPES.get(str(param)) if len(place) > 1 and fault["type"] not in _OURS else None
     message = message or fault["msg"].removeprefix("Value error, ")
-    code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
+    code = _CODES.get(fault["type"], "invalid_value")
     return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
 
 
@@ -113,11 +117,12 @@ def _path(place: list[Any]) -> str:
 
 def _named_first(fault: dict[str, Any]) -> str | None:
     """Complaints of ours about two fields together begin with the one to change."""
-    return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] == "value_error" else None
+    return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """The most telling fault: of a union's alternatives, the one that got furthest."""
-    fault: dict[str, Any] = max(faults, key=lambda each: (each["type"] == "missing", len(each["loc"])))
+    """The most telling fault: our own validators', or, of a union's alternatives, that of the one that got furthest."""
+    rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
+    fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]
     return fault if fault["loc"][:2] == first["loc"][:2] else first

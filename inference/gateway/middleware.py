@@ -6,6 +6,8 @@ Plain ASGI, so that streams stay streams.
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,10 @@ from inference.gateway.errors import ApiError
 
 if TYPE_CHECKING:
     from inference.observe.spans import Spans
+
+
+REQUEST_ID = b"x-request-id"
+_HARMLESS = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class BodyLimit:
@@ -54,6 +60,27 @@ async def _answer(send: Send, error: ApiError) -> None:
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+class RequestId:
+    """Gives every answer the id that its request came with in X-Request-Id, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(REQUEST_ID, b"")
+        request_id = given if _HARMLESS.fullmatch(given) else secrets.token_hex(16).encode()
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id)]
+            await send(message)
+
+        await self._app(scope, receive, named)
 
 
 class AnswerCount:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeAlias
 
 from inference.commit import Event
@@ -78,6 +79,7 @@ async def events_of(
         SpecDecError: a choice failed, or the time is over.
     """
     deadline = asyncio.get_running_loop().time() + deadline_s
+    requests = [replace(request, deadline=deadline) for request in requests]  # who is cancelled then, is late
     source = _single(completer, requests[0]) if len(requests) == 1 else _merged(completer, requests)
     async with aclosing(source) as events:
         while True:
@@ -86,7 +88,7 @@ async def events_of(
                     item = await anext(events)
             except StopAsyncIteration:
                 return
-            except TimeoutError:
+            except (TimeoutError, DeadlineError):  # the server behind may be the first to see it
                 raise DeadlineError(f"the request is not finished after {deadline_s:g} s") from None
             yield item
 

@@ -1,15 +1,19 @@
 """What clients may ask: the bodies of /v1/completions and /v1/chat/completions, with OpenAI's defaults.
 
-A field that is not listed is refused, unless it is null. OpenAI's and vLLM's names; limits stand beside each field.
+A field that is not listed is refused, unless it is null or says what is so anyway (noops.py). OpenAI's and vLLM's
+names; limits stand beside each field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
+from inference.gateway import noops
+from inference.gateway.noops import NoOps, without_no_ops
 from inference.request import BIAS, MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, RANGES, Range, SamplingParams
 from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 from inference.text.unicode import first_lone_surrogate
@@ -20,6 +24,7 @@ MAX_CHOICES = 128
 MAX_N = 64
 MAX_PROMPTS = 64
 MAX_MESSAGES = 1024
+MAX_DETOKENIZED = 1_000_000
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, of /v1/completions
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -61,12 +66,13 @@ Prompt: TypeAlias = (
 )
 
 
-def _allow_nulls(schema: dict[str, Any]) -> None:
-    """Say in the schema that a null stands for nothing."""
+def _complete(schema: dict[str, Any], body: type[_Body]) -> None:
+    """Say in the schema that a null stands for nothing, and which other values do."""
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf", [field])
         if name not in schema.get("required", ()) and {"type": "null"} not in kinds:
             schema["properties"][name] = {"anyOf": [*kinds, {"type": "null"}], "title": field.get("title", name)}
+    schema["properties"].update(noops.schema_of(body.no_ops))
 
 
 def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any], *, required: bool) -> dict[str, Any]:
@@ -80,25 +86,34 @@ _TOP_LOGPROBS_NEED_LOGPROBS = _needs("top_logprobs", {"type": "integer"}, "logpr
 _ECHO_EXCLUDES_LOGPROBS = _needs("echo", {"const": True}, "logprobs", {"type": "null"}, required=False)
 
 
-def _conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
-    """Put conditions between fields into the schema, and nulls."""
+_PROMPT_OR_MESSAGES = {
+    "oneOf": [
+        {"properties": {name: {"not": {"type": "null"}}, other: {"type": "null"}}, "required": [name]}
+        for name, other in (("prompt", "messages"), ("messages", "prompt"))
+    ]
+}
 
-    def extend(schema: dict[str, Any]) -> None:
-        _allow_nulls(schema)
+
+def _conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[_Body]], None]:
+    """Put conditions between fields into the schema, and what `_complete` does."""
+
+    def extend(schema: dict[str, Any], body: type[_Body]) -> None:
+        _complete(schema, body)
         schema["allOf"] = list(conditions)
 
     return extend
 
 
 class _Body(BaseModel):
-    """Strict: a number is no string. Unknown fields are refused; a null says nothing."""
+    """Strict: a number is no string. Unknown fields are refused; a null says nothing, nor does what is so anyway."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=_allow_nulls)
+    model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=_complete)
+    no_ops: ClassVar[NoOps] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, values: Any) -> Any:
-        return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
+    def _drop_what_says_nothing(cls, values: Any) -> Any:
+        return without_no_ops(values, cls.no_ops) if isinstance(values, dict) else values
 
 
 class StreamOptions(_Body):
@@ -111,6 +126,12 @@ class StreamOptions(_Body):
     include_speculation: bool = Field(
         default=False, description="Ours: each chunk says which of its tokens are accepted draft tokens."
     )
+
+
+class TextFormat(_Body):
+    """The one format there is."""
+
+    type: Literal["text"]
 
 
 class GenerationBody(_Body):
@@ -145,7 +166,12 @@ class GenerationBody(_Body):
     gamma: Annotated[int, Field(ge=0, le=MAX_GAMMA), _WHOLE] | None = Field(
         None, description="Ours: draft tokens per pass; 0 drafts none."
     )
+    response_format: TextFormat | None = None
     user: str | None = Field(None, description="Taken, without effect: it names the end user.")
+    safety_identifier: str | None = Field(None, description="Taken, without effect: it names the end user.")
+    session_id: str | None = Field(None, description="Taken, without effect: it names the conversation.")
+    prompt_cache_key: str | None = Field(None, description="Taken, without effect: no prompt is kept.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Taken, without effect: the client's own notes.")
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationBody:
@@ -168,6 +194,7 @@ class CompletionBody(GenerationBody):
 
     model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _ECHO_EXCLUDES_LOGPROBS))
 
+    no_ops = noops.COMPLETION
     prompt: Prompt
     max_tokens: NumTokens = DEFAULT_MAX_TOKENS
     logprobs: NumLogprobs | None = None
@@ -195,10 +222,19 @@ class TextPart(_Body):
     type: Literal["text"]
     text: Text
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, part: Any) -> Any:
+        if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind != "text":
+            message = f"a part of type {kind[:40]} is not supported here: this model reads text alone"
+            raise PydanticCustomError(noops.UNSUPPORTED, "{message}", {"message": message})
+        return part
+
 
 class Message(_Body):
     """One message of a conversation."""
 
+    no_ops = noops.MESSAGE
     role: Annotated[Text, StringConstraints(min_length=1, max_length=64)]
     content: Text | list[TextPart]
     name: str | None = Field(None, description="Taken, without effect.")
@@ -207,22 +243,16 @@ class Message(_Body):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class TextFormat(_Body):
-    """The one format there is."""
-
-    type: Literal["text"]
-
-
 class ChatBody(GenerationBody):
     """Body of /v1/chat/completions."""
 
     model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS))
 
+    no_ops = noops.CHAT
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: NumTokens | None = Field(None, description="Unset: to the end of the context.")
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
-    response_format: TextFormat | None = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatBody:
@@ -231,4 +261,37 @@ class ChatBody(GenerationBody):
         return self
 
     def chat(self) -> Chat:
-        return Chat(tuple((message.role, message.text()) for message in self.messages))
+        return _chat(self.messages)
+
+
+class TokenizeBody(_Body):
+    """Body of /tokenize: a prompt, or messages."""
+
+    no_ops = noops.TOKENIZE
+    model: str | None = None
+    prompt: Text | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    add_special_tokens: bool = Field(True, description="To a prompt; messages have those of the chat template.")
+
+    model_config = ConfigDict(json_schema_extra=_conditions(_PROMPT_OR_MESSAGES))
+
+    @model_validator(mode="after")
+    def _check_one_of(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt or messages must be given, and not both")
+        return self
+
+    def text(self) -> str | Chat:
+        """What to tokenize."""
+        return _chat(self.messages) if self.prompt is None else self.prompt
+
+
+class DetokenizeBody(_Body):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId] = Field(max_length=MAX_DETOKENIZED)
+
+
+def _chat(messages: list[Message] | None) -> Chat:
+    return Chat(tuple((message.role, message.text()) for message in messages or ()))

@@ -221,10 +221,10 @@ class RequestMetrics:
         self._ended = True
         self._metrics._failures.labels(self._metrics._name, code).inc()
 
-    def left(self) -> None:
-        """Nothing more comes; a request that neither finished nor failed was cancelled."""
+    def left(self, *, late: bool = False) -> None:
+        """Nothing more comes; a request that neither finished nor failed was cancelled, or its deadline passed."""
         if not self._ended:
-            self.failed("CANCELLED")
+            self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")
 
 
 class MetricsServer:

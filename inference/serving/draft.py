@@ -58,8 +58,9 @@ async def serve_draft(
 def _generation(
     worker: DraftWorker, tokenizer: Tokenizer, name: str, metrics: Metrics, observers: Observers
 ) -> GenerationServicer:
-    completer = observers.around(LocalCompleter(worker, tokenizer), metrics, model=name)
-    return GenerationServicer(completer, model_card(name, "distributed", worker, tokenizer))
+    local = LocalCompleter(worker, tokenizer)
+    completer = observers.around(local, metrics, model=name)
+    return GenerationServicer(completer, model_card(name, "distributed", worker, tokenizer), local.codec)
 
 
 async def help_targets(

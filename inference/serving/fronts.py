@@ -99,7 +99,7 @@ def http_fronts(
     from inference.gateway.server import HttpFront
 
     card = named(service.card, config)
-    gateway = Gateway(service.completer, card, metrics, _always, config, observers.spans)
+    gateway = Gateway(service.completer, card, metrics, _always, config, observers.spans, service.codec)
     return [HttpFront(gateway, server)]
 
 

@@ -34,8 +34,9 @@ def _host(
 ) -> Host:
     engine, metrics = running.engine, Metrics(name)
     metrics.watch(engine)
-    completer = observers.around(LocalCompleter(engine, running.tokenizer), metrics, model=name)
-    generation = GenerationServicer(completer, model_card(name, "fused", engine, running.tokenizer))
+    local = LocalCompleter(engine, running.tokenizer)
+    completer = observers.around(local, metrics, model=name)
+    generation = GenerationServicer(completer, model_card(name, "fused", engine, running.tokenizer), local.codec)
     fronts: list[Front] = [
         *metrics_fronts(observers, metrics, server),
         *http_fronts(http, generation, metrics, server, observers),

@@ -38,7 +38,7 @@ async def serve_gateway(
             metrics, draining = Metrics(card.name), DrainingCompleter(remote)
             completer = observers.around(draining, metrics, model=card.name)
             metrics.watch(completer)
-            gateway = Gateway(completer, card, metrics, lambda: is_serving(channel), http, observers.spans)
+            gateway = Gateway(completer, card, metrics, lambda: is_serving(channel), http, observers.spans, remote)
             following = asyncio.create_task(_follow_model(gateway, remote, channel))
             try:
                 await Host(draining, [HttpFront(gateway, server)], grace_s=server.grace_s).run()

@@ -45,8 +45,9 @@ def _host(
         idle_timeout_s=server.idle_timeout_s,
         observer=observers.of_sessions(metrics),
     )
-    completer = observers.around(LocalCompleter(pool, running.tokenizer), metrics, model=name)
-    generation = GenerationServicer(completer, model_card(name, "target", pool, running.tokenizer))
+    local = LocalCompleter(pool, running.tokenizer)
+    completer = observers.around(local, metrics, model=name)
+    generation = GenerationServicer(completer, model_card(name, "target", pool, running.tokenizer), local.codec)
     fronts: list[Front] = [
         *metrics_fronts(observers, metrics, server),
         *http_fronts(http, generation, metrics, server, observers),

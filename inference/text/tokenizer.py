@@ -61,9 +61,9 @@ class Tokenizer:
         template = self._tokenizer.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text, with the special tokens that the model expects around it."""
-        return tuple(self._tokenizer(text)["input_ids"])
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Token ids of a text; `special`: with the special tokens that the model expects around it."""
+        return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation, up to where the assistant answers.
@@ -101,10 +101,10 @@ class Tokenizer:
         match = _BYTE_TOKEN.fullmatch(token)
         return bytes.fromhex(match[1]) if match else str(token).replace("\u2581", " ").encode()
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids; special tokens have none."""
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of token ids; special tokens have none, or with `special` their names."""
         return str(
-            self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
 
     def stream(self) -> TextStream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,6 +44,7 @@ class CompletionRequest:
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
         echo: give the prompt's text in Started.
+        deadline: the event loop's time from which nobody waits for the rest any more; None waits for ever.
 
     Raises:
         InvalidRequestError: `stop` is beyond its limits.
@@ -60,6 +61,7 @@ class CompletionRequest:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     echo: bool = False
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         check_stops(self.stop)
@@ -77,3 +79,13 @@ class Completer(Protocol):
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request."""
+
+
+class Codec(Protocol):
+    """Prompts to token ids, and back."""
+
+    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
+        """Token ids of a text or a conversation; `special`: with what the tokenizer adds to a text."""
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens by their names."""

@@ -144,11 +144,26 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
     if isinstance(request.prompt, str):
         message.text = request.prompt
     elif isinstance(request.prompt, completion.Chat):
-        messages = [pb.ChatMessage(role=role, content=content) for role, content in request.prompt.messages]
-        message.chat.CopyFrom(pb.Chat(messages=messages))
+        message.chat.CopyFrom(_chat_to_message(request.prompt))
     else:
         message.token_ids.ids.extend(request.prompt)
     return message
+
+
+def _chat_to_message(chat: completion.Chat) -> pb.Chat:
+    return pb.Chat(messages=[pb.ChatMessage(role=role, content=content) for role, content in chat.messages])
+
+
+def tokenize_to_message(prompt: str | completion.Chat, *, special: bool) -> pb.TokenizeRequest:
+    if isinstance(prompt, str):
+        return pb.TokenizeRequest(text=prompt, without_special_tokens=not special)
+    return pb.TokenizeRequest(chat=_chat_to_message(prompt), without_special_tokens=not special)
+
+
+def tokenize_from_message(message: pb.TokenizeRequest) -> str | completion.Chat:
+    if message.WhichOneof("prompt") is None:
+        raise InvalidRequestError("the request has no prompt: set text or chat")
+    return _chat_from_message(message.chat) if message.HasField("chat") else message.text
 
 
 def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] | completion.Chat:
@@ -159,9 +174,13 @@ def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] |
         return message.text
     if kind == "token_ids":
         return tuple(message.token_ids.ids)
-    if not message.chat.messages:
+    return _chat_from_message(message.chat)
+
+
+def _chat_from_message(message: pb.Chat) -> completion.Chat:
+    if not message.messages:
         raise InvalidRequestError("messages: the chat has none", field="messages")
-    return completion.Chat(tuple((each.role, each.content) for each in message.chat.messages))
+    return completion.Chat(tuple((each.role, each.content) for each in message.messages))
 
 
 def completion_from_message(message: pb.GenerateRequest) -> completion.CompletionRequest:

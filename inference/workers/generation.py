@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import grpc
 
 from grpc_comm.interceptors import Context
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.workers.completion import Completer, ModelCard
-from inference.workers.convert import card_to_message, completion_from_message, event_to_message
+from inference.errors import NotFoundError
+from inference.workers.completion import Codec, Completer, ModelCard
+from inference.workers.convert import (
+    card_to_message,
+    completion_from_message,
+    event_to_message,
+    tokenize_from_message,
+)
 
 
 class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
-    """Translates; owns no algorithm."""
+    """Translates; owns no algorithm.
+
+    Args:
+        codec: of the model's tokenizer; without it the server does not tokenize for others.
+    """
 
     service_name = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
-    def __init__(self, completer: Completer, card: ModelCard) -> None:
+    def __init__(self, completer: Completer, card: ModelCard, codec: Codec | None = None) -> None:
         self.completer = completer
         self.card = card
+        self.codec = codec
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """See `Servicer`."""
@@ -28,10 +41,27 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Stream one request's events."""
-        async with aclosing(self.completer.complete(completion_from_message(request))) as events:
+        left_s = context.time_remaining()
+        deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
+        completion = replace(completion_from_message(request), deadline=deadline)
+        async with aclosing(self.completer.complete(completion)) as events:
             async for event in events:
                 await context.write(event_to_message(event))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Say what is served."""
         return card_to_message(self.card)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        """Token ids of a prompt."""
+        prompt, special = tokenize_from_message(request), not request.without_special_tokens
+        return pb.TokenizeResponse(token_ids=await self._codec().encode(prompt, special=special))
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        """Text of token ids."""
+        return pb.DetokenizeResponse(text=await self._codec().decode(request.token_ids))
+
+    def _codec(self) -> Codec:
+        if self.codec is None:
+            raise NotFoundError("this server has no tokenizer for others")
+        return self.codec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -30,16 +30,46 @@ MAX_INLINE_CHARACTERS = 20_000
 """Longer prompts are tokenized on a thread: megabytes take seconds, in which nobody else would be served."""
 
 
+class LocalCodec:
+    """A codec over a tokenizer of this process."""
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+
+    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
+        """See `Codec`."""
+        length = len(prompt) if isinstance(prompt, str) else sum(len(text) for _, text in prompt.messages)
+        if length > MAX_INLINE_CHARACTERS:
+            return await asyncio.to_thread(self._encode, prompt, special)
+        return self._encode(prompt, special)
+
+    def _encode(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
+        if isinstance(prompt, Chat):
+            return self._tokenizer.encode_chat(prompt.messages)
+        return self._tokenizer.encode(prompt, special=special)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Codec`."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {self._vocab_size}")
+        return self._tokenizer.decode(token_ids, special=True)
+
+
 class LocalCompleter:
     """A tokenizer around a generator."""
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
+        self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size)
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        generation = self._generation(request, await self._prompt(request.prompt))
+        prompt = request.prompt
+        token_ids = prompt if isinstance(prompt, tuple) else await self.codec.encode(prompt)
+        generation = self._generation(request, token_ids)
         output = _Output(self._tokenizer, request.stop)
         started: Started | None = self._started(request, generation)
         async with aclosing(self._generator.generate(generation)) as commits:
@@ -59,19 +89,6 @@ class LocalCompleter:
         if request.echo:
             text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
         return Started(len(token_ids), generation.sampling.seed, text)
-
-    async def _prompt(self, prompt: str | tuple[int, ...] | Chat) -> tuple[int, ...]:
-        if isinstance(prompt, tuple):
-            return prompt
-        length = len(prompt) if isinstance(prompt, str) else sum(len(text) for _, text in prompt.messages)
-        if length > MAX_INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._encode, prompt)
-        return self._encode(prompt)
-
-    def _encode(self, prompt: str | Chat) -> tuple[int, ...]:
-        if isinstance(prompt, Chat):
-            return self._tokenizer.encode_chat(prompt.messages)
-        return self._tokenizer.encode(prompt)
 
     def _generation(self, request: CompletionRequest, prompt: tuple[int, ...]) -> GenerationRequest:
         if not prompt:

@@ -5,6 +5,7 @@ One order of wrappers, outermost first: observed, traced, then (before a remote 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from inference.observe.profile import Profile
 from inference.observe.stats import RequestStats
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.status import code_name
+
+CLOCK_MARGIN_S = 0.01
+"""gRPC ends a call by its own clock, which is not the event loop's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,11 @@ class Observer:
     annotate: Callable[[RequestStats], None] | None = None
 
     @contextmanager
-    def request(self, label: str) -> Generator[Observation, None, None]:
-        """Watch one request, which tables call `label`; one that leaves before it finished failed, or was given up."""
+    def request(self, label: str, deadline: float | None = None) -> Generator[Observation, None, None]:
+        """Watch one request, which tables call `label`.
+
+        One that leaves before it finished failed, or was given up: by its client, or at its `deadline`.
+        """
         stats = None if self.profile is None and self.annotate is None else RequestStats()
         observation = Observation(stats, self.metrics.request())
         if self.profile is not None and stats is not None:
@@ -58,9 +65,13 @@ class Observer:
             observation.metrics.failed(code_name(exc))
             raise
         finally:
-            observation.metrics.left()
+            observation.metrics.left(late=deadline is not None and _now() >= deadline - CLOCK_MARGIN_S)
             if self.annotate is not None and stats is not None:
                 self.annotate(stats)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class ObservedCompleter:
@@ -81,7 +92,7 @@ class ObservedCompleter:
         started = False
         self._num_open += 1
         try:
-            with self._observer.request(request.label) as observation:
+            with self._observer.request(request.label, request.deadline) as observation:
                 async with aclosing(self._completer.complete(request)) as events:
                     async for event in events:
                         if isinstance(event, Started):

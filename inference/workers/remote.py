@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -13,8 +14,13 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event
 from inference.config import ConnectionConfig
 from inference.errors import IncompatibleDraftError, SpecDecError
-from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.convert import card_from_message, completion_to_message, event_from_message
+from inference.workers.completion import Chat, CompletionRequest, ModelCard
+from inference.workers.convert import (
+    card_from_message,
+    completion_to_message,
+    event_from_message,
+    tokenize_to_message,
+)
 from inference.workers.status import calls_to
 
 CARD_TIMEOUT_S = 5.0
@@ -25,7 +31,7 @@ MAX_DEADLINE_S = 1e8
 
 
 class RemoteCompleter:
-    """A `Completer` at HOST:PORT.
+    """A `Completer` at HOST:PORT, and a `Codec`.
 
     Args:
         channel: to the server; stays open.
@@ -40,13 +46,18 @@ class RemoteCompleter:
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        call = self._stub.Generate(completion_to_message(request), timeout=self._deadline_s)
+        call = self._stub.Generate(completion_to_message(request), timeout=self._timeout_s(request))
         try:
             with calls_to(self._address):
                 async for message in call:
                     yield event_from_message(message)
         finally:
             call.cancel()
+
+    def _timeout_s(self, request: CompletionRequest) -> float:
+        if request.deadline is None:
+            return self._deadline_s
+        return min(self._deadline_s, max(0.0, request.deadline - asyncio.get_running_loop().time()))
 
     async def model(self, *, timeout_s: float | None = None) -> ModelCard:
         """What the server serves.
@@ -57,6 +68,18 @@ class RemoteCompleter:
         with calls_to(self._address):
             message = await self._stub.GetModel(pb.GetModelRequest(), timeout=timeout_s or self._deadline_s)
         return card_from_message(message)
+
+    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
+        """See `Codec`."""
+        message = tokenize_to_message(prompt, special=special)
+        with calls_to(self._address):
+            return tuple((await self._stub.Tokenize(message, timeout=self._deadline_s)).token_ids)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Codec`."""
+        message = pb.DetokenizeRequest(token_ids=token_ids)
+        with calls_to(self._address):
+            return str((await self._stub.Detokenize(message, timeout=self._deadline_s)).text)
 
 
 @asynccontextmanager

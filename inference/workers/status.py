@@ -12,6 +12,7 @@ from grpc_comm.errors import Status, status_of
 from inference import errors
 
 _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
+    errors.ContextLengthError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.IncompatibleDraftError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
@@ -20,7 +21,9 @@ _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
-_ERRORS = {code: error for error, code in _CODES.items()}
+_ERRORS = {code: error for error, code in _CODES.items()}  # of several with one code, the last
+_REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
+_INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 
 
@@ -31,7 +34,7 @@ def to_status(error: Exception) -> Status | None:
         return None
     retry_after_s = error.retry_after_s if isinstance(error, errors.CapacityError) else None
     field = error.field if isinstance(error, errors.InvalidRequestError) else None
-    return Status(code, error.message, retry_after_s, field, error.address)
+    return Status(code, error.message, retry_after_s, field, error.address, _REASONS.get(type(error)))
 
 
 def code_name(error: Exception) -> str:
@@ -57,7 +60,8 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
     message, code = status.message, status.code
     where = address if status.address is None else f"{address}: {status.address}"
     if code == grpc.StatusCode.INVALID_ARGUMENT:
-        return errors.InvalidRequestError(message, field=status.field, address=where)
+        invalid = _INVALID.get(status.reason or "", errors.InvalidRequestError)
+        return invalid(message, field=status.field, address=where)
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.CapacityError(message, retry_after_s=status.retry_after_s or 1.0, address=where)
     if code == grpc.StatusCode.UNIMPLEMENTED:

@@ -11,7 +11,7 @@ from inference.commit import Delta, Event, Finished, FinishReason, Started, Timi
 from inference.config import HttpConfig
 from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
-from inference.workers.completion import CompletionRequest, ModelCard
+from inference.workers.completion import Chat, Codec, CompletionRequest, ModelCard
 from inference.workers.observed import ObservedCompleter, Observer
 
 CARD = ModelCard("tiny", "fused", 128, 288, "0123")
@@ -50,6 +50,17 @@ class ScriptedCompleter:
             self.num_running -= 1
 
 
+class WordCodec:
+    """A token is a word; its id is the word's length."""
+
+    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
+        text = prompt if isinstance(prompt, str) else " ".join(content for _, content in prompt.messages)
+        return (1,) * special + tuple(map(len, text.split()))
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        return " ".join("x" * min(token_id, 9) for token_id in token_ids)
+
+
 def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | None) -> Delta:
     entries = [(TokenLogprob(7, -0.5, piece.encode()), len(piece)) for piece in pieces] if logprobs is not None else []
     return Delta(
@@ -64,15 +75,22 @@ def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | No
     )
 
 
+WORDS = WordCodec()
+
+
 async def healthy() -> bool:
     return True
 
 
 def gateway(
-    completer: ScriptedCompleter, *, is_healthy: Callable[[], Awaitable[bool]] = healthy, **settings: Any
+    completer: ScriptedCompleter,
+    *,
+    is_healthy: Callable[[], Awaitable[bool]] = healthy,
+    codec: Codec | None = WORDS,
+    **settings: Any,
 ) -> Gateway:
     """A gateway in front of it, with metrics; the settings are those of `HttpConfig`."""
     metrics = Metrics(CARD.name)
     observed = ObservedCompleter(completer, Observer(metrics))
     metrics.watch(observed)
-    return Gateway(observed, CARD, metrics, is_healthy, replace(HttpConfig(), **settings))
+    return Gateway(observed, CARD, metrics, is_healthy, replace(HttpConfig(), **settings), codec=codec)

@@ -45,6 +45,16 @@ class GenerationServiceStub(object):
                 request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/specdec.v1.GenerationService/Tokenize',
+                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/specdec.v1.GenerationService/Detokenize',
+                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -66,6 +76,20 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Token ids of a text or a conversation, as Generate would read it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids, special tokens by their names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +102,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelRequest.FromString,
                     response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeRequest.FromString,
+                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.FromString,
+                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +169,60 @@ class GenerationService(object):
             '/specdec.v1.GenerationService/GetModel',
             grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelRequest.SerializeToString,
             grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdec.v1.GenerationService/Tokenize',
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeRequest.SerializeToString,
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdec.v1.GenerationService/Detokenize',
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.SerializeToString,
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -224,6 +224,7 @@ UNREACHABLE = errors.UnavailableError(
 """Once only the address in front was taken away, and clients read the second one."""
 TOO_LONG = errors.InvalidRequestError("the prompt has 500 tokens", field="prompt", address="127.0.0.1:5")
 FAILURES = {
+    "too long": (errors.ContextLengthError("This model's maximum context length is 128"), 400, None, None),
     "invalid": (
         errors.InvalidRequestError("the prompt has 500 tokens", field="prompt", address="127.0.0.1:5"),
         400,
@@ -266,6 +267,22 @@ async def test_a_request_has_a_deadline() -> None:
     assert completer.num_running == 0
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_deadline_is_counted_as_one(n: int) -> None:
+    """The story: it was counted as CANCELLED, as if the client had left."""
+    async with client_of(ScriptedCompleter(PASSES, gap_s=5.0), deadline_s=0.05) as client:
+        assert (await client.post("/v1/completions", json={"prompt": "x", "n": n})).status_code == 504
+        exposition = (await client.get("/metrics")).text
+    assert f'specdec_request_failures_total{{code="DEADLINE_EXCEEDED",model_name="tiny"}} {n:.1f}' in exposition
+    assert "CANCELLED" not in exposition
+
+
+async def test_a_deadline_that_the_server_behind_sees_first_is_the_same() -> None:
+    completer = ScriptedCompleter(PASSES, error=errors.DeadlineError("Deadline Exceeded", address="10.0.0.7:5"))
+    response = await post(completer, "/v1/completions", {"prompt": "x"}, deadline_s=60.0)
+    assert response.json()["error"]["message"] == "the request is not finished after 60 s"
+
+
 @pytest.mark.parametrize(("header", "status"), [("0.05", 504), ("0", 400), ("soon", 400), ("nan", 400), ("60", 200)])
 async def test_a_request_may_bring_its_own_deadline(header: str, status: int) -> None:
     async with client_of(ScriptedCompleter(PASSES, gap_s=0.1)) as client:
@@ -303,6 +320,7 @@ async def test_a_model_is_known_by_its_name_or_a_path_to_it() -> None:
 async def test_paths_beside_generation() -> None:
     async with client_of(ScriptedCompleter(PASSES)) as client:
         assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ping")).status_code == (await client.post("/ping")).status_code == 200
         assert (await client.head("/metrics")).status_code == 200, "aiperf asks so whether there are any"
         assert (await client.get("/version")).json() == {"version": "0.1.0", "topology": "fused"}
         (model,) = (await client.get("/v1/models")).json()["data"]
@@ -328,6 +346,7 @@ async def test_health_is_that_of_what_stands_behind() -> None:
 
     async with client_of(ScriptedCompleter(PASSES), is_healthy=sick) as client:
         assert (await client.get("/health")).status_code == 503
+        assert (await client.get("/ping")).status_code == 503
 
 
 async def test_a_refusal_leaves_nothing_behind() -> None:
@@ -336,6 +355,50 @@ async def test_a_refusal_leaves_nothing_behind() -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         assert (await client.post("/v1/completions", json={"model": "other", "prompt": "x"})).status_code == 404
         assert (await client.post("/v1/completions", json={"prompt": ["x"] * 10, "n": 13})).status_code == 400
+
+
+async def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for() -> None:
+    words = "This model's maximum context length is 128 tokens, and the prompt ..."
+    error = errors.ContextLengthError(words, field="prompt", address="10.0.0.7:5")
+    for path, body, param in (
+        ("/v1/completions", {"prompt": "x"}, "prompt"),
+        ("/v1/chat/completions", {"messages": [HELLO]}, "messages"),
+    ):
+        response = await post(ScriptedCompleter([], error=error), path, body)
+        told = response.json()["error"]
+        assert (response.status_code, told["code"], told["param"]) == (400, "context_length_exceeded", param)
+        assert told["message"].startswith("This model's maximum context length is 128 tokens")
+
+
+async def test_every_answer_has_the_id_of_its_request() -> None:
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        for method, path, body in (
+            ("POST", "/v1/completions", {"prompt": "x"}),
+            ("POST", "/v1/completions", {"prompt": "x", "stream": True}),
+            ("POST", "/v1/completions", {}),
+            ("GET", "/nothing", None),
+        ):
+            answer = await client.request(method, path, json=body, headers={"X-Request-Id": "mine-1"})
+            assert answer.headers["x-request-id"] == "mine-1"
+        drawn = [(await client.get("/health")).headers["x-request-id"] for _ in range(2)]
+        assert len(set(drawn)) == 2
+        harmful = await client.get("/health", headers={"X-Request-Id": "a" * 129})
+        assert harmful.headers["x-request-id"] != "a" * 129
+
+
+async def test_tokens_and_text_as_vllm_has_them() -> None:
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        answer = await client.post("/tokenize", json={"model": "tiny", "prompt": "a bc"})
+        assert answer.json() == {"count": 3, "max_model_len": 128, "tokens": [1, 1, 2], "token_strs": None}
+        bare = await client.post("/tokenize", json={"prompt": "a bc", "add_special_tokens": False})
+        assert bare.json()["tokens"] == [1, 2]
+        chat = await client.post("/tokenize", json={"messages": [{"role": "user", "content": "abcd"}]})
+        assert chat.json()["tokens"] == [1, 4]
+        assert (await client.post("/detokenize", json={"tokens": [1, 2]})).json() == {"prompt": "x xx"}
+        for body in ({}, {"prompt": "x", "messages": [HELLO]}, {"prompt": "x", "model": "other"}):
+            assert (await client.post("/tokenize", json=body)).status_code in (400, 404)
+    async with client_of(ScriptedCompleter(PASSES), codec=None) as client:
+        assert (await client.post("/detokenize", json={"tokens": [1]})).status_code == 404
 
 
 HALF = '"\\ud83d"'
@@ -354,7 +417,9 @@ async def test_half_a_surrogate_pair_is_no_text(body: str) -> None:
         headers = {"content-type": "application/json"}
         response = await client.post("/v1/completions", content=body, headers=headers)
     assert response.status_code in (400, 404)
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    told = response.json()["error"]
+    assert told["type"] == "invalid_request_error"
+    assert told["param"] == "model" or "half of a surrogate pair" in told["message"]
     assert not completer.requests
 
 

@@ -35,9 +35,9 @@ async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.
     loop_went_on = threading.Event()
     encode = Tokenizer.encode
 
-    def slow(self: Tokenizer, text: str) -> tuple[int, ...]:
+    def slow(self: Tokenizer, text: str, *, special: bool = True) -> tuple[int, ...]:
         assert loop_went_on.wait(timeout=30), "tokenized on the event loop"
-        return encode(self, text)
+        return encode(self, text, special=special)
 
     monkeypatch.setattr(Tokenizer, "encode", slow)
     completer = LocalCompleter(RefusingGenerator(), Tokenizer(tiny_tokenizer(), frozenset()))

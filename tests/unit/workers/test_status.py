@@ -12,6 +12,7 @@ from inference.workers.status import code_name, from_rpc_error, to_status
 
 SAME_ON_BOTH_SIDES = [
     errors.InvalidRequestError("a"),
+    errors.ContextLengthError("a"),
     errors.IncompatibleDraftError("a"),
     errors.NotFoundError("a"),
     errors.CapacityError("a", retry_after_s=2.5),
