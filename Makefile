@@ -10,7 +10,8 @@ install: $(STAMP)
 
 $(STAMP): requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	@echo "Installing into $(VENV): a few minutes, most of them for torch ..."
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-dev.txt
 	touch $@
 
 demo: install

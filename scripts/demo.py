@@ -1,7 +1,8 @@
 """The main job in one minute: a draft worker and a target in two processes, on the bundled models.
 
 Streams the text of a few prompts as it comes, then shows what speculation gained over the target alone. Both are
-measured in turn on the same servers, and must give the same tokens. Run by `make demo`.
+measured in turn on the same servers, and must give the same tokens. Prose is sampled, with a seed: chosen greedily, a
+small model's prose runs in circles. Run by `make demo`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,24 @@ from inference.cli.prompts.source import read_prompts
 from inference.commit import Delta
 from inference.config import BUNDLED_PROMPTS, usable_core_ids
 from inference.errors import SpecDecError
+from inference.request import SamplingParams
 from inference.serving.processes import free_port, server_process
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.remote import RemoteCompleter
 
 MAX_NEW_TOKENS = 96
 NUM_REPEATS = 3
+SEED = 1
+PROSE = SamplingParams(temperature=0.8)
+STRUCTURED = SamplingParams()  # greedy
+NEXT_STEPS = """
+What next?
+  serve     .venv/bin/python main.py --role fused_target --http_port 8000
+            curl http://localhost:8000/v1/completions -H "Content-Type: application/json" \\
+                 -d '{"prompt": "Once upon a time", "max_tokens": 60}'
+  compare   .venv/bin/python compare_architectures.py
+  your own  .venv/bin/python main.py --role fused_target --http_port 8000 \\
+                 --target_model DIRECTORY --draft_model DIRECTORY"""
 
 console = Console(highlight=False)
 
@@ -42,6 +55,7 @@ class Comparison:
     """Runs of one prompt: with the draft worker, and by the target alone."""
 
     prompt: str
+    sampling: SamplingParams
     drafted: list[Result] = field(default_factory=list)
     alone: list[Result] = field(default_factory=list)
 
@@ -73,25 +87,30 @@ async def run() -> int:
         alone = RemoteCompleter(target_channel, target.address, deadline_s=120)
         drafted = RemoteCompleter(draft_channel, draft.address, deadline_s=120)
         for completer in (drafted, alone):
-            await _complete(completer, prompts[0], show=False)  # first passes build what later ones use
+            await _complete(completer, prompts[0], STRUCTURED, show=False)  # first passes build what later ones use
         comparisons = [await _compare(prompt, drafted, alone) for prompt in prompts]
-    console.print(_table(comparisons))
+    console.print(table_of(comparisons))
     return _verdict(comparisons)
 
 
+def sampling_of(prompt: str) -> SamplingParams:
+    """How a prompt is continued: words alone are prose, and anything else a pattern."""
+    return PROSE if prompt.replace(" ", "").isalpha() else STRUCTURED
+
+
 async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Comparison:
-    comparison = Comparison(prompt)
+    comparison = Comparison(prompt, sampling_of(prompt))
     console.print(f"\n[bold]{escape(prompt)}[/bold]", end="")
     for repeat in range(NUM_REPEATS):
-        comparison.drafted.append(await _complete(drafted, prompt, show=repeat == 0))
-        comparison.alone.append(await _complete(alone, prompt, show=False))
+        comparison.drafted.append(await _complete(drafted, prompt, comparison.sampling, show=repeat == 0))
+        comparison.alone.append(await _complete(alone, prompt, comparison.sampling, show=False))
     console.print()
     return comparison
 
 
-async def _complete(completer: Completer, prompt: str, *, show: bool) -> Result:
+async def _complete(completer: Completer, prompt: str, sampling: SamplingParams, *, show: bool) -> Result:
     result = Result(prompt)
-    request = CompletionRequest(prompt, seed=0, max_new_tokens=MAX_NEW_TOKENS)
+    request = CompletionRequest(prompt, sampling, seed=SEED, max_new_tokens=MAX_NEW_TOKENS)
     async with aclosing(completer.complete(request)) as events:
         async for event in events:
             result.record(event)
@@ -100,16 +119,18 @@ async def _complete(completer: Completer, prompt: str, *, show: bool) -> Result:
     return result
 
 
-def _table(comparisons: Sequence[Comparison]) -> Table:
-    title = "\nSpeculative decoding against the target alone: same run, greedy"
+def table_of(comparisons: Sequence[Comparison]) -> Table:
+    """One row per prompt, and one for all."""
+    title = "\nSpeculative decoding against the target alone: same run, same tokens"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("prompt", max_width=15, no_wrap=True)
-    for name in ("tokens", "tok/s", "accepted", "tok/pass", "speed-up", "B/tok", "exact"):
+    table.add_column("prompt", max_width=16, no_wrap=True)
+    for name in ("choice", "tok/s", "accepted", "tok/pass", "speed-up", "B/tok", "exact"):
         table.add_column(name, justify="right", no_wrap=True)
     for comparison in comparisons:
-        table.add_row(escape(comparison.prompt), *_figures([comparison]))
+        choice = "greedy" if comparison.sampling.greedy else f"T {comparison.sampling.temperature:g}"
+        table.add_row(escape(comparison.prompt), choice, *_figures([comparison]))
     table.add_section()
-    table.add_row("all", *_figures(comparisons), style="bold")
+    table.add_row("all", "", *_figures(comparisons), style="bold")
     return table
 
 
@@ -119,8 +140,7 @@ def _figures(comparisons: Sequence[Comparison]) -> list[str]:
     num_drafted = sum(stats.num_draft_tokens for stats in runs)
     num_passes = sum(stats.num_verified_proposals for stats in runs)
     return [
-        str(num_tokens // NUM_REPEATS),
-        f"{num_tokens / sum(stats.end_to_end_s for stats in runs):.1f}",
+        f"{num_tokens / sum(stats.end_to_end_s for stats in runs):.0f}",
         f"{sum(stats.num_accepted_tokens for stats in runs) / max(1, num_drafted):.2f}",
         f"{sum(stats.num_tokens_of_proposals for stats in runs) / max(1, num_passes):.2f}",
         f"{statistics.geometric_mean(comparison.speed_up for comparison in comparisons):.2f}x",
@@ -135,10 +155,12 @@ def _verdict(comparisons: Sequence[Comparison]) -> int:
         console.print(f"[red]{len(wrong)} prompts gave other tokens than the target alone: {wrong}[/red]")
         return 1
     console.print(
-        "exact: every token is the target's own. accepted: share of draft tokens.\n"
-        "tok/pass: committed tokens per verifying target pass. speed-up: median of\n"
-        "the repeats. B/tok: bytes on the wire per token."
+        f"choice: patterns greedily, prose at temperature {PROSE.temperature:g} (T) with seed {SEED}.\n"
+        "accepted: share of draft tokens. tok/pass: committed tokens per verifying\n"
+        "target pass. speed-up: median of the repeats. B/tok: bytes on the wire per\n"
+        "token. exact: every token is the target's own."
     )
+    console.print(NEXT_STEPS, soft_wrap=True, markup=False)
     return 0
 
 
