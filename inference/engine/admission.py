@@ -26,7 +26,7 @@ class Admission(Generic[HolderT]):
 
     def __init__(self, *, num_slots: int, max_waiting: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
-        self._num_slots = num_slots
+        self.num_slots = num_slots
         self._max_waiting = max_waiting
         self._waiting: deque[HolderT] = deque()
         self._since: dict[int, float] = {}  # by slot: when it was taken
@@ -45,7 +45,7 @@ class Admission(Generic[HolderT]):
         """
         if len(self._waiting) >= self._max_waiting + len(self._free):
             raise CapacityError(
-                f"all {self._num_slots} slots are busy and {len(self._waiting)} requests wait already "
+                f"all {self.num_slots} slots are busy and {len(self._waiting)} requests wait already "
                 f"(limit {self._max_waiting})",
                 retry_after_s=self._retry_after_s(),
             )
@@ -53,7 +53,7 @@ class Admission(Generic[HolderT]):
 
     def _retry_after_s(self) -> float:
         """Time for one place of the queue to come free, if slots go on being held as long as of late."""
-        return max(0.1, self._mean_hold_s / self._num_slots)
+        return max(0.1, self._mean_hold_s / self.num_slots)
 
     def admit(self) -> None:
         """Give free slots to those who wait longest."""

@@ -66,6 +66,10 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         return {"sessions": len(work)}
 
     @property
+    def num_slots(self) -> int:
+        return self._admission.num_slots
+
+    @property
     def num_running(self) -> int:
         return len(self._admission.running)
 

@@ -7,18 +7,20 @@ MAX_GAMMA. Knows neither gRPC nor HTTP; docs/gateway.md lists what there is.
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
     start_http_server,
 )
 
+from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
 from inference.errors import ConfigError
 from inference.request import MAX_GAMMA
@@ -47,12 +49,31 @@ class Load(Protocol):
     def num_waiting(self) -> int: ...
 
 
-class Metrics:
-    """All metrics of one process, in a registry of their own."""
+@runtime_checkable
+class SlotLoad(Load, Protocol):
+    """A load that is bounded by KV slots."""
 
-    def __init__(self, model_name: str) -> None:
+    @property
+    def num_slots(self) -> int: ...
+
+
+class Metrics:
+    """All metrics of one process, in a registry of their own.
+
+    Args:
+        model_name: what is served.
+        role: of this process. A request that passes a gateway and a server is in the counts of both: whoever adds up
+            several processes must choose one role.
+    """
+
+    def __init__(self, model_name: str, *, role: str = "server") -> None:
         self.registry = CollectorRegistry()
         self._name = model_name
+        ProcessCollector(registry=self.registry)
+        info = Gauge(
+            "specdec_server_info", "This process; always 1.", (*_MODEL, "role", "version"), registry=self.registry
+        )
+        info.labels(model_name, role, VERSION).set(1)
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Output tokens committed.")
         self._num_drafts = self._counter("vllm:spec_decode_num_drafts", "Proposals verified.")
@@ -124,6 +145,10 @@ class Metrics:
         waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue.", _MODEL, registry=self.registry)
         running.labels(self._name).set_function(lambda: load.num_running)
         waiting.labels(self._name).set_function(lambda: load.num_waiting)
+        if isinstance(load, SlotLoad):
+            text = "Share of the KV slots that requests hold, 0 to 1; at 1 the next request waits."
+            usage = Gauge("vllm:kv_cache_usage_perc", text, _MODEL, registry=self.registry)
+            usage.labels(self._name).set_function(lambda: load.num_running / load.num_slots)
 
     def request(self) -> RequestMetrics:
         """A request that has just arrived."""

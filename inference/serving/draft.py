@@ -43,7 +43,7 @@ async def serve_draft(
                 if card is not None:  # conversations are written as the target's chat template says
                     tokenizer = tokenizer.with_template(card.chat_template, proposer.tokenizer_path)
                 name = f"target of {draft.connection.address}" if card is None else card.name
-                metrics = Metrics(name)
+                metrics = Metrics(name, role="draft")
                 metrics.watch(engine)
                 generation = _generation(worker, tokenizer, name, metrics, observers)
                 fronts: list[Front] = [

@@ -32,7 +32,7 @@ async def serve_fused(
 def _host(
     running: RunningTarget, name: str, server: ServerConfig, http: HttpConfig | None, observers: Observers
 ) -> Host:
-    engine, metrics = running.engine, Metrics(name)
+    engine, metrics = running.engine, Metrics(name, role="fused_target")
     metrics.watch(engine)
     local = LocalCompleter(engine, running.tokenizer)
     completer = observers.around(local, metrics, model=name)

@@ -35,7 +35,7 @@ async def serve_gateway(
             continuing = observers.continuing(channel)
             remote = RemoteCompleter(continuing, connection.address, deadline_s=connection.deadline_s)
             card = named(await remote.model(), http)
-            metrics, draining = Metrics(card.name), DrainingCompleter(remote)
+            metrics, draining = Metrics(card.name, role="gateway"), DrainingCompleter(remote)
             completer = observers.around(draining, metrics, model=card.name)
             metrics.watch(completer)
             gateway = Gateway(completer, card, metrics, lambda: is_serving(channel), http, observers.spans, remote)

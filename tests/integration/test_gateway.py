@@ -265,13 +265,13 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
     with pytest.raises(openai.BadRequestError):
         await clients["distributed"].completions.create(model="target", prompt=[999])
     await texts(clients["distributed"], max_tokens=8)
-    exposition = await metrics_of(ports["distributed"])
+    exposition = "".join([await metrics_of(ports[name]) for name in ("distributed", "fused")])
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "specdec.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    names = {name for each in expressions for name in re.findall(r"(?:vllm:|specdec_)\w+", each)}
+    names = {name for each in expressions for name in re.findall(r"(?:vllm:|specdec_|process_)\w+", each)}
     assert len(names) >= 14
     for name in names:
-        assert re.search(rf"^{name}\{{", exposition, re.MULTILINE), name
+        assert re.search(rf"^{name}[{{ ]", exposition, re.MULTILINE), name
     for label in {label for each in expressions for label in re.findall(r"sum by \((\w+)\)", each)}:
         assert f'{label}="' in exposition
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
 from inference.errors import CapacityError, ConfigError
 from inference.observe.metrics import Metrics, MetricsServer
@@ -106,6 +107,32 @@ async def test_gauges_follow_the_requests() -> None:
     assert samples(metrics)["vllm:num_requests_running", ""] == 1
     await events.aclose()
     assert samples(metrics)["vllm:num_requests_running", ""] == 0
+
+
+class Slots:
+    """An engine's load."""
+
+    num_running, num_waiting, num_slots = 3, 1, 4
+
+
+def test_an_engine_tells_how_much_of_its_cache_is_held() -> None:
+    metrics = Metrics("tiny", role="target")
+    metrics.watch(Slots())
+    found = samples(metrics)
+    assert found["vllm:kv_cache_usage_perc", ""] == 0.75
+    assert found["specdec_server_info", f"target,{VERSION}"] == 1
+
+
+async def test_a_gateway_has_no_cache() -> None:
+    metrics = Metrics("tiny", role="gateway")
+    metrics.watch(ObservedCompleter(Completer(), Observer(metrics)))
+    assert ("vllm:kv_cache_usage_perc", "") not in samples(metrics)
+
+
+def test_the_process_is_measured_too() -> None:
+    found = samples(Metrics("tiny"))
+    assert found["process_resident_memory_bytes", ""] > 2**20
+    assert found["process_cpu_seconds_total", ""] > 0
 
 
 def test_a_draft_workers_session_counts_at_the_target() -> None:

@@ -1,0 +1,42 @@
+"""The Grafana dashboard: which processes its panels add up."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from inference.config import ROOT
+
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "specdec.json").read_text())
+VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def test_a_request_that_passes_a_gateway_and_a_server_is_counted_once() -> None:
+    """Sums are over the processes of one role, and one role alone can be chosen."""
+    role, instance = VARIABLES["role"], VARIABLES["instance"]
+    assert not role["multi"]
+    assert not role["includeAll"]
+    assert 'role="$role"' in instance["query"]["query"]
+    sums = [each for each in EXPRESSIONS if "sum" in each]
+    assert len(sums) > 20
+    for expression in sums:
+        selectors = re.findall(r"(?:vllm:|specdec_)\w+(\{[^}]*\})?", expression)
+        assert all('job=~"$job",instance=~"$instance"' in selector for selector in selectors), expression
+
+
+def test_every_variable_reads_a_series_that_every_process_has() -> None:
+    for name in ("job", "role", "instance", "model"):
+        assert VARIABLES[name]["query"]["query"].startswith("label_values(specdec_server_info")
+
+
+def test_every_panel_has_a_place_of_its_own() -> None:
+    places = [
+        (panel["gridPos"]["x"] + dx, panel["gridPos"]["y"] + dy)
+        for panel in DASHBOARD["panels"]
+        for dx in range(panel["gridPos"]["w"])
+        for dy in range(panel["gridPos"]["h"])
+    ]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
