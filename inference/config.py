@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,11 @@ from inference.errors import ConfigError
 from inference.request import MAX_GAMMA, Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
-BUNDLED_TARGET = ROOT / "models" / "target"
-BUNDLED_DRAFT = ROOT / "models" / "draft"
-BUNDLED_PROMPTS = ROOT / "prompts" / "demo.txt"
+_INSTALLED = Path(sys.prefix) / "share" / "specdec"
+_BUNDLED = ROOT if (ROOT / "models").is_dir() else _INSTALLED  # a wheel has no root of the project
+BUNDLED_TARGET = _BUNDLED / "models" / "target"
+BUNDLED_DRAFT = _BUNDLED / "models" / "draft"
+BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """int8: linear layers only, in backend onnx."""

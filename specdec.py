@@ -1,0 +1,43 @@
+"""The `specdec` command: `specdec ROLE ...` is `main.py --role ROLE ...`.
+
+Stands outside our packages, for it says so where `import inference` finds somebody else's package of that name.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def main() -> int:
+    """Run a role; returns the exit code."""
+    if (stranger := _stranger(find_spec("inference"))) is not None:
+        ours = Path(__file__).resolve().parent / "inference"
+        print(
+            f"error: `import inference` finds {stranger}, which is another package; ours is {ours}. "
+            "Take the other one off PYTHONPATH, or uninstall it",
+            file=sys.stderr,
+        )
+        return 2
+    from inference.cli.app import main as run
+
+    arguments = sys.argv[1:]
+    names_role = bool(arguments) and not arguments[0].startswith("-")
+    return run(["--role", *arguments] if names_role else arguments)
+
+
+def _stranger(spec: ModuleSpec | None) -> str | None:
+    """Where the package `inference` is, unless it is ours, which lies beside this file."""
+    if spec is None:
+        return "nothing"
+    places = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
+    ours = Path(__file__).resolve().parent / "inference"
+    if ours in places and (ours / "cli" / "app.py").is_file():
+        return None
+    return str(places[0] if places else spec.origin)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

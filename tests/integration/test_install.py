@@ -1,0 +1,100 @@
+"""`pip install .`: a wheel in an environment of its own serves, and says so where another `inference` is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import httpx
+import pytest
+
+from inference.config import ROOT
+from inference.serving.processes import free_port
+
+pytestmark = pytest.mark.slow
+
+SOURCES = ("inference", "grpc_comm", "models", "prompts", "pyproject.toml", "README.md", "LICENSE", "specdec.py")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with our wheel. The packages that it depends on are those of the tests' environment, by a path
+    file; tests/unit/test_requirements.py checks that the wheel asks for all of them."""
+    home = tmp_path_factory.mktemp("install")
+    source = home / "source"
+    source.mkdir()
+    for name in SOURCES:  # a copy, since a build leaves its own files in the tree
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index")
+    subprocess.run([*pip, "wheel", "--quiet", *offline, "--wheel-dir", home, source], check=True)
+    venv.create(home / "env", with_pip=False)
+    (wheel,) = home.glob("specdec-*.whl")
+    python = home / "env" / "bin" / "python"
+    subprocess.run([*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    packages = next((home / "env").glob("lib/python*/site-packages"))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return home / "env"
+
+
+def variables(**more: str) -> dict[str, str]:
+    """Without anything of this project on the path."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+async def test_a_wheel_serves_what_it_brings(environment: Path, tmp_path: Path) -> None:
+    port, http_port = free_port(), free_port()
+    process = await asyncio.create_subprocess_exec(
+        environment / "bin" / "specdec", "fused_target", "--port", str(port), "--http_port", str(http_port),
+        cwd=tmp_path, env=variables(), stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}") as client, asyncio.timeout(60):
+            while True:
+                try:
+                    if (await client.get("/health")).is_success:
+                        break
+                except httpx.TransportError:
+                    await asyncio.sleep(0.1)
+            body = {"prompt": "1, 2, 3,", "max_tokens": 8, "temperature": 0}
+            answer = (await client.post("/v1/completions", json=body)).json()
+            assert answer["choices"][0]["text"].startswith(" 4, 5")
+            assert "Speculative decoding" in (await client.get("/")).text, "the page is in the wheel"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+
+def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
+    for arguments in (("gateway", "--help"), ("--role", "gateway", "--help")):
+        run = subprocess.run(
+            [environment / "bin" / "specdec", *arguments], capture_output=True, text=True, cwd=tmp_path, env=variables()
+        )
+        assert run.returncode == 0
+        assert "--served_model_name" in run.stdout
+
+
+def test_another_package_of_that_name_is_named(environment: Path, tmp_path: Path) -> None:
+    """PyPI has an `inference` of somebody else's."""
+    stranger = tmp_path / "inference"
+    stranger.mkdir()
+    (stranger / "__init__.py").write_text("raise ImportError('never run')")
+    run = subprocess.run(
+        [environment / "bin" / "specdec", "target"],
+        capture_output=True,
+        text=True,
+        env=variables(PYTHONPATH=str(tmp_path)),
+    )
+    assert run.returncode == 2
+    assert str(stranger) in run.stderr
+    assert str(environment) in run.stderr
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,72 @@
+"""pyproject.toml is the only place where packages are named; the rest follows from it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+
+import pytest
+
+from inference import VERSION
+from inference.config import ROOT
+from scripts.requirements import pinned, requirements
+from tests.test_layering import imports_of
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ELSEWHERE = (
+    *("torch_neuronx", "neuronx_distributed", "neuronx_distributed_inference", "transformers_neuronx"),
+    *("locust", "gevent"),
+)
+"""What is imported only where an extra was installed that the tests' environment lacks."""
+
+
+@pytest.mark.parametrize("name", requirements())
+def test_the_requirements_files_are_those_of_pyproject(name: str) -> None:
+    assert (ROOT / name).read_text() == requirements()[name], "run `python -m scripts.requirements`"
+
+
+def test_there_is_no_other_requirements_file() -> None:
+    assert {path.name for path in ROOT.glob("requirements*.txt")} == set(requirements())
+
+
+def test_every_package_says_why_it_is_here() -> None:
+    for name, content in requirements().items():
+        runtime = content.partition("# The runtime;")[0]
+        for line in runtime.splitlines():
+            assert line.startswith(("#", "-r ")) or "  # " in line, f"{name}: {line}"
+
+
+def test_a_range_is_pinned_to_what_is_tested() -> None:
+    assert pinned("torch>=2.9,<=2.13.0") == "torch==2.13.0"
+    assert pinned("uvloop==0.23.0; sys_platform != 'win32'") == "uvloop==0.23.0; sys_platform != 'win32'"
+
+
+def test_the_version_is_one() -> None:
+    assert PROJECT["version"] == VERSION
+
+
+def name_of(spec: str) -> str:
+    return re.split(r"[\s\[=<>;!~]", spec)[0].lower().replace("_", "-")
+
+
+def test_a_wheel_asks_for_whatever_it_imports() -> None:
+    """Every top-level module that our packages import, at whatever place, belongs to a declared package."""
+    declared = {name_of(spec) for spec in PROJECT["dependencies"]}
+    for extra in ("tracing",):
+        declared |= {name_of(spec) for spec in PROJECT["optional-dependencies"][extra]}
+    owners = packages_distributions()
+    ours = {"inference", "grpc_comm", "specdec", "loadtest"}
+    for package in ("inference", "grpc_comm"):
+        for path in (ROOT / package).rglob("*.py"):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for name in {each.split(".")[0] for each in imports_of(module, path.read_text())}:
+                if name in ours | {*ELSEWHERE} | sys.stdlib_module_names or not name:
+                    continue
+                packages = {each.lower().replace("_", "-") for each in owners.get(name, [name])}
+                assert packages & (declared | INDIRECT), f"{path.name} imports {name}, which pyproject.toml has not"
+
+
+INDIRECT = {"starlette", "pydantic", "pydantic-core", "googleapis-common-protos"}
+"""Parts of what is declared: FastAPI is made of the first three, grpcio-status of the last."""
