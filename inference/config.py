@@ -41,6 +41,11 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def _require_model(path: Path) -> None:
+    what = "no config.json there" if path.is_dir() else "no such directory, and no id of the hub (NAMESPACE/NAME)"
+    _require((path / "config.json").is_file(), f"model {path}: {what}")
+
+
 def check_batch(batch: int) -> int:
     """Return the number of sequences in flight; raise ConfigError if it is out of range."""
     _require(1 <= batch <= 4096, f"batch {batch} is outside 1..4096")
@@ -110,8 +115,13 @@ class ModelConfig:
     num_threads: int = 0
     neuron: NeuronOptions = field(default_factory=NeuronOptions)
 
+    @property
+    def name(self) -> str:
+        """As clients know it."""
+        return model_name(self.path)
+
     def __post_init__(self) -> None:
-        _require((self.path / "config.json").is_file(), f"model {self.path}: no config.json there")
+        _require_model(self.path)
         _require(self.dtype in ("auto", *DTYPES), f"dtype {self.dtype} is none of auto, {', '.join(DTYPES)}")
         length = self.sequence_length
         _require(length is None or length >= 2, f"sequence_length {length} is below 2")
@@ -136,7 +146,7 @@ class ProposerConfig:
     branches: int = 0
 
     def __post_init__(self) -> None:
-        _require((self.tokenizer_path / "config.json").is_file(), f"model {self.tokenizer_path}: no config.json there")
+        _require_model(self.tokenizer_path)
         _require(1 <= self.num_slots <= 4096, f"batch {self.num_slots} is outside 1..4096")
         check_branches(self.branches)
 
@@ -286,6 +296,17 @@ class ObserveConfig:
 def address(host: str, port: int) -> str:
     """HOST:PORT, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def model_name(path: Path) -> str:
+    """As clients know a model: its directory's name, or the id of one in the hub's cache.
+
+    There the path ends with models--NAMESPACE--NAME/snapshots/REVISION.
+    """
+    *_, repository, snapshots, _ = ("", "", *path.parts)
+    if snapshots == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return path.name
 
 
 def usable_core_ids() -> list[int]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from inference.cli.roles.registry import ROLES, parser_of
 from inference.errors import ConfigError, InvalidRequestError, SpecDecError
+from inference.serving.hub import fetch_models
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        fetch_models(args)
         return _run(role.run(args))
     except (ConfigError, InvalidRequestError) as exc:
         return _report(exc, EXIT_USAGE)

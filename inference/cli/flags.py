@@ -31,8 +31,16 @@ def add_model(parser: argparse.ArgumentParser, *, default: Path, what: str) -> N
     group = parser.add_argument_group("model")
     text = f"{what} model directory (%(default)s)"
     group.add_argument("--model", f"--{what}_model", type=Path, default=default, metavar="DIR", help=text)
+    _add_revision(group)
     add_backend(group)
     add_neuron(parser)
+
+
+def _add_revision(group: argparse._ArgumentGroup, *, draft: bool = False) -> None:
+    text = "branch, tag or commit of a model that is named by its hub id (NAMESPACE/NAME instead of DIR)"
+    group.add_argument("--revision", metavar="REV", help=text)
+    if draft:
+        group.add_argument("--draft_revision", metavar="REV", help="the same, of the draft model")
 
 
 def add_draft_model(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +49,7 @@ def add_draft_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", "--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
     text = f"with {NGRAM}: model directory whose tokenizer is used (%(default)s)"
     group.add_argument("--tokenizer", type=Path, default=BUNDLED_DRAFT, metavar="DIR", help=text)
+    _add_revision(group)
     add_backend(group)
     add_neuron(parser)
 
@@ -51,6 +60,7 @@ def add_model_pair(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
     text = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself (%(default)s)"
     group.add_argument("--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
+    _add_revision(group, draft=True)
     add_backend(group)
     add_neuron(parser)
     _add_draft_cores(parser)
@@ -62,6 +72,7 @@ def add_compiled_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target_model", "--model", type=Path, metavar="DIR", help=text)
     text = "draft model directory: compiles what --role draft loads; with a target, what --role fused_target loads"
     group.add_argument("--draft_model", type=Path, metavar="DIR", help=text)
+    _add_revision(group, draft=True)
     add_backend(group)
     parser.set_defaults(backend="neuron")
     add_neuron(parser)

@@ -184,7 +184,7 @@ def model_card(name: str, topology: str, generator: Generator, tokenizer: Tokeni
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:
     logger.info(
         "model %s: %d slots of %d tokens, %.1f MB each, ready in %.1f s",
-        config.path.name,
+        config.name,
         model.num_slots,
         model.max_length,
         model.slot_bytes / 1e6,

@@ -24,7 +24,7 @@ async def serve_fused(
     check_ports(server, observe, http)
     with observed(observe) as observers:
         async with fused_engine(config, max_waiting=server.max_waiting) as running:
-            host = _host(running, config.target.path.name, server, http, observers)
+            host = _host(running, config.target.name, server, http, observers)
             with timeline(observe, running.engine):
                 await host.run()
 

@@ -34,7 +34,7 @@ async def serve_target(
 def _host(
     running: RunningTarget, model: ModelConfig, server: ServerConfig, http: HttpConfig | None, observers: Observers
 ) -> Host:
-    engine, metrics, name = running.engine, Metrics(model.path.name, role="target"), model.path.name
+    engine, metrics, name = running.engine, Metrics(model.name, role="target"), model.name
     metrics.watch(engine)
     pool = DraftPool(engine)
     model_id = model_identity(model.path, model.dtype, model.backend, model.device)

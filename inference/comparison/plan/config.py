@@ -11,7 +11,7 @@ from pathlib import Path
 
 from inference.comparison.plan.backend import NGRAM, BackendConfig, Server
 from inference.comparison.plan.machine import Machine, split_into_machines
-from inference.config import DEFAULT_BRANCHES, check_branches
+from inference.config import DEFAULT_BRANCHES, check_branches, model_name
 from inference.errors import ConfigError
 from inference.request import MAX_GAMMA, MAX_SEED, Schedule
 
@@ -167,7 +167,7 @@ class Contender:
     @property
     def draft_name(self) -> str:
         """Short name of the draft, "-" for none."""
-        return "-" if self.draft is None else Path(self.draft).name
+        return "-" if self.draft is None else model_name(Path(self.draft))
 
     @property
     def label(self) -> str:
@@ -218,7 +218,7 @@ class ComparisonConfig:
 
     def __post_init__(self) -> None:
         _require_distinct("topology", [topology.value for topology in self.topologies])
-        _require_distinct("draft model", [Path(draft).name for draft in self.draft_models])
+        _require_distinct("draft model", [model_name(Path(draft)) for draft in self.draft_models])
         _require_distinct("gamma", self.gammas)
         _require_distinct("branches", self.branches)
         for branches in self.branches:

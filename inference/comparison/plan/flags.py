@@ -21,6 +21,7 @@ from inference.comparison.plan.config import (
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_BRANCHES, DEFAULT_GAMMA, ROOT, SPECULATION_METHODS
 from inference.errors import ConfigError
 from inference.request import Schedule
+from inference.serving.hub import is_hub_id, model_directory
 
 BUNDLED_PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / "open_ended.txt")
 NUM_BUNDLED_PROMPTS = 3
@@ -38,8 +39,8 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
     """
     args = _parser().parse_args([_with_underscores(argument) for argument in arguments])
     return ComparisonConfig(
-        target_model=args.target_model,
-        draft_models=args.draft_models,
+        target_model=_local(args.target_model),
+        draft_models=tuple(str(_local(Path(draft))) for draft in args.draft_models),
         topologies=args.topologies,
         gammas=args.gamma,
         schedules=args.schedule,
@@ -93,6 +94,11 @@ def _with_underscores(argument: str) -> str:
         return argument
     name, equals, value = argument[2:].partition("=")
     return f"--{name.replace('-', '_')}{equals}{value}"
+
+
+def _local(model: Path) -> Path:
+    """A model's directory, in the hub's cache if it is named by a hub id."""
+    return model_directory(str(model)) if is_hub_id(str(model)) else model
 
 
 def _list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:

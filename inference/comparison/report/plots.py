@@ -18,6 +18,7 @@ from inference.comparison.report.bound import tokens_per_round
 from inference.comparison.report.findings import Findings
 from inference.comparison.report.summary import CellSummary, Spread, Theory
 from inference.comparison.run.topologies import crosses_network
+from inference.config import model_name
 from inference.request import Schedule
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in grey by their marks.
@@ -215,7 +216,7 @@ def _rtts_of(findings: Findings, series: Series) -> list[float]:
 
 
 def _draft_handles(findings: Findings) -> list[Line2D]:
-    names = [Path(draft).name for draft in findings.config.draft_models]
+    names = [model_name(Path(draft)) for draft in findings.config.draft_models]
     styles = zip(names, DRAFT_COLOURS, DRAFT_MARKS, strict=False)
     return [Line2D([], [], color=colour, marker=mark, label=f"draft: {name}") for name, colour, mark in styles]
 

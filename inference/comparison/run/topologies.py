@@ -18,6 +18,7 @@ from inference.comparison.plan.backend import NGRAM, Server, server_flags
 from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, NetworkConfig, Topology
 from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.comparison.run.watch import ServerWatch
+from inference.config import model_name
 from inference.serving.processes import ServerProcess, free_port, server_process
 
 SERVER_GRACE_S = 1.0
@@ -136,7 +137,7 @@ class Deployment:
         role = server.role.removesuffix("_target")
         parts = ["pool", role] if server.pooled else [role]
         if server.draft is not None and len(self._config.draft_models) > 1:
-            parts.append(Path(server.draft).name)
+            parts.append(model_name(Path(server.draft)))
         if server.branches is not None and len(self._config.branches) > 1:
             parts.append(str(server.branches))
         return "-".join(parts)

@@ -1,0 +1,71 @@
+"""Model ids of the Hugging Face hub, wherever a command takes a model directory.
+
+Owns which names are ids, what of a repository is needed, and what its failures mean. Cache, tokens, offline mode and
+progress bars are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT count here as everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from inference.errors import ConfigError
+
+_ID = re.compile(r"[\w.-]+/[\w.-]+")
+REVISIONS = {"model": "revision", "target_model": "revision", "draft_model": "draft_revision", "tokenizer": "revision"}
+"""Flags that name a model, and those that name its revision."""
+WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+ELSEWHERE = ["*/*"]
+"""Subfolders hold the same weights in other formats."""
+
+
+def fetch_models(args: argparse.Namespace) -> None:
+    """Put the local directory in the place of every hub id among the flags, downloading what the cache lacks.
+
+    Raises:
+        ConfigError: a model is gated, missing, or out of reach; or a revision goes with no id.
+    """
+    revisions = {name: getattr(args, name) for name in set(REVISIONS.values()) if getattr(args, name, None)}
+    unused = set(revisions)
+    for flag, revision in REVISIONS.items():
+        value = getattr(args, flag, None)
+        if value is not None and is_hub_id(str(value)):
+            directory = model_directory(str(value), revisions.get(revision))
+            setattr(args, flag, type(value)(directory))
+            unused.discard(revision)
+    for name in unused:
+        raise ConfigError(f"--{name} {revisions[name]}: no model is named by a hub id, and directories have none")
+
+
+def is_hub_id(name: str) -> bool:
+    """NAMESPACE/NAME, unless there is such a path here."""
+    return _ID.fullmatch(name) is not None and not Path(name).exists() and name.split("/")[0] not in (".", "..")
+
+
+def model_directory(model_id: str, revision: str | None = None) -> Path:
+    """The model's directory in the hub's cache, complete.
+
+    Raises:
+        ConfigError: it cannot be had, and why.
+    """
+    from huggingface_hub import constants, errors, snapshot_download
+
+    asked = f"model {model_id}" + (f" at revision {revision}" if revision else "")
+    try:
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=WANTED, ignore_patterns=ELSEWHERE))
+    except errors.GatedRepoError as exc:
+        where = f"{constants.ENDPOINT}/{model_id}"
+        raise ConfigError(f"{asked} is gated: accept its terms at {where}, and set HF_TOKEN") from exc
+    except errors.RevisionNotFoundError as exc:
+        raise ConfigError(f"{asked}: {constants.ENDPOINT} has the model, but no such revision") from exc
+    except errors.RepositoryNotFoundError as exc:
+        raise ConfigError(
+            f"{asked}: there is no such directory here, and no such model at {constants.ENDPOINT}; "
+            "a private one needs HF_TOKEN"
+        ) from exc
+    except errors.LocalEntryNotFoundError as exc:
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
+        raise ConfigError(f"{asked} is not in the cache {constants.HF_HUB_CACHE}, and {why}") from exc
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as exc:
+        raise ConfigError(f"{asked} cannot be downloaded from {constants.ENDPOINT}: {exc}") from exc

@@ -1,0 +1,123 @@
+"""Hub ids wherever a directory may stand, against a hub of this machine over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from inference.config import ROOT
+from inference.serving.processes import free_port
+from tests.conftest import ModelDirectories
+from tests.support.hub import COMMIT, TOKEN, FakeHub, running_hub
+from tests.support.servers import CommandResult, result_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+FLAGS = ("--prompt", "the wind", "--max_new_tokens", "4", "--threads", "1", "--format", "json")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(models: ModelDirectories) -> AsyncGenerator[FakeHub, None]:
+    repositories = {"seed/target": models.target, "seed/draft": models.related, "seed/closed": models.target}
+    async with running_hub(FakeHub(repositories, gated=frozenset({"seed/closed"}))) as hub:
+        yield hub
+
+
+async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> CommandResult:
+    """main.py against the hub, with a cache of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "main.py"), *arguments,
+        env={**environment, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **variables},
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        return await result_of(process)
+
+
+async def test_an_id_is_downloaded_once_and_gives_the_tokens_of_the_directory(
+    hub: FakeHub, models: ModelDirectories, tmp_path: Path
+) -> None:
+    directory = await run(hub, tmp_path, "--role", "verify_target", "--model", str(models.target), *FLAGS)
+    first = await run(hub, tmp_path, "--role", "verify_target", "--model", "seed/target", *FLAGS)
+    assert first.code == 0, first.stderr
+    assert [each["token_ids"] for each in first.objects] == [each["token_ids"] for each in directory.objects]
+    assert "model.safetensors" in {path.rpartition("/")[2] for _, path in hub.requests}
+    assert "%" in first.stderr, "a progress bar"
+    hub.requests.clear()
+    again = await run(hub, tmp_path, "--role", "verify_target", "--model", "seed/target", "--revision", COMMIT, *FLAGS)
+    assert (again.code, hub.requests) == (0, []), "a commit that is in the cache needs no hub"
+
+
+async def test_offline_mode_takes_what_the_cache_has(hub: FakeHub, tmp_path: Path) -> None:
+    command = ("--role", "verify_draft", "--model", "seed/draft", *FLAGS)
+    without = await run(hub, tmp_path, *command, HF_HUB_OFFLINE="1")
+    assert (without.code, without.stdout) == (2, "")
+    assert "seed/draft is not in the cache" in without.last_line
+    assert "HF_HUB_OFFLINE is set" in without.last_line
+    assert (await run(hub, tmp_path, *command)).code == 0
+    hub.requests.clear()
+    assert (await run(hub, tmp_path, *command, HF_HUB_OFFLINE="1")).code == 0
+    assert not hub.requests
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (("--model", "seed/none"), ("seed/none", "no such directory here", "no such model at http://127.0.0.1")),
+        (("--model", "seed/target", "--revision", "old"), ("seed/target at revision old", "no such revision")),
+        (("--model", "seed/closed"), ("seed/closed is gated", "accept its terms at http://127.0.0.1", "HF_TOKEN")),
+        (("--revision", "old"), ("--revision old", "directories have none")),
+        (("--model", "no/such/directory"), ("no/such/directory", "no such directory")),
+    ],
+)
+async def test_what_cannot_be_had_is_said_in_one_line(
+    hub: FakeHub, tmp_path: Path, flags: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    result = await run(hub, tmp_path, "--role", "verify_target", *flags, *FLAGS)
+    assert result.code == 2
+    assert "Traceback" not in result.stderr
+    assert all(part in result.last_line for part in parts), result.last_line
+
+
+async def test_a_hub_that_does_not_answer_is_named(hub: FakeHub, tmp_path: Path) -> None:
+    flags = ("--role", "verify_target", "--model", "seed/target", *FLAGS)
+    result = await run(hub, tmp_path, *flags, HF_ENDPOINT="http://127.0.0.1:9")
+    assert (result.code, "http://127.0.0.1:9" in result.last_line) == (2, True), result.last_line
+
+
+async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None:
+    flags = ("--role", "verify_target", "--model", "seed/closed", *FLAGS)
+    assert (await run(hub, tmp_path, *flags, HF_TOKEN=TOKEN)).code == 0
+
+
+async def test_a_server_of_hub_ids_goes_by_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
+    """Not by the name of its directory in the cache, which is a commit."""
+    port = free_port()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "main.py"), "--role", "fused_target", "--target_model", "seed/target",
+        "--draft_model", "seed/draft", "--port", str(free_port()), "--http_port", str(port), "--threads", "1",
+        "--revision", "main", env=environment, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client, asyncio.timeout(60):
+            while True:
+                try:
+                    models = (await client.get("/v1/models")).json()
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(0.1)
+            body = {"model": "seed/target", "prompt": "the wind", "max_tokens": 2}
+            assert (await client.post("/v1/completions", json=body)).is_success
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+    assert models["data"][0]["id"] == "seed/target"
