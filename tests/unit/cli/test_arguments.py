@@ -102,7 +102,7 @@ DIALLING = [
 LOADING = [
     (("--sequence_length", "1"), "sequence_length 1 is below 2"),
     (("--threads", "-1"), "threads -1 is below 0"),
-    (("--model", "/nowhere"), "model /nowhere: no config.json there"),
+    (("--model", "/nowhere"), "model /nowhere: no such directory, and no id of the hub (NAMESPACE/NAME)"),
 ]
 SERVING = [
     (("--max_waiting", "-1"), "max_waiting -1 is below 0"),
