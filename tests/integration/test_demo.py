@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from inference.cli.prompts.source import read_prompts
-from inference.cli.roles import ROLES
+from inference.cli.roles.registry import parser_of
 from inference.config import BUNDLED_PROMPTS, ROOT
 from scripts.demo import NEXT_STEPS, sampling_of
 
@@ -56,7 +56,7 @@ def test_the_next_steps_are_commands_that_exist() -> None:
         assert (ROOT / program).is_file()
         if program == "main.py":
             assert arguments[0] == "--role"
-            ROLES[arguments[1]].parser().parse_args(arguments[2:])
+            parser_of(arguments[1]).parse_args(arguments[2:])
     assert "/v1/completions" in NEXT_STEPS
 
 

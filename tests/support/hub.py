@@ -13,7 +13,6 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 
-from inference.gateway.server import HttpServer
 from inference.serving.processes import free_port
 
 COMMIT = "1" * 40
@@ -91,9 +90,11 @@ def _entry(path: Path) -> dict[str, Any]:
 async def running_hub(hub: FakeHub) -> AsyncGenerator[FakeHub, None]:
     """The hub, answering at `hub.url`."""
     port = free_port()
-    server = HttpServer(uvicorn.Config(hub.app(), port=port, log_config=None, access_log=False, lifespan="off"))
-    task = asyncio.create_task(server.serve())
-    await server.ready.wait()
+    config = uvicorn.Config(hub.app(), port=port, log_config=None, access_log=False, lifespan="off")
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server._serve())  # not `serve`, which would take over the tests' signals
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
     hub.url = f"http://127.0.0.1:{port}"
     try:
         yield hub

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from inference.config import ServerConfig
 from inference.errors import ContextLengthError
-from inference.gateway.server import http_server
+from inference.gateway.server import HttpFront
+from inference.serving.host import opened
 from inference.serving.processes import free_port
 from tests.support.browser import CHROMIUM, Page, browser_page
 from tests.support.completers import ScriptedCompleter, gateway
@@ -25,7 +27,7 @@ pytestmark = [
 async def page_of(completer: ScriptedCompleter, directory: Path) -> AsyncGenerator[Page, None]:
     port = free_port()
     async with (
-        http_server(gateway(completer), "127.0.0.1", port, grace_s=1.0),
+        opened(HttpFront(gateway(completer, port=port), ServerConfig(grace_s=1.0))),
         browser_page(directory) as page,
     ):
         await page.open(f"http://127.0.0.1:{port}/")
