@@ -53,9 +53,9 @@ class Status:
             duration = duration_pb2.Duration(nanos=0)
             duration.FromNanoseconds(round(self.retry_after_s * 1e9))
             yield error_details_pb2.RetryInfo(retry_delay=duration)
-        if self.field is not None:
+        if self.field is not None or self.reason is not None:
             violation = error_details_pb2.BadRequest.FieldViolation(
-                field=self.field, description=self.message, reason=self.reason
+                field=self.field or "", description=self.message, reason=self.reason
             )
             yield error_details_pb2.BadRequest(field_violations=[violation])
         if self.address is not None:
@@ -77,7 +77,7 @@ def status_of(error: grpc.RpcError) -> Status:
         error.code(),
         error.details() or "",
         float(retry.retry_delay.ToNanoseconds() / 1e9) if type(retry) in found else None,
-        bad.field_violations[0].field if bad.field_violations else None,
+        bad.field_violations[0].field or None if bad.field_violations else None,
         info.metadata["address"] if info.domain == _DOMAIN and "address" in info.metadata else None,
         bad.field_violations[0].reason or None if bad.field_violations else None,
     )
