@@ -241,6 +241,8 @@ async def test_errors_reach_the_client_with_code_and_field(clients: Clients) -> 
         with pytest.raises(openai.BadRequestError) as too_long:
             await client.completions.create(model="target", prompt=[3] * 500)
         assert (too_long.value.param, "500" in too_long.value.message) == ("prompt", True)
+        assert too_long.value.code == "context_length_exceeded", "through one server or two"
+        assert "maximum context length is 128 tokens" in too_long.value.message
         with pytest.raises(openai.BadRequestError) as bias:
             await client.completions.create(model="target", prompt="x", logit_bias={"999": 1})
         assert (bias.value.param, "288" in bias.value.message) == ("logit_bias", True)
@@ -249,6 +251,67 @@ async def test_errors_reach_the_client_with_code_and_field(clients: Clients) -> 
         assert (unsupported.value.param, unsupported.value.code) == ("best_of", "unsupported_parameter")
         with pytest.raises(openai.NotFoundError):
             await client.completions.create(model="gpt-4", prompt="x")
+
+
+async def test_what_the_openai_client_sends_along_changes_nothing(clients: Clients) -> None:
+    messages: Any = [{"role": "user", "content": "sing"}]
+    fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_tokens": 8}
+    bare = await clients["fused"].chat.completions.create(**fields)
+    full = await clients["fused"].chat.completions.create(
+        **fields, tools=[], tool_choice="none", store=False, metadata={"run": "1"}, service_tier="auto",
+        parallel_tool_calls=True, modalities=["text"], prompt_cache_key="a", safety_identifier="b", user="c",
+    )  # fmt: skip
+    assert full.choices[0].message == bare.choices[0].message
+    again = [*messages, full.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
+    await clients["fused"].chat.completions.create(**{**fields, "messages": again})
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    with pytest.raises(openai.BadRequestError, match="no functions are called here") as tools:
+        await clients["fused"].chat.completions.create(**fields, tools=[tool])
+    assert tools.value.param == "tools"
+
+
+async def test_the_openai_client_finds_the_id_of_its_request(clients: Clients) -> None:
+    answer = await clients["fused"].completions.create(
+        model="target", prompt=PROMPT, max_tokens=2, extra_headers={"X-Request-Id": "mine"}
+    )
+    assert answer._request_id == "mine"
+
+
+async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], models: ModelDirectories) -> None:
+    tokenizer = Tokenizer.load(models.target)
+    for port in ports.values():
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            answer = (await client.post("/tokenize", json={"prompt": PROMPT})).json()
+            assert tuple(answer["tokens"]) == tokenizer.encode(PROMPT)
+            assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 128)
+            chat = (await client.post("/tokenize", json={"messages": [{"role": "user", "content": "sing"}]})).json()
+            assert tuple(chat["tokens"]) == tokenizer.encode("user: sing\nassistant:")
+            text = (await client.post("/detokenize", json={"tokens": answer["tokens"]})).json()["prompt"]
+            assert text.endswith(PROMPT)
+            unknown = await client.post("/detokenize", json={"tokens": [999]})
+            assert (unknown.status_code, "288" in unknown.json()["error"]["message"]) == (400, True)
+
+
+async def test_langchain(ports: dict[str, int]) -> None:
+    """A framework's own client: whole, streamed, in a batch, with a stop string, and where the context is full."""
+    from langchain_core.exceptions import ContextOverflowError
+    from langchain_core.messages import AIMessage, HumanMessage
+    from langchain_openai import ChatOpenAI
+
+    url = f"http://127.0.0.1:{ports['distributed']}/v1"
+    model = ChatOpenAI(model="target", base_url=url, api_key="none", max_retries=0, seed=3, max_tokens=12)  # type: ignore[arg-type,call-arg]
+    whole = await model.ainvoke("sing")
+    assert whole.usage_metadata is not None
+    assert whole.usage_metadata["output_tokens"] == 12
+    assert "".join([str(chunk.content) async for chunk in model.astream("sing")]) == whole.content
+    assert [each.content for each in await model.abatch(["sing", "sing"])] == [whole.content] * 2
+    stop = str(whole.content)[4:6]
+    stopped = await model.ainvoke("sing", stop=[stop])
+    assert stopped.content == str(whole.content).partition(stop)[0]
+    turns = [HumanMessage("sing"), AIMessage("la"), HumanMessage("more")]
+    assert (await model.ainvoke(turns)).content
+    with pytest.raises(ContextOverflowError):
+        await model.ainvoke("the wind " * 300)
 
 
 async def metrics_of(port: int) -> str:

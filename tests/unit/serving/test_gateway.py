@@ -10,14 +10,35 @@ import httpx
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
 from inference.gateway.app import create_app
+from inference.observe.metrics import Metrics
 from inference.serving.gateway import _follow_model
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
+from inference.workers.observed import ObservedCompleter, Observer
 from inference.workers.remote import RemoteCompleter
 from inference.workers.status import to_status
 from tests.support.completers import CARD, ScriptedCompleter, gateway
 
 OTHER = replace(CARD, name="other", max_length=64)
+
+
+async def test_a_deadline_is_one_on_both_sides() -> None:
+    """The story: the gateway and the server behind it counted CANCELLED, as if the client had left."""
+    metrics = Metrics("tiny")
+    hanging = ObservedCompleter(ScriptedCompleter([["a"]], gap_s=30.0), Observer(metrics))
+    server = Server("127.0.0.1:0", [GenerationServicer(hanging, CARD)], status_of=to_status)
+    await server.open()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        front = gateway(RemoteCompleter(channel, "behind", deadline_s=10.0), deadline_s=0.2)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(create_app(front))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            late = await client.post("/v1/completions", json={"prompt": "x"})
+            counted = (await client.get("/metrics")).text
+    await server.close()
+    assert (late.status_code, late.json()["error"]["message"]) == (504, "the request is not finished after 0.2 s")
+    line = 'specdec_request_failures_total{code="DEADLINE_EXCEEDED",model_name="tiny"} 1.0'
+    assert line in counted
+    assert line in metrics.exposition().decode()
 
 
 async def started(card: ModelCard, port: int = 0) -> Server:
