@@ -207,8 +207,8 @@ def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) 
     """Refuse a prompt that leaves no room for one output token, or that the model has no rows for."""
     if len(token_ids) >= max_length:
         raise ContextLengthError(  # clients look for OpenAI's "maximum context length is" and for "prompt is too long"
-            f"This model's maximum context length is {max_length} tokens. That prompt is too long: it has {len(token_ids)}, and "
-            f"sequence_length {max_length} leaves room for {max_length - 1} and one output token",
+            f"This model's maximum context length is {max_length} tokens (sequence_length), one of them for the output; "
+            f"the prompt is too long: it has {len(token_ids)}",
             field="prompt",
         )
     check_token_ids(token_ids, vocab_size=vocab_size)
