@@ -104,6 +104,7 @@ class Commit:
         num_received_tokens: draft tokens that have come from the draft worker so far; 0: none since the last commit.
         hold_us: microseconds since the last of them came.
         counts: what the draft worker counted meanwhile.
+        prompt_logprobs: in the first commit, if the request asked for them: of the prompt's tokens but the first.
     """
 
     position: int
@@ -116,15 +117,21 @@ class Commit:
     num_received_tokens: int = 0
     hold_us: int = 0
     counts: Counts = Counts()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was accepted."""
+    """The request was accepted.
+
+    Attributes:
+        prompt_logprobs: one per prompt token, if the request asked for them; the first one's value says nothing.
+    """
 
     num_prompt_tokens: int
     seed: int
     prompt_text: str = ""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

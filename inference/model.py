@@ -82,6 +82,8 @@ class Turn:
         chooses: False for a part of a prompt that ends before its last token: nothing is chosen.
         output_start: position of the sequence's first output token; penalties tell prompt and output apart by it.
         logprobs: as in `GenerationRequest`.
+        scored: prompt tokens whose log-probabilities are wanted: those behind `start` that this pass makes known.
+        prompt_logprobs: of how many of the best ones there, too.
     """
 
     slot: int
@@ -93,6 +95,8 @@ class Turn:
     chooses: bool = True
     output_start: int = 0
     logprobs: int | None = None
+    scored: Sequence[int] = ()
+    prompt_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class Verdict:
         num_accepted_tokens: how many of them it accepted.
         draft_us: microseconds that the decoder's own draft took.
         logprobs: one per token, if the turn asked for them.
+        prompt_logprobs: one per scored token.
     """
 
     token_ids: tuple[int, ...]
@@ -112,6 +117,7 @@ class Verdict:
     num_accepted_tokens: int
     draft_us: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Decoder(Protocol):

@@ -78,6 +78,7 @@ class SamplingParams:
         presence_penalty: in [-2, 2]; subtracted once from tokens in the output.
         frequency_penalty: in [-2, 2]; subtracted from tokens in the output as often as they occur there.
         logit_bias: (token id, bias in [-100, 100]) pairs, added to the logits; every token once.
+        held_back, held_back_until: ids that have no chance at positions below that one; see `GenerationRequest.law`.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -92,6 +93,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    held_back: tuple[int, ...] = ()
+    held_back_until: int = 0
 
     def __post_init__(self) -> None:
         for name, limits in RANGES.items():
@@ -149,6 +152,8 @@ class GenerationRequest:
         schedule: None leaves it to the server.
         num_committed_tokens: how many of the prompt's last tokens are output of an earlier stream (resume).
         logprobs: with each token its log-probability, and those of so many best ones; None asks for none.
+        min_new_tokens: nothing ends the sequence before it has so many output tokens.
+        prompt_logprobs: the same for the prompt's tokens, with the first commit.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -163,6 +168,8 @@ class GenerationRequest:
     schedule: Schedule | None = None
     num_committed_tokens: int = 0
     logprobs: int | None = None
+    min_new_tokens: int = 0
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens
@@ -178,8 +185,8 @@ class GenerationRequest:
             f"num_committed_tokens {num_committed} is not below the prompt's {num_prompt_tokens} tokens",
             "num_committed_tokens",
         )
-        outside = f"logprobs {logprobs} is outside 0..{MAX_LOGPROBS}"
-        _require(logprobs is None or 0 <= logprobs <= MAX_LOGPROBS, outside, "logprobs")
+        _check_num_logprobs("logprobs", logprobs)
+        _check_num_logprobs("prompt_logprobs", self.prompt_logprobs)
 
     def resumed(self, token_ids: Sequence[int]) -> GenerationRequest:
         """The same request, to go on with behind output tokens that are committed already.
@@ -192,12 +199,30 @@ class GenerationRequest:
             prompt_token_ids=(*self.prompt_token_ids, *token_ids),
             max_new_tokens=max(1, self.max_new_tokens - len(token_ids)),
             num_committed_tokens=self.num_committed_tokens + len(token_ids),
+            prompt_logprobs=None if token_ids else self.prompt_logprobs,  # they came with the first commit
         )
+
+    def law(self, eos_token_ids: frozenset[int] = frozenset()) -> SamplingParams:
+        """How tokens are chosen, with whatever would end the sequence held back until it is long enough.
+
+        Args:
+            eos_token_ids: the model's, for requests that stop at them. Draft and target may know different ones: the
+                target's decide, the draft's only make its guesses better.
+        """
+        if not self.min_new_tokens:
+            return self.sampling
+        ends = self.stop_token_ids | (eos_token_ids if self.stop_at_eos else frozenset())
+        until = self.output_start + self.min_new_tokens
+        return replace(self.sampling, held_back=tuple(sorted(ends)), held_back_until=until)
 
     @property
     def output_start(self) -> int:
         """Position of the first output token, which a resume does not move."""
         return len(self.prompt_token_ids) - self.num_committed_tokens
+
+
+def _check_num_logprobs(name: str, count: int | None) -> None:
+    _require(count is None or 0 <= count <= MAX_LOGPROBS, f"{name} {count} is outside 0..{MAX_LOGPROBS}", name)
 
 
 def check_logit_bias(sampling: SamplingParams, *, vocab_size: int) -> None:

@@ -90,6 +90,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         check_request(self._decoder, request)
         if request.stop_at_eos:
             request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
+        request = replace(request, sampling=request.law())
         schedule = (request.schedule or Schedule.SYNC) if drafted else None
         gamma = self._limits.gamma if request.gamma is None else request.gamma
         session = TargetSession(
@@ -207,8 +208,8 @@ def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) 
     """Refuse a prompt that leaves no room for one output token, or that the model has no rows for."""
     if len(token_ids) >= max_length:
         raise ContextLengthError(  # clients look for OpenAI's "maximum context length is" and for "prompt is too long"
-            f"This model's maximum context length is {max_length} tokens (sequence_length), one of them for the output; "
-            f"the prompt is too long: it has {len(token_ids)}",
+            f"This model's maximum context length is {max_length} tokens, {max_length - 1} of them for the prompt "
+            f"(sequence_length); the prompt is too long: it has {len(token_ids)}",
             field="prompt",
         )
     check_token_ids(token_ids, vocab_size=vocab_size)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inference.commit import Commit, FinishReason, Timings
+from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.model import Turn, Verdict
 from inference.request import GenerationRequest, Schedule
@@ -85,6 +85,7 @@ class TargetSession:
         self._asked = False
         self._heard_at = 0.0
         self._num_acknowledged = 0
+        self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
         self._become_ready(time.monotonic())
 
     def follow(self, schedule: Schedule | None) -> None:
@@ -171,7 +172,13 @@ class TargetSession:
             chooses=chooses,
             output_start=request.output_start,
             logprobs=request.logprobs,
+            scored=self._scored(len(token_ids)) if request.prompt_logprobs is not None else (),
+            prompt_logprobs=request.prompt_logprobs or 0,
         )
+
+    def _scored(self, end: int) -> Sequence[int]:
+        """Prompt tokens that a pass which reads up to `end` makes known: each of its rows tells of the next one."""
+        return self.token_ids[self._num_cached + 1 : min(end + 1, self.request.output_start)]
 
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
         """Apply a pass's verdict; return the finish reason if it ended the session.
@@ -181,6 +188,7 @@ class TargetSession:
         """
         self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
         self._compute_s += max(0.0, ended - max(started, self._ready_since))
+        self._prompt_logprobs.extend(verdict.prompt_logprobs)
         if not turn.chooses:
             return None
         position = len(self.token_ids)
@@ -196,6 +204,9 @@ class TargetSession:
         timings = self._timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
         commit = Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs)
+        if self._prompt_logprobs:
+            commit = replace(commit, prompt_logprobs=tuple(self._prompt_logprobs))
+            self._prompt_logprobs.clear()
         self.commits.put(self._acknowledging(commit, ended))
         self._become_ready(ended)
         return reason

@@ -16,6 +16,7 @@ class Part:
         accepted: for each token, whether it is an accepted draft token.
         num_draft_tokens: draft tokens of the pass; 0 unless this is the pass's last part.
         finish_reason: on the last part of a choice.
+        is_prompt: it is the prompt; the first of its log-probabilities says nothing.
     """
 
     text: str
@@ -23,6 +24,7 @@ class Part:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_draft_tokens: int = 0
     finish_reason: FinishReason | None = None
+    is_prompt: bool = False
 
 
 def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
@@ -56,14 +58,16 @@ class Choice:
     num_characters: int = 0  # of the tokens whose log-probabilities were sent
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    has_scored_prompt: bool = False
 
     def take(self, event: Event, *, per_token: bool) -> Iterator[Part]:
         """Count an event, and give what is to be sent of it."""
         if isinstance(event, Started):
             self.num_prompt_tokens = event.num_prompt_tokens
             self.prompt_text = event.prompt_text
-            if event.prompt_text:  # echo
-                yield Part(event.prompt_text)
+            if event.prompt_text or event.prompt_logprobs:  # echo
+                self.has_scored_prompt = bool(event.prompt_logprobs)
+                yield Part(event.prompt_text, logprobs=event.prompt_logprobs, is_prompt=True)
         elif isinstance(event, Delta):
             for part in parts_of(event, per_token=per_token):
                 self._count(part)

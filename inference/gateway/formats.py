@@ -43,13 +43,15 @@ class TextFormat(_Base):
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
         """See `Format`."""
-        logprobs = text_logprobs(part.logprobs, choice.num_characters) if part.logprobs else None
+        offset, first = choice.num_characters, part.is_prompt
+        logprobs = text_logprobs(part.logprobs, offset, begins_prompt=first) if part.logprobs else None
         choice.num_characters += sum(position.num_characters for position in part.logprobs)
         return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": _reason(part)}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """See `Format`."""
-        logprobs = text_logprobs(choice.logprobs, 0) if choice.logprobs else None
+        begins = choice.has_scored_prompt
+        logprobs = text_logprobs(choice.logprobs, 0, begins_prompt=begins) if choice.logprobs else None
         return {"index": index, "text": "".join(choice.texts), "logprobs": logprobs, "finish_reason": _reason(choice)}
 
 
@@ -100,21 +102,23 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
     }
 
 
-def text_logprobs(positions: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
-    """The older shape: parallel lists; `offset` is where in the choice's text the first token begins."""
+def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_prompt: bool = False) -> dict[str, Any]:
+    """The older shape: parallel lists; `offset` is where in the choice's text the first token begins.
+
+    A prompt's first token follows nothing: it has nulls.
+    """
     tokens = [_name(position.chosen) for position in positions]
     offsets = []
     for position in positions:
         offsets.append(offset)
         offset += position.num_characters
-    return {
-        "tokens": tokens,
-        "token_logprobs": [position.chosen.logprob for position in positions],
-        "top_logprobs": [
-            {_name(token): token.logprob for token in (*position.top, position.chosen)} for position in positions
-        ],
-        "text_offset": offsets,
-    }
+    chosen: list[float | None] = [position.chosen.logprob for position in positions]
+    top: list[dict[str, float] | None] = [
+        {_name(token): token.logprob for token in (*position.top, position.chosen)} for position in positions
+    ]
+    if begins_prompt:
+        chosen[0], top[0] = None, None
+    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
 
 
 def chat_logprobs(positions: Sequence[TokenLogprobs]) -> dict[str, Any]:

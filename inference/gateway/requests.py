@@ -54,6 +54,8 @@ def _repeated(
             stop=stop,
             logprobs=logprobs,
             echo=echo,
+            min_new_tokens=body.min_tokens,
+            prompt_logprobs=logprobs if echo else None,
         )
         for i in range(body.n)
     ]

@@ -83,7 +83,7 @@ def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any]
 
 _STREAM_OPTIONS_NEED_STREAM = _needs("stream_options", {"type": "object"}, "stream", {"const": True}, required=True)
 _TOP_LOGPROBS_NEED_LOGPROBS = _needs("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}, required=True)
-_ECHO_EXCLUDES_LOGPROBS = _needs("echo", {"const": True}, "logprobs", {"type": "null"}, required=False)
+_NO_TOKENS_NEED_ECHO = _needs("max_tokens", {"const": 0}, "echo", {"const": True}, required=True)
 
 
 _PROMPT_OR_MESSAGES = {
@@ -163,6 +163,10 @@ class GenerationBody(_Body):
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     max_completion_tokens: NumTokens | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), _WHOLE] = Field(
+        0,
+        description="No token that would end the text is chosen before; a stop string still ends it.",
+    )
     gamma: Annotated[int, Field(ge=0, le=MAX_GAMMA), _WHOLE] | None = Field(
         None, description="Ours: draft tokens per pass; 0 drafts none."
     )
@@ -192,18 +196,20 @@ class GenerationBody(_Body):
 class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
 
-    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _ECHO_EXCLUDES_LOGPROBS))
+    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO))
 
     no_ops = noops.COMPLETION
     prompt: Prompt
-    max_tokens: NumTokens = DEFAULT_MAX_TOKENS
-    logprobs: NumLogprobs | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), _WHOLE] = Field(
+        DEFAULT_MAX_TOKENS, description="0, with echo: the prompt alone."
+    )
+    logprobs: NumLogprobs | None = Field(None, description="With echo, of the prompt's tokens too.")
     echo: bool = False
 
     @model_validator(mode="after")
-    def _check_echo(self) -> CompletionBody:
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo with logprobs is not supported: there are no log-probabilities of the prompt")
+    def _check_max_tokens(self) -> CompletionBody:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens 0 needs echo: true; without it the least is 1")
         return self
 
     def prompts(self) -> list[str | tuple[int, ...]]:

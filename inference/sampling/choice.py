@@ -24,7 +24,7 @@ import array_api_compat
 from inference.model import Array
 from inference.request import SamplingParams
 from inference.sampling.noise import gumbel_noise, noise_keys, uniform_noise
-from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, adjusts
+from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, adjusts, hold_back
 
 # Dividing by less could overflow to a tie of infinities; this is greedy already, for any two float32 logits.
 _MIN_TEMPERATURE = 1e-200
@@ -96,7 +96,7 @@ def choose_tokens(
         num_rows token ids. Ties go to the lowest id.
     """
     if adjusts(sampling):
-        logits = _adjusted(logits, sampling, before)
+        logits = _adjusted(logits, sampling, positions, before)
     sampled = [row for row, params in enumerate(sampling) if not params.greedy]
     if not sampled:
         return _argmax(logits)
@@ -112,12 +112,17 @@ def choose_tokens(
     return chosen
 
 
-def _adjusted(logits: Array, sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> Array:
+def _adjusted(
+    logits: Array,
+    sampling: Sequence[SamplingParams],
+    positions: Sequence[int],
+    before: Sequence[TokensBefore] | None,
+) -> Array:
     if before is None:
         if any(params.penalizes for params in sampling):
             raise ValueError("penalties look back: choose_tokens needs the tokens before each row")
         before = [NONE_BEFORE] * len(sampling)
-    return adjust_logits(logits, sampling, before)
+    return hold_back(adjust_logits(logits, sampling, before), sampling, positions)
 
 
 def _argmax(scores: Array) -> list[int]:
@@ -145,7 +150,7 @@ def rank_tokens(
     """
     xp = array_api_compat.array_namespace(logits)
     if adjusts(sampling):
-        logits = _adjusted(logits, sampling, before)
+        logits = _adjusted(logits, sampling, positions, before)
     scores = xp.astype(logits, xp.float64, copy=True)
     sampled = [row for row, params in enumerate(sampling) if not params.greedy]
     if sampled:

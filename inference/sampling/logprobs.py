@@ -16,6 +16,10 @@ LOWEST = -9999.0
 """In place of minus infinity, which JSON does not have; as in vLLM."""
 
 
+MAX_ROWS = 64
+"""Rows at once: in double precision, those of a long prompt would take hundreds of megabytes."""
+
+
 def token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
     """Log-softmax of rows of logits at the chosen tokens and at the best ones.
 
@@ -24,6 +28,11 @@ def token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tup
         token_ids: the token chosen from each row.
         num_top: how many of the best to name.
     """
+    parts = [slice(start, start + MAX_ROWS) for start in range(0, len(token_ids), MAX_ROWS)]
+    return tuple(each for part in parts for each in _token_logprobs(logits[part], token_ids[part], num_top))
+
+
+def _token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
     rows = _to_numpy(logits).astype(np.float64)
     rows -= rows.max(axis=-1, keepdims=True)
     rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))

@@ -7,12 +7,14 @@ Transformers' as far as it has them:
     repetition_penalty    tokens in prompt or output: logit / penalty if it is above 0, else logit * penalty
     frequency_penalty     logit - penalty * occurrences in the output
     presence_penalty      logit - penalty, if the token is in the output
+    held_back             minus infinity, at positions below held_back_until
 
 Only the tokens concerned are touched, in double, by single IEEE operations: numpy and torch give the same bits.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +66,22 @@ def rows_before(
 
 def adjusts(sampling: Sequence[SamplingParams]) -> bool:
     """Whether any row needs `adjust_logits`; if not, it would only copy."""
-    return any(params.penalizes or params.logit_bias for params in sampling)
+    return any(params.penalizes or params.logit_bias or params.held_back for params in sampling)
+
+
+def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> Array:
+    """Take away the chances of tokens that must not come yet, in place.
+
+    Args:
+        scores: float [num_rows, vocab_size].
+        sampling, positions: one per row.
+    """
+    vocab_size = scores.shape[-1]
+    for row, (params, position) in enumerate(zip(sampling, positions, strict=True)):
+        token_ids = [token_id for token_id in params.held_back if token_id < vocab_size]
+        if token_ids and position < params.held_back_until:
+            scores[row, token_ids] = -math.inf
+    return scores
 
 
 def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Sequence[TokensBefore]) -> Array:

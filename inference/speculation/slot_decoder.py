@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from inference.commit import TokenLogprobs
 from inference.model import Array, Backend, Span, Turn, Verdict, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
@@ -40,8 +41,27 @@ class SlotDecoder:
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Run one pass and verify each turn's proposal."""
         logits = self._backend.forward([_span(turn) for turn in turns])
+        scores: list[tuple[TokenLogprobs, ...]] = []
+        if any(turn.scored for turn in turns):
+            scores, logits = _scores(turns, logits)
         chosen = iter(_choose(logits, [turn for turn in turns if turn.chooses]))
-        return _with_logprobs(turns, [_verdict(turn, chosen) for turn in turns], logits)
+        verdicts = _with_logprobs(turns, [_verdict(turn, chosen) for turn in turns], logits)
+        if not scores:
+            return verdicts
+        return [replace(verdict, prompt_logprobs=score) for verdict, score in zip(verdicts, scores, strict=True)]
+
+
+def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogprobs, ...]], Array]:
+    """Log-probabilities of each turn's scored tokens, and the rows from which tokens are chosen."""
+    scores: list[tuple[TokenLogprobs, ...]] = []
+    kept: list[int] = []
+    end = 0
+    for turn in turns:
+        start, end = end, end + _num_logits(turn)
+        rows = logits[start : start + len(turn.scored)]  # [num_scored, vocab_size]
+        scores.append(token_logprobs(rows, turn.scored, turn.prompt_logprobs) if turn.scored else ())
+        kept.extend(range(end - _num_choices(turn), end))
+    return scores, logits[kept]
 
 
 def _choose(logits: Array, turns: Sequence[Turn]) -> list[int]:
@@ -73,9 +93,13 @@ def _num_choices(turn: Turn) -> int:
     return len(turn.proposal) + 1 if turn.chooses else 0
 
 
+def _num_logits(turn: Turn) -> int:
+    return len(turn.token_ids) - turn.start + len(turn.proposal) if turn.scored else _num_choices(turn)
+
+
 def _span(turn: Turn) -> Span:
     token_ids = [*turn.token_ids[turn.start :], *turn.proposal]
-    return Span(slot=turn.slot, start=turn.start, token_ids=token_ids, num_logits=_num_choices(turn))
+    return Span(slot=turn.slot, start=turn.start, token_ids=token_ids, num_logits=_num_logits(turn))
 
 
 def _verdict(turn: Turn, chosen: Iterator[int]) -> Verdict:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference.commit import Event
+from inference.errors import InvalidRequestError
 from inference.request import SamplingParams, Schedule
 from inference.text.stop_strings import check_stops
 
@@ -43,7 +44,8 @@ class CompletionRequest:
         stop_token_ids: beside the model's own end-of-sequence ids, which `ignore_eos` switches off.
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
-        echo: give the prompt's text in Started.
+        echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
+        min_new_tokens, prompt_logprobs: see `GenerationRequest`.
         deadline: the event loop's time from which nobody waits for the rest any more; None waits for ever.
 
     Raises:
@@ -62,9 +64,14 @@ class CompletionRequest:
     logprobs: int | None = None
     echo: bool = False
     deadline: float | None = None
+    min_new_tokens: int = 0
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         check_stops(self.stop)
+        if self.max_new_tokens == 0 and not self.echo:
+            message = "max_new_tokens 0 is below 1: without echo there is nothing to answer"
+            raise InvalidRequestError(message, field="max_new_tokens")
 
     @property
     def label(self) -> str:

@@ -38,7 +38,8 @@ _SCHEDULE_TO_MESSAGE = {
 }
 _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
-_SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
+_APART = ("seed", "logit_bias", "held_back", "held_back_until")  # the last two follow from the request around them
+_SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in _APART]
 
 
 def reason_to_message(reason: FinishReason) -> pb.FinishReason:
@@ -140,6 +141,8 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         stop=request.stop,
         logprobs=request.logprobs,
         echo=request.echo,
+        min_new_tokens=request.min_new_tokens,
+        prompt_logprobs=request.prompt_logprobs,
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
@@ -197,7 +200,13 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         stop=tuple(message.stop),
         logprobs=_wanted_logprobs(message),
         echo=message.echo,
+        min_new_tokens=message.min_new_tokens,
+        prompt_logprobs=_wanted_prompt_logprobs(message),
     )
+
+
+def _wanted_prompt_logprobs(message: pb.GenerateRequest | pb.Open) -> int | None:
+    return message.prompt_logprobs if message.HasField("prompt_logprobs") else None
 
 
 def _wanted_logprobs(message: pb.GenerateRequest | pb.Open) -> int | None:
@@ -208,7 +217,10 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
     if isinstance(event, Started):
         return pb.GenerateResponse(
             started=pb.Started(
-                num_prompt_tokens=event.num_prompt_tokens, seed=event.seed, prompt_text=event.prompt_text
+                num_prompt_tokens=event.num_prompt_tokens,
+                seed=event.seed,
+                prompt_text=event.prompt_text,
+                prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
             )
         )
     if isinstance(event, Finished):
@@ -230,7 +242,8 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     kind = message.WhichOneof("event")
     if kind == "started":
         started = message.started
-        return Started(started.num_prompt_tokens, started.seed, started.prompt_text)
+        prompt_logprobs = tuple(map(logprobs_from_message, started.prompt_logprobs))
+        return Started(started.num_prompt_tokens, started.seed, started.prompt_text, prompt_logprobs)
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
@@ -261,6 +274,8 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
         schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
         gamma=request.gamma,
         logprobs=request.logprobs,
+        min_new_tokens=request.min_new_tokens,
+        prompt_logprobs=request.prompt_logprobs,
     )
 
 
@@ -280,6 +295,8 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
         schedule=schedule_from_message(message.schedule),
         num_committed_tokens=message.num_committed_tokens,
         logprobs=_wanted_logprobs(message),
+        min_new_tokens=message.min_new_tokens,
+        prompt_logprobs=_wanted_prompt_logprobs(message),
     )
 
 
@@ -316,6 +333,7 @@ def commit_to_message(commit: Commit) -> pb.Commit:
         logprobs=map(logprobs_to_message, commit.logprobs),
         num_received_tokens=commit.num_received_tokens,
         hold_us=commit.hold_us,
+        prompt_logprobs=map(logprobs_to_message, commit.prompt_logprobs),
     )
 
 
@@ -331,6 +349,7 @@ def commit_from_message(message: pb.Commit) -> Commit:
         num_received_tokens=message.num_received_tokens,
         hold_us=message.hold_us,
         counts=counts_from_message(message.timings),
+        prompt_logprobs=tuple(map(logprobs_from_message, message.prompt_logprobs)),
     )
 
 

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from inference.commit import (
     Commit,
@@ -71,12 +72,21 @@ class LocalCompleter:
         token_ids = prompt if isinstance(prompt, tuple) else await self.codec.encode(prompt)
         generation = self._generation(request, token_ids)
         output = _Output(self._tokenizer, request.stop)
+        if request.max_new_tokens == 0 and request.prompt_logprobs is None:  # no pass is needed
+            yield self._started(request, generation)
+            yield Finished(FinishReason.LENGTH)
+            return
         started: Started | None = self._started(request, generation)
         async with aclosing(self._generator.generate(generation)) as commits:
             async for commit in commits:
                 if started is not None:  # only now: a request that is refused has never started
+                    if request.prompt_logprobs is not None:
+                        started = replace(started, prompt_logprobs=self._of_prompt(generation, commit))
                     yield started
                     started = None
+                if request.max_new_tokens == 0:  # the pass that read the prompt chose a token too, which nobody wants
+                    yield Finished(FinishReason.LENGTH)
+                    return
                 delta = output.delta(commit)
                 if delta.token_ids or delta.text:
                     yield delta
@@ -90,6 +100,16 @@ class LocalCompleter:
             text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
         return Started(len(token_ids), generation.sampling.seed, text)
 
+    def _of_prompt(self, generation: GenerationRequest, commit: Commit) -> tuple[TokenLogprobs, ...]:
+        """What the first commit says of the prompt, with the first token, which follows nothing, and with texts."""
+        first, *others = generation.prompt_token_ids
+        if len(commit.prompt_logprobs) != len(others):
+            message = "prompt_logprobs: the target behind this server does not give them"
+            raise InvalidRequestError(message, field="prompt_logprobs")
+        stream = self._tokenizer.stream()
+        entries = (TokenLogprobs(TokenLogprob(first, 0.0)), *commit.prompt_logprobs)
+        return tuple(_with_text(self._tokenizer, each, len(stream.push(each.chosen.token_id))) for each in entries)
+
     def _generation(self, request: CompletionRequest, prompt: tuple[int, ...]) -> GenerationRequest:
         if not prompt:
             raise InvalidRequestError("the prompt is empty: it has no token", field="prompt")
@@ -97,16 +117,27 @@ class LocalCompleter:
         if request.seed is not None:
             check_seed(self._generator, request.sampling)
         seed = secrets.randbits(64) if request.seed is None else request.seed
-        return GenerationRequest(
+        generation = GenerationRequest(
             prompt_token_ids=prompt,
             sampling=replace(request.sampling, seed=seed),
-            max_new_tokens=request.max_new_tokens,
+            max_new_tokens=max(1, request.max_new_tokens),
             stop_token_ids=request.stop_token_ids,
             stop_at_eos=not request.ignore_eos,
             gamma=request.gamma,
             schedule=request.schedule,
             logprobs=request.logprobs,
+            min_new_tokens=request.min_new_tokens,
+            prompt_logprobs=request.prompt_logprobs,
         )
+        # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
+        return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))
+
+
+def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
+    def named(token: TokenLogprob) -> TokenLogprob:
+        return replace(token, text=tokenizer.token_bytes(token.token_id))
+
+    return TokenLogprobs(named(logprobs.chosen), tuple(map(named, logprobs.top)), num_characters)
 
 
 class _Output:
@@ -133,7 +164,7 @@ class _Output:
             timings=commit.timings,
             counts=commit.counts,
             piece_lengths=tuple(map(len, pieces)),
-            logprobs=tuple(map(self._with_text, commit.logprobs, lengths)),
+            logprobs=tuple(map(partial(_with_text, self._tokenizer), commit.logprobs, lengths)),
             finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
         )
 
@@ -155,9 +186,3 @@ class _Output:
     def _rest(self) -> str:
         """What the end of the sequence makes certain."""
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
-
-    def _with_text(self, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
-        return TokenLogprobs(self._named(logprobs.chosen), tuple(map(self._named, logprobs.top)), num_characters)
-
-    def _named(self, token: TokenLogprob) -> TokenLogprob:
-        return replace(token, text=self._tokenizer.token_bytes(token.token_id))

@@ -81,6 +81,10 @@ class GraphDecoder(ABC):
             yield "prompt", f"the prompt has {num_tokens} tokens, the compiled prompt graph reads {limit}"
         if request.logprobs is not None:
             yield "logprobs", f"logprobs {request.logprobs}"
+        if request.prompt_logprobs is not None:
+            yield "prompt_logprobs", f"prompt_logprobs {request.prompt_logprobs}"
+        if request.min_new_tokens:
+            yield "min_new_tokens", f"min_new_tokens {request.min_new_tokens}"
         yield from _changed_logits(request.sampling)
         if not request.sampling.greedy:
             yield from self._sampling_faults(request.sampling)

@@ -136,7 +136,7 @@ class _Help:
     def _open(self, message: pb.AssistOpen) -> None:
         request = open_from_message(message.open)
         try:
-            draft = self._engine.open(request.prompt_token_ids, request.sampling, output_start=request.output_start)
+            draft = self._engine.open(request.prompt_token_ids, request.law(), output_start=request.output_start)
         except CapacityError as exc:
             logger.warning("session %s gets no draft: %s", message.session_id, exc)
             return

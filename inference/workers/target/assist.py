@@ -34,14 +34,14 @@ class StreamWorker:
         """See `Worker`."""
         request = session.request
         rest = request.resumed(session.token_ids[len(request.prompt_token_ids) :])
-        opening = replace(rest, schedule=Schedule.ASYNC)
+        opening = replace(rest, schedule=Schedule.ASYNC, prompt_logprobs=None)
         words = self._vocabulary
         message = open_to_message(opening, fingerprint=words.fingerprint, vocab_size=words.size)
         self._put(pb.AssistResponse(open=pb.AssistOpen(session_id=session.id, open=message)))
 
     def commit(self, session: TargetSession, commit: Commit) -> None:
         """See `Worker`."""
-        lean = replace(commit, logprobs=())  # a draft has no use for them
+        lean = replace(commit, logprobs=(), prompt_logprobs=())  # a draft has no use for them
         message = pb.AssistCommit(session_id=session.id, commit=commit_to_message(lean))
         self._put(pb.AssistResponse(commit=message))
 

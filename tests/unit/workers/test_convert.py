@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import Commit, Counts, Delta, Finished, FinishReason, Started, Timings
+from inference.commit import (
+    Commit,
+    Counts,
+    Delta,
+    Finished,
+    FinishReason,
+    Started,
+    Timings,
+    TokenLogprob,
+    TokenLogprobs,
+)
 from inference.errors import InvalidRequestError
 from inference.request import MAX_SEED, MAX_STOP_TOKEN_IDS, GenerationRequest, SamplingParams, Schedule
 from inference.workers import convert
@@ -41,6 +51,7 @@ figures = st.builds(
     window=counts,
     max_branches=counts,
 )
+scores = st.lists(st.builds(TokenLogprobs, st.builds(TokenLogprob, counts, st.floats(-9, 0))), max_size=2).map(tuple)
 schedules = st.sampled_from([None, *Schedule])
 gammas = st.one_of(st.none(), st.integers(1, 64))
 
@@ -56,9 +67,13 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
         ignore_eos=st.booleans(),
         gamma=st.one_of(st.none(), st.integers(0, 64)),
         schedule=schedules,
+        min_new_tokens=counts,
+        prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
     )
 )
 def test_completion_request(request: CompletionRequest) -> None:
+    sent = convert.completion_from_message(convert.completion_to_message(request))
+    assert (sent.min_new_tokens, sent.prompt_logprobs) == (request.min_new_tokens, request.prompt_logprobs)
     back = convert.completion_from_message(convert.completion_to_message(request))
     assert (back.prompt, back.seed, back.stop_token_ids) == (request.prompt, request.seed, request.stop_token_ids)
     assert (back.max_new_tokens, back.ignore_eos) == (request.max_new_tokens, request.ignore_eos)
@@ -77,6 +92,8 @@ def test_completion_request(request: CompletionRequest) -> None:
         gamma=gammas,
         schedule=schedules,
         num_committed_tokens=st.integers(0, 2),
+        min_new_tokens=counts,
+        prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
     )
 )
 def test_open(request: GenerationRequest) -> None:
@@ -95,6 +112,7 @@ def test_open(request: GenerationRequest) -> None:
         timings=timings,
         counts=figures,
         finish_reason=st.sampled_from([None, *FinishReason]),
+        prompt_logprobs=scores,
     )
 )
 def test_commit(commit: Commit) -> None:
@@ -103,7 +121,7 @@ def test_commit(commit: Commit) -> None:
 
 @given(
     st.one_of(
-        st.builds(Started, num_prompt_tokens=counts, seed=st.integers(0, MAX_SEED)),
+        st.builds(Started, num_prompt_tokens=counts, seed=st.integers(0, MAX_SEED), prompt_logprobs=scores),
         st.builds(
             Delta,
             token_ids=token_ids,

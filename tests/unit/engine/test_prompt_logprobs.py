@@ -1,0 +1,68 @@
+"""Log-probabilities of the prompt: those of one forward over all of it, however it was read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.commit import TokenLogprobs
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.model import Decoder
+from inference.request import GenerationRequest
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support.models import tiny_model
+
+PROMPT = tuple(range(10, 33))
+
+
+def decoders() -> dict[str, Decoder]:
+    model = tiny_model("llama", seed=1)
+    target = SlotDecoder(TorchBackend(model, num_slots=3, max_length=60))
+    proposer = ModelProposer(TorchBackend(tiny_model("llama", seed=2), num_slots=3, max_length=60))
+    return {"alone": target, "drafted": SpeculativeDecoder(target, proposer)}
+
+
+async def scores_of(engine: TargetEngine, request: GenerationRequest) -> tuple[list[int], tuple[TokenLogprobs, ...]]:
+    commits = [commit async for commit in engine.generate(request)]
+    assert not any(commit.prompt_logprobs for commit in commits[1:])
+    return [token_id for commit in commits for token_id in commit.token_ids], commits[0].prompt_logprobs
+
+
+@pytest.mark.parametrize("chunk", [3, 22, 256])
+@pytest.mark.parametrize("name", ["alone", "drafted"])
+async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.engine.target_session.MAX_CHUNK_TOKENS", chunk)
+    engine = TargetEngine(decoders()[name], EngineLimits(gamma=3))
+    engine.start()
+    asked = GenerationRequest(PROMPT, max_new_tokens=6, logprobs=1, prompt_logprobs=2)
+    tokens, scores = await scores_of(engine, asked)
+    plain, nothing = await scores_of(engine, GenerationRequest(PROMPT, max_new_tokens=6))
+    _, resumed = await scores_of(engine, asked.resumed((40, 41)))
+    await engine.stop()
+    assert (tokens, nothing, resumed) == (plain, (), ())
+    with torch.no_grad():
+        rows = torch.log_softmax(tiny_model("llama", seed=1)(torch.tensor([PROMPT])).logits[0].double(), dim=-1)
+    assert [each.chosen.token_id for each in scores] == list(PROMPT[1:])
+    for position, each in enumerate(scores):
+        assert each.chosen.logprob == pytest.approx(float(rows[position, PROMPT[position + 1]]), abs=1e-4)
+        best = rows[position].topk(2)
+        assert [top.logprob for top in each.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+async def test_others_in_the_same_pass_are_not_touched() -> None:
+    engine = TargetEngine(decoders()["alone"])
+    engine.start()
+    requests = [
+        GenerationRequest(PROMPT[start:], max_new_tokens=5, prompt_logprobs=each)
+        for start, each in ((0, 0), (3, None), (5, 1))
+    ]
+    together = await asyncio.gather(*(scores_of(engine, request) for request in requests))
+    alone = [await scores_of(engine, request) for request in requests]
+    await engine.stop()
+    assert [tokens for tokens, _ in together] == [tokens for tokens, _ in alone]
+    assert [len(scores) for _, scores in together] == [22, 0, 17]

@@ -1,0 +1,71 @@
+"""min_new_tokens is part of the law: no end of the sequence has a chance before it is long enough."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.request import GenerationRequest, SamplingParams
+from inference.sampling.choice import choose_tokens, rank_tokens
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support.models import tiny_model
+
+LOGITS = np.array([[9.0, 1.0, 8.0, 2.0]] * 2, dtype=np.float32)
+EOS = frozenset(range(0, 288, 2))
+"""Half of the vocabulary ends the sequence, so that nothing stays long by chance."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ends_are_held_back_below_the_position_alone(temperature: float) -> None:
+    held = SamplingParams(temperature, seed=3, held_back=(0, 2, 999), held_back_until=8)
+    for logits in (LOGITS, torch.from_numpy(LOGITS)):
+        early, late = choose_tokens(logits, [held, held], [7, 8])
+        free = choose_tokens(logits, [SamplingParams(temperature, seed=3)] * 2, [7, 8])
+        assert early in (1, 3)
+        assert late == free[1]
+        ((best, _), (second, _)), _ = rank_tokens(logits, [held, held], [7, 8], count=2)
+        assert {best, second} == {1, 3}
+
+
+def test_the_request_says_which_and_until_when() -> None:
+    request = GenerationRequest((5, 6, 7), stop_token_ids=frozenset({9}), stop_at_eos=True, min_new_tokens=4)
+    law = request.law(frozenset({2}))
+    assert (law.held_back, law.held_back_until) == ((2, 9), 7)
+    assert request.resumed((8, 8)).law(frozenset({2})) == law, "a resume keeps it"
+    ignoring = GenerationRequest((5,), stop_token_ids=frozenset({9}), min_new_tokens=4).law(frozenset({2}))
+    assert ignoring.held_back == (9,)
+    assert GenerationRequest((5,), stop_at_eos=True).law(frozenset({2})) == SamplingParams()
+
+
+async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[list[int], int]:
+    """Tokens, and how many draft tokens were accepted."""
+    engine.start()
+    commits = [commit async for commit in engine.generate(request)]
+    await engine.stop()
+    return [each for c in commits for each in c.token_ids], sum(c.num_accepted_tokens for c in commits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_draft_keeps_the_law_too(temperature: float) -> None:
+    """The same tokens with a draft and without; and a draft that is the target itself is never rejected."""
+    model = tiny_model("llama", seed=1)
+    limits = EngineLimits(gamma=4, eos_token_ids=EOS)
+    sampling = SamplingParams(temperature, seed=5)
+    for least in (0, 1, 7, 12):
+        request = GenerationRequest((3, 4, 5), sampling, 12, stop_at_eos=True, gamma=4, min_new_tokens=least)
+        alone, _ = await output_of(
+            TargetEngine(SlotDecoder(TorchBackend(model, num_slots=1, max_length=40)), limits), request
+        )
+        proposer = ModelProposer(TorchBackend(model, num_slots=1, max_length=40))
+        decoder = SpeculativeDecoder(SlotDecoder(TorchBackend(model, num_slots=1, max_length=40)), proposer)
+        drafted, num_accepted = await output_of(TargetEngine(decoder, limits), request)
+        assert drafted == alone
+        assert len(alone) >= max(1, least)
+        assert not EOS & set(alone[:least])
+        if least == 12:
+            assert num_accepted >= 8, "its guesses hold the same tokens back"
