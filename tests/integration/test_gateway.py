@@ -16,6 +16,8 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM
 
 from inference.config import ROOT
 from inference.request import SamplingParams
@@ -44,6 +46,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "presence_penalty": {"presence_penalty": 2.0},
     "frequency_penalty": {"frequency_penalty": 2.0, "temperature": 1.5},
     "logit_bias": {"logit_bias": {"5": 12, "9": 11}},
+    "min_tokens": {"logit_bias": {"1": 8}, "extra_body": {"min_tokens": 6}},
     "ignore_eos": {"extra_body": {"ignore_eos": True}, "logit_bias": {"1": 8}},
 }
 
@@ -234,6 +237,41 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
         values.append([*old.token_logprobs, *(entry.logprob for entry in new.content)])
     assert values[0] == pytest.approx(values[1], abs=1e-4)
     assert values[0] == pytest.approx(values[2], abs=1e-4)
+
+
+async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
+    """As lm-eval scores a text: nothing generated, and the values of one forward over the prompt."""
+    token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
+    with torch.no_grad():
+        rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)
+    expected = [float(rows[i, token_ids[0, i + 1]]) for i in range(token_ids.shape[1] - 1)]
+    for client in clients.values():
+        answer = await client.completions.create(model="target", prompt=PROMPT, max_tokens=0, echo=True, logprobs=2)
+        (choice,) = answer.choices
+        assert (choice.text, choice.finish_reason, choice.logprobs is None) == (PROMPT, "length", False)
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        assert choice.logprobs.token_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-3)
+        longer = await client.completions.create(
+            model="target", prompt=PROMPT, max_tokens=5, seed=1, echo=True, logprobs=2
+        )
+        assert longer.choices[0].logprobs is not None
+        assert len(longer.choices[0].logprobs.tokens or []) == token_ids.shape[1] + 5
+        assert longer.choices[0].text.startswith(PROMPT)
+        echoed = await client.completions.create(model="target", prompt=PROMPT, max_tokens=0, echo=True)
+        assert (echoed.choices[0].text, echoed.choices[0].logprobs) == (PROMPT, None)
+
+
+async def test_nothing_ends_before_the_least_number_of_tokens(clients: Clients) -> None:
+    """The end-of-sequence token is made so likely that the text ends at once, if it may."""
+    fields: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 30, "logit_bias": {"1": 100}}
+    for least in (0, 1, 9):
+        for client in clients.values():
+            answer = await client.completions.create(**fields, extra_body={"min_tokens": least})
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == least + 1
+            assert answer.choices[0].finish_reason == "stop"
 
 
 async def test_errors_reach_the_client_with_code_and_field(clients: Clients) -> None:

@@ -17,6 +17,13 @@ from inference.workers.observed import ObservedCompleter, Observer
 CARD = ModelCard("tiny", "fused", 128, 288, "0123")
 
 
+SCORES = tuple(
+    TokenLogprobs(TokenLogprob(5, logprob, text), (TokenLogprob(6, -0.25, b"x"),) if logprob else (), len(text))
+    for text, logprob in ((b"pro", 0.0), (b"mpt", -1.5), (b" ", -2.5))
+)
+"""Of the prompt that it echoes."""
+
+
 class ScriptedCompleter:
     """Gives passes of pieces; all but a pass's last token count as accepted.
 
@@ -38,7 +45,11 @@ class ScriptedCompleter:
         self.num_running += 1
         try:
             if self._passes:
-                yield Started(3, request.seed or 0, "prompt " if request.echo else "")
+                scores = () if request.prompt_logprobs is None else SCORES
+                yield Started(3, request.seed or 0, "prompt " if request.echo else "", scores)
+            if request.max_new_tokens == 0:
+                yield Finished(FinishReason.LENGTH)
+                return
             for number, pieces in enumerate(self._passes):
                 await asyncio.sleep(self._gap_s)
                 is_last = number == len(self._passes) - 1 and self._error is None

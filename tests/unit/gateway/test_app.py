@@ -138,6 +138,40 @@ async def test_echo_and_logprobs_in_both_shapes() -> None:
     assert new["content"][0] == {**entry, "top_logprobs": [entry]}
 
 
+async def test_the_prompt_is_scored_as_lm_eval_asks_for_it() -> None:
+    """max_tokens 0 with echo and logprobs: the prompt's tokens, their log-probabilities, and nothing generated."""
+    completer = ScriptedCompleter(PASSES)
+    body = {"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 1}
+    document = (await post(completer, "/v1/completions", body)).json()
+    assert (document["choices"][0]["text"], document["choices"][0]["finish_reason"]) == ("prompt ", "length")
+    assert document["choices"][0]["logprobs"] == {
+        "tokens": ["pro", "mpt", " "],
+        "token_logprobs": [None, -1.5, -2.5],
+        "top_logprobs": [None, {"x": -0.25, "mpt": -1.5}, {"x": -0.25, " ": -2.5}],
+        "text_offset": [0, 3, 6],
+    }
+    assert document["usage"]["completion_tokens"] == 0
+    (request,) = completer.requests
+    assert (request.max_new_tokens, request.prompt_logprobs) == (0, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_with_logprobs_has_those_of_prompt_and_answer(stream: bool) -> None:
+    body = {"prompt": "x", "echo": True, "logprobs": 0, "stream": stream}
+    answer = await post(ScriptedCompleter([["é", "!"]]), "/v1/completions", body)
+    documents = events(answer) if stream else [answer.json()]
+    found = [document["choices"][0]["logprobs"] for document in documents]
+    assert [each for logprobs in found for each in logprobs["tokens"]] == ["pro", "mpt", " ", "é", "!"]
+    assert [each for logprobs in found for each in logprobs["text_offset"]] == [0, 3, 6, 7, 8]
+    assert [each for logprobs in found for each in logprobs["token_logprobs"]] == [None, -1.5, -2.5, -0.5, -0.5]
+
+
+async def test_the_least_number_of_tokens_reaches_the_completer() -> None:
+    completer = ScriptedCompleter(PASSES)
+    await post(completer, "/v1/completions", {"prompt": "x", "min_tokens": 5})
+    assert completer.requests[0].min_new_tokens == 5
+
+
 async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> None:
     body = {"prompt": ["x", "y"], "n": 2}
     document = (await post(ScriptedCompleter(PASSES), "/v1/completions", body)).json()
@@ -181,7 +215,8 @@ REFUSED = {
     "logit_bias of a token beyond 32 bits": ({"prompt": "x", "logit_bias": {"9999999999": 1}}, "logit_bias", "pattern"),
     "logit_bias of a line": ({"prompt": "x", "logit_bias": {"5\n": 1}}, "logit_bias", "pattern"),
     "logit_bias": ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "100"),
-    "echo with logprobs": ({"prompt": "x", "echo": True, "logprobs": 1}, "echo", "echo with logprobs"),
+    "max_tokens without echo": ({"prompt": "x", "max_tokens": 0, "echo": False}, "max_tokens", "needs echo"),
+    "min_tokens": ({"prompt": "x", "min_tokens": -1}, "min_tokens", "0"),
     "stream_options without stream": (
         {"prompt": "x", "stream_options": {"include_usage": True}},
         "stream_options",

@@ -42,6 +42,10 @@ def test_the_request_says_which_and_until_when() -> None:
     assert GenerationRequest((5,), stop_at_eos=True).law(frozenset({2})) == SamplingParams()
 
 
+def backend() -> TorchBackend:
+    return TorchBackend(tiny_model("llama", seed=1), num_slots=1, max_length=40)
+
+
 async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[list[int], int]:
     """Tokens, and how many draft tokens were accepted."""
     engine.start()
@@ -53,16 +57,13 @@ async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[l
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_draft_keeps_the_law_too(temperature: float) -> None:
     """The same tokens with a draft and without; and a draft that is the target itself is never rejected."""
-    model = tiny_model("llama", seed=1)
     limits = EngineLimits(gamma=4, eos_token_ids=EOS)
     sampling = SamplingParams(temperature, seed=5)
     for least in (0, 1, 7, 12):
         request = GenerationRequest((3, 4, 5), sampling, 12, stop_at_eos=True, gamma=4, min_new_tokens=least)
-        alone, _ = await output_of(
-            TargetEngine(SlotDecoder(TorchBackend(model, num_slots=1, max_length=40)), limits), request
-        )
-        proposer = ModelProposer(TorchBackend(model, num_slots=1, max_length=40))
-        decoder = SpeculativeDecoder(SlotDecoder(TorchBackend(model, num_slots=1, max_length=40)), proposer)
+        alone, _ = await output_of(TargetEngine(SlotDecoder(backend()), limits), request)
+        proposer = ModelProposer(backend())
+        decoder = SpeculativeDecoder(SlotDecoder(backend()), proposer)
         drafted, num_accepted = await output_of(TargetEngine(decoder, limits), request)
         assert drafted == alone
         assert len(alone) >= max(1, least)
