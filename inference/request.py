@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from inference.errors import InvalidRequestError
 
@@ -78,7 +78,6 @@ class SamplingParams:
         presence_penalty: in [-2, 2]; subtracted once from tokens in the output.
         frequency_penalty: in [-2, 2]; subtracted from tokens in the output as often as they occur there.
         logit_bias: (token id, bias in [-100, 100]) pairs, added to the logits; every token once.
-        held_back, held_back_until: ids that have no chance at positions below that one; see `GenerationRequest.law`.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -93,8 +92,6 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    held_back: tuple[int, ...] = ()
-    held_back_until: int = 0
 
     def __post_init__(self) -> None:
         for name, limits in RANGES.items():
@@ -120,6 +117,18 @@ class SamplingParams:
     def penalizes(self) -> bool:
         """Whether the choice depends on the tokens before it beyond the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingParams(SamplingParams):
+    """Sampling parameters of a request that must not end yet: `GenerationRequest.law` makes them, nobody sends them.
+
+    Attributes:
+        held_back: ids that have no chance at positions below `until`.
+    """
+
+    held_back: tuple[int, ...] = ()
+    until: int = 0
 
 
 class Schedule(enum.Enum):
@@ -212,8 +221,9 @@ class GenerationRequest:
         if not self.min_new_tokens:
             return self.sampling
         ends = self.stop_token_ids | (eos_token_ids if self.stop_at_eos else frozenset())
+        asked = {each.name: getattr(self.sampling, each.name) for each in fields(SamplingParams)}
         until = self.output_start + self.min_new_tokens
-        return replace(self.sampling, held_back=tuple(sorted(ends)), held_back_until=until)
+        return HoldingParams(**asked, held_back=tuple(sorted(ends)), until=until)
 
     @property
     def output_start(self) -> int:

@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from inference.cli.hub_ids import fetch_models
 from inference.cli.roles.registry import ROLES, parser_of
 from inference.errors import ConfigError, InvalidRequestError, SpecDecError
-from inference.serving.hub import fetch_models
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

@@ -7,7 +7,7 @@ Transformers' as far as it has them:
     repetition_penalty    tokens in prompt or output: logit / penalty if it is above 0, else logit * penalty
     frequency_penalty     logit - penalty * occurrences in the output
     presence_penalty      logit - penalty, if the token is in the output
-    held_back             minus infinity, at positions below held_back_until
+    held_back             minus infinity, below the position where the sequence may end
 
 Only the tokens concerned are touched, in double, by single IEEE operations: numpy and torch give the same bits.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import array_api_compat
 
 from inference.model import Array
-from inference.request import SamplingParams
+from inference.request import HoldingParams, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def rows_before(
 
 def adjusts(sampling: Sequence[SamplingParams]) -> bool:
     """Whether any row needs `adjust_logits`; if not, it would only copy."""
-    return any(params.penalizes or params.logit_bias or params.held_back for params in sampling)
+    return any(params.penalizes or params.logit_bias or isinstance(params, HoldingParams) for params in sampling)
 
 
 def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> Array:
@@ -78,9 +78,8 @@ def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequ
     """
     vocab_size = scores.shape[-1]
     for row, (params, position) in enumerate(zip(sampling, positions, strict=True)):
-        token_ids = [token_id for token_id in params.held_back if token_id < vocab_size]
-        if token_ids and position < params.held_back_until:
-            scores[row, token_ids] = -math.inf
+        if isinstance(params, HoldingParams) and position < params.until:
+            scores[row, [token_id for token_id in params.held_back if token_id < vocab_size]] = -math.inf
     return scores
 
 

@@ -6,36 +6,15 @@ progress bars are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_E
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
 from inference.errors import ConfigError
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
-REVISIONS = {"model": "revision", "target_model": "revision", "draft_model": "draft_revision", "tokenizer": "revision"}
-"""Flags that name a model, and those that name its revision."""
 WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 ELSEWHERE = ["*/*"]
 """Subfolders hold the same weights in other formats."""
-
-
-def fetch_models(args: argparse.Namespace) -> None:
-    """Put the local directory in the place of every hub id among the flags, downloading what the cache lacks.
-
-    Raises:
-        ConfigError: a model is gated, missing, or out of reach; or a revision goes with no id.
-    """
-    revisions = {name: getattr(args, name) for name in set(REVISIONS.values()) if getattr(args, name, None)}
-    unused = set(revisions)
-    for flag, revision in REVISIONS.items():
-        value = getattr(args, flag, None)
-        if value is not None and is_hub_id(str(value)):
-            directory = model_directory(str(value), revisions.get(revision))
-            setattr(args, flag, type(value)(directory))
-            unused.discard(revision)
-    for name in unused:
-        raise ConfigError(f"--{name} {revisions[name]}: no model is named by a hub id, and directories have none")
 
 
 def is_hub_id(name: str) -> bool:

@@ -38,8 +38,7 @@ _SCHEDULE_TO_MESSAGE = {
 }
 _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
-_APART = ("seed", "logit_bias", "held_back", "held_back_until")  # the last two follow from the request around them
-_SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in _APART]
+_SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
 
 
 def reason_to_message(reason: FinishReason) -> pb.FinishReason:
