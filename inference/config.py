@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import ConfigError
-from inference.request import MAX_GAMMA, Schedule
+from inference.request import MAX_GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 _INSTALLED = Path(sys.prefix) / "share" / "specdec"
@@ -228,6 +228,7 @@ class ServerConfig:
         max_waiting: requests that may queue for a slot.
         idle_timeout_s: seconds a session may hold its slot without a proposal.
         grace_s: seconds that running requests get on SIGTERM.
+        defaults: for requests that do not say; of a draft worker or gateway, the target's own count instead.
     """
 
     host: str = "127.0.0.1"
@@ -235,6 +236,7 @@ class ServerConfig:
     max_waiting: int = 64
     idle_timeout_s: float = 60.0
     grace_s: float = 10.0
+    defaults: RequestDefaults = NO_DEFAULTS
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"port {self.port} is outside 0..65535")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from inference.errors import InvalidRequestError
 
@@ -129,6 +130,42 @@ class HoldingParams(SamplingParams):
 
     held_back: tuple[int, ...] = ()
     until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDefaults:
+    """What a target's operator wants of requests that do not say; None: nobody has said anything.
+
+    Part of the model card, so that tokens do not depend on which of a target's servers was asked.
+
+    Raises:
+        InvalidRequestError: a value is outside its range.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        SamplingParams(**self.sampling)
+        limit = self.max_new_tokens
+        outside = f"max_new_tokens {limit} is outside 1..{MAX_COUNT}"
+        _require(limit is None or 1 <= limit <= MAX_COUNT, outside, "max_new_tokens")
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `SamplingParams` that somebody has set."""
+        return {name: value for name in LEFT_TO_SERVER if (value := getattr(self, name)) is not None}
+
+
+LEFT_TO_SERVER = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of `SamplingParams` that a request may leave to the server."""
+NO_DEFAULTS = RequestDefaults()
+DEFAULT_MAX_NEW_TOKENS = 128
+"""Where neither request nor server says."""
 
 
 class Schedule(enum.Enum):

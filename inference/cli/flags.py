@@ -18,8 +18,7 @@ from inference.config import (
     FUSED_GAMMA,
     SPECULATION_METHODS,
 )
-from inference.request import Schedule
-from inference.workers.completion import DEFAULT_MAX_NEW_TOKENS
+from inference.request import DEFAULT_MAX_NEW_TOKENS, Schedule
 
 DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
@@ -353,6 +352,20 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     text = "the output ends before this text; may be given several times"
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=text)
     group.add_argument("--seed", type=int, metavar="N", help="key of the noise, 0 .. 2^64-1 (default: drawn at random)")
+
+
+def add_defaults(parser: argparse.ArgumentParser) -> None:
+    """What a server does for requests that do not say; the same names as a client's flags."""
+    group = parser.add_argument_group("defaults for requests that do not say")
+    text = "where the checkpoint's generation_config.json says what the flags below do not: auto reads it (%(default)s)"
+    group.add_argument("--generation_config", choices=["auto", "none"], default="auto", help=text)
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (0; over HTTP 1, as OpenAI's)")
+    group.add_argument("--top_k", type=int, metavar="K", help="keep the K likeliest tokens, 0 for all (0)")
+    group.add_argument("--top_p", type=float, metavar="P", help="keep this much probability (1)")
+    group.add_argument("--min_p", type=float, metavar="P", help="keep tokens of this share of the best one (0)")
+    group.add_argument("--repetition_penalty", type=float, metavar="R", help="1 for none (1)")
+    text = f"output tokens ({DEFAULT_MAX_NEW_TOKENS}; over HTTP as OpenAI has it)"
+    group.add_argument("--max_new_tokens", type=int, metavar="N", help=text)
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from dataclasses import fields
 from pathlib import Path
@@ -21,8 +22,8 @@ from inference.config import (
     ServerConfig,
     check_batch,
 )
-from inference.errors import ConfigError
-from inference.request import GenerationRequest, SamplingParams, Schedule
+from inference.errors import ConfigError, InvalidRequestError
+from inference.request import GenerationRequest, RequestDefaults, SamplingParams, Schedule
 from inference.workers.completion import CompletionRequest
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,26 @@ def proposer_config(
 def server_config(args: argparse.Namespace, port: int) -> ServerConfig:
     """Where the flags want a server to listen."""
     return ServerConfig(args.host, port, args.max_waiting, grace_s=args.grace_s)
+
+
+def request_defaults(args: argparse.Namespace, model: Path) -> RequestDefaults:
+    """What requests that do not say are to get: what the flags say, or else the checkpoint's generation_config.json.
+
+    Raises:
+        ConfigError: the file has a value that is outside its range.
+        InvalidRequestError: a flag has.
+    """
+    names = [field.name for field in fields(RequestDefaults)]
+    said = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    file = model / "generation_config.json"
+    if args.generation_config == "none" or not file.is_file():
+        return RequestDefaults(**said)
+    stored = json.loads(file.read_text())
+    try:
+        RequestDefaults(**{name: stored[name] for name in names if stored.get(name) is not None})
+    except (InvalidRequestError, TypeError) as exc:
+        raise ConfigError(f"{file}: {exc}; --generation_config none does without it") from exc
+    return RequestDefaults(**{name: stored[name] for name in names if stored.get(name) is not None} | said)
 
 
 def connection_config(args: argparse.Namespace) -> ConnectionConfig:

@@ -89,13 +89,13 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         """Continue a text."""
         _check_model(body, gateway.card)
         answer = TextFormat(gateway.card.name)
-        return await _answer(gateway, request, body, completion_requests(body), answer)
+        return await _answer(gateway, request, body, completion_requests(body, gateway.card.defaults), answer)
 
     @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
         _check_model(body, gateway.card)
-        requests = chat_requests(body, max_length=gateway.card.max_length)
+        requests = chat_requests(body, gateway.card)
         return await _answer(gateway, request, body, requests, ChatFormat(gateway.card.name))
 
     @app.get("/v1/models")

@@ -11,9 +11,9 @@ from typing import TypeAlias
 from inference.commit import Event
 from inference.errors import DeadlineError
 from inference.gateway.errors import ApiError
-from inference.gateway.schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
-from inference.request import MAX_SEED
-from inference.workers.completion import Chat, Completer, CompletionRequest
+from inference.gateway.schema import DEFAULT_MAX_TOKENS, MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
+from inference.request import MAX_SEED, RequestDefaults
+from inference.workers.completion import Chat, Completer, CompletionRequest, ModelCard
 
 ChoiceEvent: TypeAlias = tuple[int, Event]
 """(index of the choice, what became of it)"""
@@ -21,41 +21,51 @@ MAX_AT_ONCE = 32
 """Choices of one request that run or wait in the server at once; the queue is for other requests too."""
 
 
-def completion_requests(body: CompletionBody) -> list[CompletionRequest]:
+def completion_requests(body: CompletionBody, defaults: RequestDefaults) -> list[CompletionRequest]:
     """Choice p * n + i is the i-th continuation of prompt p."""
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return [
-        request
-        for prompt in body.prompts()
-        for request in _repeated(body, prompt, max_tokens=max_tokens, logprobs=body.logprobs, echo=body.echo)
-    ]
+    limit = _limit(body, defaults)
+    max_tokens = DEFAULT_MAX_TOKENS if limit is None else limit
+    template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=body.logprobs, echo=body.echo)
+    return [request for prompt in body.prompts() for request in _repeated(body, prompt, template, defaults)]
 
 
-def chat_requests(body: ChatBody, *, max_length: int) -> list[CompletionRequest]:
+def chat_requests(body: ChatBody, card: ModelCard) -> list[CompletionRequest]:
     """One request per choice; without a limit, to the end of the context."""
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _repeated(body, body.chat(), max_tokens=limit or max_length, logprobs=logprobs, echo=False)
+    max_tokens = _limit(body, card.defaults) or card.max_length
+    return _repeated(
+        body, body.chat(), CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs), card.defaults
+    )
+
+
+def _limit(body: CompletionBody | ChatBody, defaults: RequestDefaults) -> int | None:
+    """What the client said of the length, or else the target's operator."""
+    said = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return defaults.max_new_tokens if said is None else said
 
 
 def _repeated(
-    body: GenerationBody, prompt: str | tuple[int, ...] | Chat, *, max_tokens: int, logprobs: int | None, echo: bool
+    body: GenerationBody,
+    prompt: str | tuple[int, ...] | Chat,
+    template: CompletionRequest,
+    defaults: RequestDefaults,
 ) -> list[CompletionRequest]:
-    sampling, stop = body.sampling(), body.stops()
+    """One request per choice. What the body leaves open is the target's default, or else OpenAI's."""
+    unsaid = {name: value for name, value in defaults.sampling.items() if name not in body.model_fields_set}
+    sampling, stop = replace(body.sampling(), **unsaid), body.stops()
+    logprobs = template.logprobs
     return [
-        CompletionRequest(
+        replace(
+            template,
             prompt=prompt,
             sampling=sampling,
             seed=None if body.seed is None else (body.seed + i) & MAX_SEED,
-            max_new_tokens=max_tokens,
             stop_token_ids=frozenset(body.stop_token_ids),
             ignore_eos=body.ignore_eos,
             gamma=body.gamma,
             stop=stop,
-            logprobs=logprobs,
-            echo=echo,
             min_new_tokens=body.min_tokens,
-            prompt_logprobs=logprobs if echo else None,
+            prompt_logprobs=logprobs if template.echo else None,
         )
         for i in range(body.n)
     ]

@@ -200,8 +200,8 @@ class CompletionBody(GenerationBody):
 
     no_ops = noops.COMPLETION
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), _WHOLE] = Field(
-        DEFAULT_MAX_TOKENS, description="0, with echo: the prompt alone."
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), _WHOLE] | None = Field(
+        None, description=f"0, with echo: the prompt alone. Unset: the target's default, or else {DEFAULT_MAX_TOKENS}."
     )
     logprobs: NumLogprobs | None = Field(None, description="With echo, of the prompt's tokens too.")
     echo: bool = False

@@ -26,6 +26,7 @@ from inference.model import (
     Span,
     max_pass_draft_tokens,
 )
+from inference.request import RequestDefaults
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
@@ -175,10 +176,12 @@ async def load(config: ModelConfig) -> LoadedModel:
     return LoadedModel(backend, tokenizer)
 
 
-def model_card(name: str, topology: str, generator: Generator, tokenizer: Tokenizer) -> ModelCard:
+def model_card(
+    name: str, topology: str, generator: Generator, tokenizer: Tokenizer, defaults: RequestDefaults
+) -> ModelCard:
     """Build what GetModel answers."""
     limits = (generator.max_length, generator.vocab_size)
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template)
+    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
 from inference.engine.draft import DraftEngine
 from inference.observe.metrics import Metrics
+from inference.request import NO_DEFAULTS
 from inference.serving.assembly import draft_worker, load_proposer, model_card, running
 from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
 from inference.serving.host import Front, Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.text.tokenizer import Tokenizer
+from inference.workers.completion import ModelCard
 from inference.workers.draft.pool_member import PoolHelp
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.generation import GenerationServicer
@@ -36,16 +38,18 @@ async def serve_draft(
     check_ports(server, observe, http)
     with observed(observe) as observers:
         async with connected(draft.connection) as channel:
-            card = await card_of_target(channel, draft.connection.address)
+            address = draft.connection.address
+            card = await card_of_target(channel, address)
             loaded = await load_proposer(proposer)
             async with draft_worker(loaded, draft, observers.continuing(channel)) as (worker, engine):
                 tokenizer = loaded.tokenizer
-                if card is not None:  # conversations are written as the target's chat template says
+                if card is None:
+                    card = model_card(f"target of {address}", "target", worker, tokenizer, NO_DEFAULTS)
+                else:  # conversations are written as the target's chat template says
                     tokenizer = tokenizer.with_template(card.chat_template, proposer.tokenizer_path)
-                name = f"target of {draft.connection.address}" if card is None else card.name
-                metrics = Metrics(name, role="draft")
+                metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
-                generation = _generation(worker, tokenizer, name, metrics, observers)
+                generation = _generation(worker, tokenizer, card, metrics, observers)
                 fronts: list[Front] = [
                     *metrics_fronts(observers, metrics, server),
                     *http_fronts(http, generation, metrics, server, observers),
@@ -56,11 +60,13 @@ async def serve_draft(
 
 
 def _generation(
-    worker: DraftWorker, tokenizer: Tokenizer, name: str, metrics: Metrics, observers: Observers
+    worker: DraftWorker, tokenizer: Tokenizer, target: ModelCard, metrics: Metrics, observers: Observers
 ) -> GenerationServicer:
-    local = LocalCompleter(worker, tokenizer)
-    completer = observers.around(local, metrics, model=name)
-    return GenerationServicer(completer, model_card(name, "distributed", worker, tokenizer), local.codec)
+    """What clients ask: the target's name and defaults, so that an answer does not depend on whom they asked."""
+    local = LocalCompleter(worker, tokenizer, target.defaults)
+    completer = observers.around(local, metrics, model=target.name)
+    card = model_card(target.name, "distributed", worker, tokenizer, target.defaults)
+    return GenerationServicer(completer, card, local.codec)
 
 
 async def help_targets(

@@ -34,9 +34,10 @@ def _host(
 ) -> Host:
     engine, metrics = running.engine, Metrics(name, role="fused_target")
     metrics.watch(engine)
-    local = LocalCompleter(engine, running.tokenizer)
+    local = LocalCompleter(engine, running.tokenizer, server.defaults)
     completer = observers.around(local, metrics, model=name)
-    generation = GenerationServicer(completer, model_card(name, "fused", engine, running.tokenizer), local.codec)
+    card = model_card(name, "fused", engine, running.tokenizer, server.defaults)
+    generation = GenerationServicer(completer, card, local.codec)
     fronts: list[Front] = [
         *metrics_fronts(observers, metrics, server),
         *http_fronts(http, generation, metrics, server, observers),

@@ -45,9 +45,10 @@ def _host(
         idle_timeout_s=server.idle_timeout_s,
         observer=observers.of_sessions(metrics),
     )
-    local = LocalCompleter(pool, running.tokenizer)
+    local = LocalCompleter(pool, running.tokenizer, server.defaults)
     completer = observers.around(local, metrics, model=name)
-    generation = GenerationServicer(completer, model_card(name, "target", pool, running.tokenizer), local.codec)
+    card = model_card(name, "target", pool, running.tokenizer, server.defaults)
+    generation = GenerationServicer(completer, card, local.codec)
     fronts: list[Front] = [
         *metrics_fronts(observers, metrics, server),
         *http_fronts(http, generation, metrics, server, observers),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from inference.commit import Event
 from inference.errors import InvalidRequestError
-from inference.request import SamplingParams, Schedule
+from inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS, RequestDefaults, SamplingParams, Schedule
 from inference.text.stop_strings import check_stops
 
 
@@ -22,9 +22,7 @@ class ModelCard:
     vocab_size: int
     tokenizer_fingerprint: str
     chat_template: str | None = None
-
-
-DEFAULT_MAX_NEW_TOKENS = 128
+    defaults: RequestDefaults = NO_DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,8 @@ class CompletionRequest:
     Attributes:
         prompt: text, token ids taken as they are, or a conversation.
         seed: None lets the server draw one; `sampling.seed` is ignored.
+        unsaid: fields of `sampling` that the client left to the server, among LEFT_TO_SERVER.
+        max_new_tokens: None leaves it to the server.
         stop_token_ids: beside the model's own end-of-sequence ids, which `ignore_eos` switches off.
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
@@ -55,7 +55,7 @@ class CompletionRequest:
     prompt: str | tuple[int, ...] | Chat
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None
-    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    max_new_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     gamma: int | None = None
@@ -66,12 +66,24 @@ class CompletionRequest:
     deadline: float | None = None
     min_new_tokens: int = 0
     prompt_logprobs: int | None = None
+    unsaid: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         check_stops(self.stop)
         if self.max_new_tokens == 0 and not self.echo:
             message = "max_new_tokens 0 is below 1: without echo there is nothing to answer"
             raise InvalidRequestError(message, field="max_new_tokens")
+
+    def resolved(self, defaults: RequestDefaults) -> CompletionRequest:
+        """The same request with a server's defaults in the place of what it leaves open."""
+        if not self.unsaid and self.max_new_tokens is not None:
+            return self
+        values = {name: value for name, value in defaults.sampling.items() if name in self.unsaid}
+        limit = self.max_new_tokens
+        if limit is None:
+            limit = DEFAULT_MAX_NEW_TOKENS if defaults.max_new_tokens is None else defaults.max_new_tokens
+        sampling = replace(self.sampling, **values)
+        return replace(self, sampling=sampling, max_new_tokens=limit, unsaid=frozenset())
 
     @property
     def label(self) -> str:

@@ -18,7 +18,14 @@ from inference.commit import (
     TokenLogprobs,
 )
 from inference.errors import InvalidRequestError
-from inference.request import GenerationRequest, SamplingParams, Schedule, check_logit_bias
+from inference.request import (
+    LEFT_TO_SERVER,
+    GenerationRequest,
+    RequestDefaults,
+    SamplingParams,
+    Schedule,
+    check_logit_bias,
+)
 from inference.speculation.tree import Branch
 from inference.workers import completion
 
@@ -58,17 +65,23 @@ def schedule_from_message(number: pb.Schedule) -> Schedule | None:
     return _SCHEDULE_FROM_MESSAGE[number]
 
 
-def sampling_to_message(sampling: SamplingParams, seed: int | None) -> pb.SamplingParams:
-    """Fields go by their names; all are set, so that nobody's defaults matter."""
+def sampling_to_message(
+    sampling: SamplingParams, seed: int | None, unsaid: frozenset[str] = frozenset()
+) -> pb.SamplingParams:
+    """Fields go by their names; all are set but the unsaid, so that nobody's defaults matter."""
     biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
-    values = {name: getattr(sampling, name) for name in _SAMPLING_NAMES}
+    values = {name: getattr(sampling, name) for name in _SAMPLING_NAMES if name not in unsaid}
     return pb.SamplingParams(seed=seed, logit_bias=biases, **values)
 
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
-    """Fields go by their names; unset ones, and zeros that cannot be told from them, are the defaults."""
+    """Fields go by their names; unset ones are none, such as a temperature of 0."""
     values = {field.name: value for field, value in message.ListFields() if field.name != "logit_bias"}
     return SamplingParams(**values, logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias))
+
+
+def _unsaid(message: pb.SamplingParams) -> frozenset[str]:
+    return frozenset(name for name in LEFT_TO_SERVER if not message.HasField(name))
 
 
 def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
@@ -131,7 +144,7 @@ def counts_from_message(message: pb.Timings) -> Counts:
 
 def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateRequest:
     message = pb.GenerateRequest(
-        sampling=sampling_to_message(request.sampling, request.seed),
+        sampling=sampling_to_message(request.sampling, request.seed, request.unsaid),
         max_new_tokens=request.max_new_tokens,
         stop_token_ids=sorted(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
@@ -191,7 +204,8 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         prompt=_prompt_from_message(message),
         sampling=sampling_from_message(message.sampling),
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
-        max_new_tokens=message.max_new_tokens if has_limit else completion.DEFAULT_MAX_NEW_TOKENS,
+        max_new_tokens=message.max_new_tokens if has_limit else None,
+        unsaid=_unsaid(message.sampling),
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         gamma=message.gamma if message.HasField("gamma") else None,
@@ -360,6 +374,7 @@ def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
         vocab_size=card.vocab_size,
         tokenizer_fingerprint=card.tokenizer_fingerprint,
         chat_template=card.chat_template,
+        defaults=pb.RequestDefaults(max_new_tokens=card.defaults.max_new_tokens, **card.defaults.sampling),
     )
 
 
@@ -371,4 +386,5 @@ def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
         message.vocab_size,
         message.tokenizer_fingerprint,
         message.chat_template if message.HasField("chat_template") else None,
+        RequestDefaults(**{field.name: value for field, value in message.defaults.ListFields()}),
     )

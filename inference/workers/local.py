@@ -22,7 +22,7 @@ from inference.commit import (
 )
 from inference.errors import InvalidRequestError
 from inference.model import check_seed
-from inference.request import GenerationRequest, check_logit_bias
+from inference.request import NO_DEFAULTS, GenerationRequest, RequestDefaults, check_logit_bias
 from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import Chat, CompletionRequest
@@ -59,15 +59,17 @@ class LocalCodec:
 
 
 class LocalCompleter:
-    """A tokenizer around a generator."""
+    """A tokenizer around a generator; `defaults` are for requests that do not say."""
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer) -> None:
+    def __init__(self, generator: Generator, tokenizer: Tokenizer, defaults: RequestDefaults = NO_DEFAULTS) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
+        self._defaults = defaults
         self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size)
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
+        request = request.resolved(self._defaults)
         prompt = request.prompt
         token_ids = prompt if isinstance(prompt, tuple) else await self.codec.encode(prompt)
         generation = self._generation(request, token_ids)
@@ -120,7 +122,7 @@ class LocalCompleter:
         generation = GenerationRequest(
             prompt_token_ids=prompt,
             sampling=replace(request.sampling, seed=seed),
-            max_new_tokens=max(1, request.max_new_tokens),
+            max_new_tokens=max(1, request.max_new_tokens or 0),  # 0 reads the prompt, which a pass of one token does
             stop_token_ids=request.stop_token_ids,
             stop_at_eos=not request.ignore_eos,
             gamma=request.gamma,

@@ -40,7 +40,7 @@ class TracedCompleter:
     def _attributes(self, request: CompletionRequest) -> dict[str, str | int | float]:
         return {
             "gen_ai.request.model": self._model,
-            "gen_ai.request.max_tokens": request.max_new_tokens,
+            "gen_ai.request.max_tokens": request.max_new_tokens or 0,  # 0: left to the server
             "gen_ai.request.temperature": request.sampling.temperature,
             "gen_ai.request.top_p": request.sampling.top_p,
         }

@@ -27,7 +27,7 @@ VERIFICATION = "/specdec.v1.VerificationService"
 
 def test_nothing_on_the_wire_is_broken() -> None:
     """As `buf breaking` sees it, against the descriptors of then."""
-    run(run(BIN / "buf", "breaking", "--against", WIRE, directory=ROOT / "protos"))
+    run(BIN / "buf", "breaking", "--against", WIRE, directory=ROOT / "protos")
 
 
 def generate(channel: grpc.aio.Channel, request: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from inference.cli import flags, settings
 from inference.cli.roles.role import Role
@@ -15,13 +16,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_adaptive_gamma(parser)
     flags.add_listen(parser)
     flags.add_http(parser, default_port=None)
+    flags.add_defaults(parser)
     flags.add_metrics(parser)
     flags.add_spans(parser)
     flags.add_trace(parser)
 
 
 async def run(args: argparse.Namespace) -> int:
-    config, server = _fused_config(args), settings.server_config(args, args.port)
+    config, defaults = _fused_config(args), settings.request_defaults(args, args.target_model)
+    server = replace(settings.server_config(args, args.port), defaults=defaults)
     observe = settings.observe_server(args)
 
     from inference.serving.fused import serve_fused

@@ -12,15 +12,20 @@ from inference.cli.roles.registry import ROLES
 from tests.conftest import ModelDirectories
 
 LISTENING = {"--host", "--max_waiting", "--grace_s"}
-ASKING = {"--prompt", "--prompt_text", "--max_new_tokens", "--format", "--temperature", "--top_p", "--top_k", "--min_p"}
+DEFAULTS = {"--max_new_tokens", "--temperature", "--top_p", "--top_k", "--min_p"}  # a client's wishes, a server's defaults
+PROMPTS = {"--prompt", "--prompt_text", "--format"}
+ASKING = PROMPTS | DEFAULTS
 MODEL = {"--backend", "--device", "--dtype", "--sequence_length", "--batch"}
 COMMON = {"--log_level", "--profile"}
 
 # role -> (flags it must have, flags it must not have)
 FLAGS = {
-    "target": (MODEL | LISTENING | COMMON | {"--model", "--port"}, ASKING | {"--target_host", "--seed"}),
+    "target": (MODEL | LISTENING | COMMON | DEFAULTS | {"--model", "--port"}, PROMPTS | {"--target_host", "--seed"}),
     "draft": (MODEL | ASKING | LISTENING | COMMON | {"--model", "--target_host", "--port", "--gamma", "--seed"}, set()),
-    "fused_target": (MODEL | LISTENING | COMMON | {"--target_model", "--draft_model", "--port", "--gamma"}, ASKING),
+    "fused_target": (
+        MODEL | LISTENING | COMMON | DEFAULTS | {"--target_model", "--draft_model", "--port", "--gamma"},
+        PROMPTS | {"--seed"},
+    ),
     "fused_client": (ASKING | COMMON | {"--target_host", "--port", "--gamma", "--seed"}, {"--model", "--device"}),
     "verify_target": (MODEL | ASKING | COMMON | {"--model", "--seed"}, LISTENING | {"--port", "--gamma"}),
     "verify_draft": (MODEL | ASKING | COMMON | {"--model", "--seed"}, LISTENING | {"--port", "--gamma"}),

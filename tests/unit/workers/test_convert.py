@@ -19,7 +19,15 @@ from inference.commit import (
     TokenLogprobs,
 )
 from inference.errors import InvalidRequestError
-from inference.request import MAX_SEED, MAX_STOP_TOKEN_IDS, GenerationRequest, SamplingParams, Schedule
+from inference.request import (
+    MAX_SEED,
+    MAX_STOP_TOKEN_IDS,
+    NO_DEFAULTS,
+    GenerationRequest,
+    RequestDefaults,
+    SamplingParams,
+    Schedule,
+)
 from inference.workers import convert
 from inference.workers.completion import CompletionRequest
 
@@ -139,11 +147,13 @@ def test_event(event: Started | Delta | Finished) -> None:
 
 
 def test_unset_fields() -> None:
-    """A stranger's smallest request: greedy, nothing cut off, a seed of the server's choice, 128 tokens."""
+    """A stranger's smallest request: the server's defaults, or else greedy and 128 tokens; a seed of its choice."""
     request = convert.completion_from_message(pb.GenerateRequest(text="a"))
-    assert request == CompletionRequest("a")
+    assert request.resolved(NO_DEFAULTS) == CompletionRequest("a")
+    operator = RequestDefaults(temperature=0.5, top_k=3, max_new_tokens=7)
+    assert request.resolved(operator) == CompletionRequest("a", SamplingParams(0.5, 3), max_new_tokens=7)
     assert request.sampling == SamplingParams()
-    assert (request.seed, request.max_new_tokens, request.gamma) == (None, 128, None)
+    assert (request.seed, request.max_new_tokens, request.gamma) == (None, None, None)
 
 
 def test_what_is_set_to_zero_is_set() -> None:

@@ -1,0 +1,57 @@
+"""Flags of a server, and the checkpoint's generation_config.json, as defaults for requests that do not say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inference.cli.roles.registry import parser_of
+from inference.cli.settings import request_defaults
+from inference.errors import ConfigError, InvalidRequestError
+from inference.request import RequestDefaults
+
+
+def defaults(model: Path, *flags: str, role: str = "target") -> RequestDefaults:
+    return request_defaults(parser_of(role).parse_args(list(flags)), model)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint as Qwen3's are."""
+    stored = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True, "eos_token_id": [1, 2]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(stored))
+    return tmp_path
+
+
+def test_the_commands_of_the_textbook_are_taken() -> None:
+    """`--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2."""
+    args = ["--port", "50051", "--sequence_length", "128", "--batch", "2", "--profile", "--top_p", "1.0"]
+    assert request_defaults(parser_of("target").parse_args(args), Path("nowhere")) == RequestDefaults(top_p=1.0)
+
+
+@pytest.mark.parametrize("role", ["target", "fused_target"])
+def test_the_checkpoint_speaks_where_the_flags_do_not(model: Path, role: str) -> None:
+    said = defaults(model, "--temperature", "0", "--max_new_tokens", "7", role=role)
+    assert said == RequestDefaults(temperature=0.0, top_k=20, top_p=0.95, max_new_tokens=7)
+
+
+def test_a_checkpoint_can_be_told_to_be_silent(model: Path) -> None:
+    assert defaults(model, "--generation_config", "none") == RequestDefaults()
+
+
+def test_a_checkpoint_without_the_file(tmp_path: Path) -> None:
+    assert defaults(tmp_path) == RequestDefaults()
+
+
+@pytest.mark.parametrize("stored", [{"temperature": -1.0}, {"top_p": "high"}, {"max_new_tokens": 0}])
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, stored: dict[str, object]) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(stored))
+    with pytest.raises(ConfigError, match=r"generation_config\.json.*--generation_config none"):
+        defaults(tmp_path)
+
+
+def test_a_flag_outside_its_range_is_named(model: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"top_p 1\.5"):
+        defaults(model, "--top_p", "1.5")
