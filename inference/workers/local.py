@@ -54,7 +54,8 @@ class LocalCodec:
         """See `Codec`."""
         for token_id in token_ids:
             if not 0 <= token_id < self._vocab_size:
-                raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {self._vocab_size}")
+                message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
+                raise InvalidRequestError(message, field="tokens")
         return self._tokenizer.decode(token_ids, special=True)
 
 
