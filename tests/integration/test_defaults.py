@@ -16,8 +16,9 @@ from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.integration.test_yesterday import old, rounds
+from tests.integration.test_yesterday import rounds
 from tests.support.servers import complete, draft_server, fused_server, target_server
+from tests.support.yesterday import old
 
 FLAGS = ("--temperature", "0.8", "--top_p", "0.9", "--top_k", "50", "--min_p", "0.01", "--max_new_tokens", "9")
 SAMPLING = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, min_p=0.01)

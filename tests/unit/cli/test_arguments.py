@@ -12,7 +12,13 @@ from inference.cli.roles.registry import ROLES
 from tests.conftest import ModelDirectories
 
 LISTENING = {"--host", "--max_waiting", "--grace_s"}
-DEFAULTS = {"--max_new_tokens", "--temperature", "--top_p", "--top_k", "--min_p"}  # a client's wishes, a server's defaults
+DEFAULTS = {
+    "--max_new_tokens",
+    "--temperature",
+    "--top_p",
+    "--top_k",
+    "--min_p",
+}
 PROMPTS = {"--prompt", "--prompt_text", "--format"}
 ASKING = PROMPTS | DEFAULTS
 MODEL = {"--backend", "--device", "--dtype", "--sequence_length", "--batch"}
