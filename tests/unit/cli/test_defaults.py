@@ -31,6 +31,25 @@ def test_the_commands_of_the_textbook_are_taken() -> None:
     assert request_defaults(parser_of("target").parse_args(args), Path("nowhere")) == RequestDefaults(top_p=1.0)
 
 
+TEXTBOOK = (
+    "--role target --model M --port 50051 --sequence_length 128 --batch 2 --profile --top_p 1.0",
+    "--role draft --model M --target_host 10.0.0.2 --port 50051 --prompt_text p.txt --profile --top_p 1.0 "
+    "--temperature 0.9 --gamma 4 --max_new_tokens 128",
+    "--role fused_target --draft_model D --target_model T --sequence_length 128 --batch 2 --tp_degree 2 "
+    "--speculation_length 5 --temperature 1.0 --top_p 0.9 --max_new_tokens 128",
+    "--role fused_client --target_host 10.0.0.2 --port 50051 --prompt_text p.txt --temperature 0.9 --top_p 1.0 "
+    "--speculation_length 5 --profile",
+    "--role verify_target --model M --prompt x --max_new_tokens 10 --sequence_length 128",
+    "--role verify_draft --model M --prompt x --max_new_tokens 10 --sequence_length 128",
+)
+
+
+@pytest.mark.parametrize("line", TEXTBOOK)
+def test_every_command_of_the_textbook_parses(line: str) -> None:
+    _, role, *rest = line.split()
+    parser_of(role).parse_args(rest)
+
+
 @pytest.mark.parametrize("role", ["target", "fused_target"])
 def test_the_checkpoint_speaks_where_the_flags_do_not(model: Path, role: str) -> None:
     said = defaults(model, "--temperature", "0", "--max_new_tokens", "7", role=role)
