@@ -75,6 +75,7 @@ class NeuronOptions:
         overrides: further parameters of NxDI's NeuronConfig, by name.
         artifacts: folder of compiled models; None is a folder in the user's cache.
         cores: NeuronCores of this process, such as 0-3,8; None is what NEURON_RT_VISIBLE_CORES says.
+        device_sampling: the device chooses tokens where the host could: less traffic, and less that a request may ask.
     """
 
     tp_degree: int = 1
@@ -83,6 +84,7 @@ class NeuronOptions:
     overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     artifacts: Path | None = None
     cores: str | None = None
+    device_sampling: bool = False
 
     def __post_init__(self) -> None:
         _require(self.tp_degree >= 1, f"tp_degree {self.tp_degree} is below 1")

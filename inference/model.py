@@ -8,7 +8,7 @@ do; whoever does not implement one has no such limit or gift, so the engine asks
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -193,6 +193,10 @@ class Proposer(Protocol):
             Per draft, its next 1 .. limit tokens; an empty list if there is nothing to propose; None if the step was
             spent on reading a part of a long prompt, and more steps are needed.
         """
+
+
+Decide = Callable[[Sequence[Turn], Array], list[Verdict]]
+"""Chooses tokens and verifies proposals, from logits: `inference.speculation.slot_decoder.decide`, for lower layers."""
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ import torch
 
 from inference.backends.onnx.packed import packed_decoder
 from tests.support.models import CHAT_TEMPLATE, save_tiny_model, tiny_model, tiny_tokenizer
+from tests.support.nxdi import nxdi, on_double, on_real, pytest_addoption, pytest_configure  # noqa: F401
 
 # Packed weights of models that live as long as a test belong neither into the user's cache nor into the next run's.
 _CACHE = tempfile.mkdtemp(prefix="specdec-tests-")

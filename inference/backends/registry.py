@@ -11,7 +11,7 @@ from pathlib import Path
 
 from inference.config import ModelConfig
 from inference.errors import ConfigError
-from inference.model import Backend, CompiledDecoder
+from inference.model import Backend, CompiledDecoder, Decide
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +22,12 @@ LOADERS = {
     "neuron": ("inference.backends.neuron.slots", "load_neuron_backend"),
     "transformers-neuronx": ("inference.backends.neuron.legacy", "load_legacy_backend"),
 }
-# name -> module and the function that loads a pair into one graph, (target, draft) -> CompiledDecoder or None
+# name -> module and the function that loads a pair into one graph, (target, draft, decide) -> CompiledDecoder or None
 DECODER_LOADERS = {"neuron": ("inference.backends.neuron.fused", "load_fused_decoder")}
 # name -> module and the function that compiles ahead of time, (target or None, draft or None) -> None
 COMPILERS = {"neuron": ("inference.backends.neuron.compiling", "compile_models")}
+CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
+"""Backends that never copy a slot: their drafts have no branches, and need no slots for them."""
 AUTO = "auto"
 """onnx where it runs the model, on a CPU, and for int8; torch elsewhere."""
 
@@ -43,16 +45,20 @@ def load_backend(config: ModelConfig) -> Backend:
     return _load(config.backend, config)
 
 
-def load_decoder(target: ModelConfig, draft: ModelConfig) -> CompiledDecoder | None:
+def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide) -> CompiledDecoder | None:
     """Load both models into one decoder, where their backend can and the configuration wants it; else None.
 
+    Args:
+        draft: None for a target alone.
+        decide: chooses tokens and verifies, for decoders that have logits.
+
     Raises:
-        ConfigError: the pair cannot be used.
+        ConfigError: the models cannot be used so.
     """
-    if target.backend != draft.backend or target.backend not in DECODER_LOADERS:
+    if target.backend not in DECODER_LOADERS or (draft is not None and target.backend != draft.backend):
         return None
     module, function = DECODER_LOADERS[target.backend]
-    decoder: CompiledDecoder | None = getattr(import_module(module), function)(target, draft)
+    decoder: CompiledDecoder | None = getattr(import_module(module), function)(target, draft, decide)
     return decoder
 
 

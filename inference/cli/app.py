@@ -25,6 +25,9 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(
         level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if args.log_level != "debug":
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(QuietLibraries())
     # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -43,6 +46,26 @@ def main(arguments: Sequence[str]) -> int:
         return _report_lost_output(lost)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+class QuietLibraries(logging.Filter):
+    """Of NxD Inference, which writes hundreds of lines per model and request to the root logger: each warning once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[tuple[str, int]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is shown."""
+        if "neuronx_distributed" not in record.pathname:
+            return True
+        if record.levelno >= logging.ERROR:
+            return True
+        place = (record.pathname, record.lineno)
+        is_new = record.levelno == logging.WARNING and place not in self._seen
+        self._seen.add(place)
+        # Every load of a compiled model says this, of names that NxDI itself wrote.
+        return is_new and not record.getMessage().startswith("NeuronConfig init: Unexpected keyword arguments")
 
 
 def _run(coroutine: object) -> int:

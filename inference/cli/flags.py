@@ -89,6 +89,12 @@ def add_neuron(parser: argparse.ArgumentParser) -> None:
         "medusa: the target's own heads, no draft model",
     )
     group.add_argument(
+        "--device_sampling",
+        action="store_true",
+        help="let the device choose tokens where the host could (fused, or a target alone): less traffic, but fused is "
+        "then greedy, and a target alone takes no seeds",
+    )
+    group.add_argument(
         "--neuron_config",
         type=_json_object,
         action=_MergeObjects,

@@ -58,9 +58,18 @@ def neuron_options(
     if "neuron" not in args.backend:
         if tp_degree > 1:
             logger.warning("tp_degree %d has no effect: backend %s does not shard a model", tp_degree, args.backend)
-        if method != "vanilla" or args.neuron_config:
-            raise ConfigError(f"backend {args.backend} takes neither --speculation_method nor --neuron_config")
-    return NeuronOptions(tp_degree, gamma, method, args.neuron_config, args.compiled_model_path, args.neuron_cores)
+        if method != "vanilla" or args.neuron_config or args.device_sampling:
+            neither = "--speculation_method, --neuron_config nor --device_sampling"
+            raise ConfigError(f"backend {args.backend} takes neither {neither}")
+    return NeuronOptions(
+        tp_degree,
+        gamma,
+        method,
+        args.neuron_config,
+        args.compiled_model_path,
+        args.neuron_cores,
+        args.device_sampling,
+    )
 
 
 def method_of_pair(args: argparse.Namespace, *, has_draft: bool) -> str | None:

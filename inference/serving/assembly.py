@@ -30,7 +30,7 @@ from inference.request import RequestDefaults
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
-from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.slot_decoder import SlotDecoder, decide
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
@@ -72,6 +72,12 @@ class RunningTarget:
 @asynccontextmanager
 async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over one model."""
+    compiled = await _load_compiled(config, None)
+    if compiled is not None:
+        decoder, tokenizer = compiled
+        async with running(TargetEngine(decoder, EngineLimits(max_waiting, 0, tokenizer.eos_token_ids))) as engine:
+            yield RunningTarget(engine, tokenizer)
+        return
     model = await load(config)
     gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
     limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids)
@@ -86,7 +92,8 @@ async def fused_engine(config: FusedConfig, *, max_waiting: int) -> AsyncGenerat
     Raises:
         IncompatibleDraftError: they do not share a vocabulary.
     """
-    decoder, tokenizer = await _load_compiled(config.target, config.draft) or await _load_pair(config)
+    compiled = None if config.draft.model is None else await _load_compiled(config.target, config.draft.model)
+    decoder, tokenizer = compiled or await _load_pair(config)
     limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids)
     async with running(TargetEngine(decoder, limits)) as engine:
         yield RunningTarget(engine, tokenizer)
@@ -123,21 +130,19 @@ def _log_branches(proposer: ModelProposer, num_branch_slots: int) -> None:
         logger.warning("no branches: this backend cannot fork a slot")
 
 
-async def _load_compiled(target: ModelConfig, draft: ProposerConfig) -> tuple[CompiledDecoder, Tokenizer] | None:
-    """Both models in one graph, if their backend has that and the configuration wants it.
+async def _load_compiled(target: ModelConfig, draft: ModelConfig | None) -> tuple[CompiledDecoder, Tokenizer] | None:
+    """A model, or two in one graph, as a decoder, if the backend has that and the configuration wants it.
 
     Raises:
         IncompatibleDraftError: they do not share a vocabulary.
     """
-    if draft.model is None:
-        return None
     started = time.monotonic()
-    decoder = await asyncio.to_thread(load_decoder, target, draft.model)
+    decoder = await asyncio.to_thread(load_decoder, target, draft, decide)
     if decoder is None:
         return None
-    tokenizer, path = Tokenizer.load(target.path), draft.model.path
-    if (path / "tokenizer.json").is_file():  # an EAGLE draft may have none of its own
-        words = Vocabulary(Tokenizer.load(path).fingerprint, model_vocab_size(path))
+    tokenizer = Tokenizer.load(target.path)
+    if draft is not None and (draft.path / "tokenizer.json").is_file():  # an EAGLE draft may have none of its own
+        words = Vocabulary(Tokenizer.load(draft.path).fingerprint, model_vocab_size(draft.path))
         require_one_vocabulary(words, Vocabulary(tokenizer.fingerprint, decoder.vocab_size))
     _log_ready(target, decoder, started)
     return decoder, tokenizer

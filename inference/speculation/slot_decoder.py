@@ -41,14 +41,25 @@ class SlotDecoder:
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Run one pass and verify each turn's proposal."""
         logits = self._backend.forward([_span(turn) for turn in turns])
-        scores: list[tuple[TokenLogprobs, ...]] = []
-        if any(turn.scored for turn in turns):
-            scores, logits = _scores(turns, logits)
-        chosen = iter(_choose(logits, [turn for turn in turns if turn.chooses]))
-        verdicts = _with_logprobs(turns, [_verdict(turn, chosen) for turn in turns], logits)
-        if not scores:
-            return verdicts
+        if not any(turn.scored for turn in turns):
+            return decide(turns, logits)
+        scores, logits = _scores(turns, logits)
+        verdicts = decide(turns, logits)
         return [replace(verdict, prompt_logprobs=score) for verdict, score in zip(verdicts, scores, strict=True)]
+
+
+def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
+    """Choose behind every token and verify each turn's proposal.
+
+    Args:
+        logits: float32 [num_rows, vocab_size]: of each turn that chooses, in order, one row behind its last token and
+            one behind each token of its proposal.
+
+    Returns:
+        One verdict per turn, without log-probabilities of its prompt.
+    """
+    chosen = iter(_choose(logits, [turn for turn in turns if turn.chooses]))
+    return _with_logprobs(turns, [_verdict(turn, chosen) for turn in turns], logits)
 
 
 def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogprobs, ...]], Array]:

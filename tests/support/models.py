@@ -44,6 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": _GROUPED,
     "qwen3": {**_GROUPED, "head_dim": 12},
     "qwen3_moe": {**_GROUPED, **_EXPERTS, "head_dim": 8},
+    "mixtral": {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "gemma": {**_GROUPED, "num_key_value_heads": 1, "head_dim": 16},
     "granite": {**_GROUPED, "logits_scaling": 3.0},
     "cohere": {**_GROUPED, "logit_scale": 0.25},

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ from inference.backends.neuron.environment import (
     require_nxdi,
     set_fp8_environment,
     take_cores,
+    version_of,
 )
+from inference.backends.neuron.fused_graph import corrected
 from inference.backends.neuron.parameters import check_names, parameter_names
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
@@ -32,16 +33,15 @@ logger = logging.getLogger(__name__)
 
 MODELS = "neuronx_distributed_inference.models"
 
-# model_type of config.json -> NxDI's module and class
-CLASSES = {
-    "llama": (f"{MODELS}.llama.modeling_llama", "NeuronLlamaForCausalLM"),
-    "qwen3": (f"{MODELS}.qwen3.modeling_qwen3", "NeuronQwen3ForCausalLM"),
-}
+FAMILIES = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+"""model_type of config.json: of what NxDI has, the families that were tried."""
 QUANTIZATION_DTYPES = ("int8", "f8e4m3", "f8e5m2")
 QUANTIZATION_TYPES = ("per_tensor_symmetric", "per_channel_symmetric", "blockwise_symmetric")
 # What is fp8 also where the weights are not.
 EIGHT_BITS = ("kv_cache_quant", "kv_quant_config", "quantized_mlp_kernel_enabled", "activation_quantization_type")
-VERSIONS = ("neuronx-distributed-inference", "neuronx-cc")
+VERSIONS = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx", "neuronx-cc")
+FORMAT = 2
+"""Of this project's own part in a graph. Raise it with every change to what is compiled from equal settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,12 @@ class Compilation:
     on_cpu: bool
     cores: str | None
 
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Of NeuronConfig."""
+        arguments: Mapping[str, Any] = self.description["neuron_config"]
+        return arguments
+
     def compiled(self) -> Path:
         """The folder of the compiled model; compiles if there is none."""
         key = artifact_key(self.description, self.checkpoints)
@@ -82,10 +88,16 @@ class Compilation:
             raise ConfigError(f"model {self.path}: NxDI could not compile it: {_first_line(error)}") from error
 
     def _on_cpu(self) -> Any:
+        neuron_config = self.config.neuron_config
+        if neuron_config.speculation_length > 0:
+            raise ConfigError("neuron_config: on_cpu: NxDI's CPU mode does not speculate: use --gamma 0")
+        if neuron_config.tp_degree > 1:
+            degree = neuron_config.tp_degree
+            raise ConfigError(f"neuron_config: on_cpu: tp_degree {degree} needs as many processes, a server is one")
         application = self.application_class(str(self.path), self.config)
         try:
             application.to_cpu()
-        except (AssertionError, NotImplementedError, RuntimeError) as error:  # speculation, float16, several ranks
+        except (AssertionError, NotImplementedError, RuntimeError) as error:  # such as float16
             raise ConfigError(f"model {self.path}: NxDI's CPU mode: {_first_line(error)}") from error
         return application
 
@@ -118,7 +130,9 @@ def fused_compilation(
     pair = load_module(f"{MODELS}.config").FusedSpecNeuronConfig
     nxdi_config.fused_spec_config = pair(base._model_cls, draft_config=draft_config, draft_model_path=str(draft.path))
     _quantize(base, target.path, nxdi_config, arguments)
-    fused = type(base.__name__, (base,), {})  # NxDI writes attributes of the class while it loads a pair
+    # A class of its own: NxDI writes attributes of the class while it loads a pair.
+    own = not arguments.get("enable_eagle_speculation")
+    fused = corrected(base, host_chooses=arguments["output_logits"]) if own else type(base.__name__, (base,), {})
     return _compilation(fused, target, nxdi_config, arguments, draft=draft)
 
 
@@ -148,7 +162,8 @@ def _compilation(
             "method": config.neuron.method,
             "neuron_config": arguments,
             "draft_tp_degree": None if draft is None else draft.neuron.tp_degree,
-            "versions": _versions(),
+            "format": FORMAT,
+            "versions": {package: version_of(package) for package in VERSIONS},
             "compiler": compiler_environment(),
         },
         tuple(path for path in paths if path is not None),
@@ -177,14 +192,15 @@ def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dic
 
 
 def _base_class(model_config: PretrainedConfig) -> Any:
+    """By NxDI's own convention of names: its table of classes imports every family, and what images need, too."""
     kind = str(model_config.model_type)
-    if kind not in CLASSES:
-        known = ", ".join(sorted(CLASSES))
+    if kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
         raise UnsupportedModelError(
             f"{architecture_name(model_config)} is not supported by backend neuron: model types are {known}"
         )
-    module, name = CLASSES[kind]
-    return getattr(load_module(module), name)
+    name = "".join(part.title() for part in kind.split("_"))
+    return getattr(load_module(f"{MODELS}.{kind}.modeling_{kind}"), f"Neuron{name}ForCausalLM")
 
 
 def _with_one_token_graph(base: Any) -> Any:
@@ -223,10 +239,24 @@ def _check_quantization(arguments: dict[str, Any]) -> None:
         raise ConfigError(f"neuron_config: quantization_dtype {dtype} is none of {', '.join(QUANTIZATION_DTYPES)}")
     if kind not in QUANTIZATION_TYPES:
         raise ConfigError(f"neuron_config: quantization_type {kind} is none of {', '.join(QUANTIZATION_TYPES)}")
-    if arguments.get("quantized") and not arguments.get("quantized_checkpoints_path"):
-        raise ConfigError("neuron_config: quantized needs quantized_checkpoints_path (written if it is not there)")
+    if arguments.get("quantized"):
+        for fault in _quantization_faults(arguments, dtype=dtype, kind=kind):
+            raise ConfigError(f"neuron_config: {fault}")
     if (arguments.get("quantized") and dtype.startswith("f8")) or any(map(arguments.get, EIGHT_BITS)):
         set_fp8_environment()
+
+
+def _quantization_faults(arguments: dict[str, Any], *, dtype: str, kind: str) -> Iterator[str]:
+    """Some of which NxDI would answer with garbage."""
+    remedy = "set quantization_type per_channel_symmetric"
+    if not arguments.get("quantized_checkpoints_path"):
+        yield "quantized needs quantized_checkpoints_path (written if it is not there)"
+    if kind == "per_tensor_symmetric" and arguments.get("modules_to_not_convert"):
+        yield f"modules_to_not_convert: NxDI quantizes these too with quantization_type {kind}: {remedy}"
+    if kind == "per_tensor_symmetric" and dtype.startswith("f8"):
+        yield f"quantization_dtype {dtype}: NxDI cannot shard its scales with quantization_type {kind}: {remedy}"
+    if arguments.get("enable_fused_speculation") and not arguments.get("draft_model_modules_to_not_convert"):
+        yield "a quantized pair needs draft_model_modules_to_not_convert, all of the draft's, which is not quantized"
 
 
 def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]) -> None:
@@ -245,13 +275,3 @@ def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in VERSIONS:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "unknown"
-    return versions

@@ -82,13 +82,25 @@ def find_or_compile(root: Path, key: str, manifest: Mapping[str, Any], compile_i
 
 
 def _publish(partial: Path, folder: Path) -> None:
-    """Give a finished folder its name; another process may have been faster with the same content."""
+    """Give a finished folder its name; another process may have been faster with the same content.
+
+    Where folders cannot be renamed, as on a mounted object store, it is copied file by file: the manifest comes last,
+    and without it nobody reads a folder.
+    """
     try:
         partial.rename(folder)
     except OSError:
         if not (folder / MANIFEST).is_file():
-            raise
-        shutil.rmtree(partial)
+            _copy_into(folder, partial)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy_into(folder: Path, finished: Path) -> None:
+    files = [file for file in sorted(finished.rglob("*")) if file.is_file() and file.name != MANIFEST]
+    for file in [*files, finished / MANIFEST]:
+        copy = folder / file.relative_to(finished)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 @contextmanager

@@ -18,6 +18,9 @@ PAD_TOKEN_ID = 0
 GREEDY = (1.0, 1.0, 1.0)
 """top_k, top_p, temperature of a row whose token nobody samples on the device."""
 
+SHORT_PROMPT = 2
+"""Tokens of the longest prompt whose last position is not above that of NxDI's padding."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -36,13 +39,23 @@ class Row:
     sampling: tuple[float, float, float] = GREEDY
 
 
-def prompt_call(row: Row) -> dict[str, torch.Tensor]:
-    """The prefill of one slot from position 0, alone: NxDI goes by position 0 and takes every row for a prompt."""
+def prompt_call(row: Row, *, widest: int) -> dict[str, torch.Tensor]:
+    """The prefill of one slot from position 0, alone: NxDI goes by position 0 and takes every row for a prompt.
+
+    NxDI pads positions with 1 and then reads the logits of the first highest position. Of one token these are the
+    padding's, and of two only the order of equals tells the token from the padding. So prompts as short as that come
+    padded with position 0, up to the widest prompt graph, where NxDI adds nothing.
+
+    Args:
+        row: the whole prompt; its start is 0.
+        widest: tokens of the widest prompt graph; 0 where prompts are not padded at all.
+    """
     num_tokens = len(row.token_ids)
+    num_padding = max(0, widest - num_tokens) if num_tokens <= SHORT_PROMPT else 0
     return {
-        "input_ids": torch.tensor([list(row.token_ids)]),  # [1, num_tokens]
-        "position_ids": torch.arange(num_tokens)[None],
-        "attention_mask": torch.ones(1, num_tokens, dtype=torch.long),
+        "input_ids": torch.tensor([[*row.token_ids, *[PAD_TOKEN_ID] * num_padding]]),  # [1, num_tokens + num_padding]
+        "position_ids": torch.tensor([[*range(num_tokens), *[0] * num_padding]]),
+        "attention_mask": torch.tensor([[1] * num_tokens + [0] * num_padding]),
         "seq_ids": torch.tensor([row.slot]),  # [1]
         "sampling_params": torch.tensor([row.sampling]),  # [1, 3] float32
     }

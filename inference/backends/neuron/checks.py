@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from inference.backends.neuron.settings import MAX_DEVICE_TOP_K
+from inference.backends.neuron.settings import EAGLE_METHODS, MAX_DEVICE_TOP_K
 from inference.config import ModelConfig
-from inference.errors import ConfigError
+from inference.errors import ConfigError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,10 @@ Shapes = dict[str, tuple[int, ...]]
 
 MIN_AUTO_BUCKET = 128
 """NxDI's own context buckets are 128 tokens and powers of two above."""
+MIN_EAGLE3_LAYERS = 7
+"""NxDI reads layer 1, the one before the middle and the fourth from the end: with fewer these are not three."""
+EAGLE_FAMILIES = ("llama",)
+"""Whose model in NxDI can be an EAGLE draft."""
 MEDUSA_PARAMETERS = ("medusa_speculation_length", "num_medusa_heads", "medusa_tree")
 
 
@@ -33,6 +37,29 @@ def check_sharding(path: Path, model_config: PretrainedConfig, tp_degree: int) -
         size = getattr(model_config, name, tp_degree)
         if size % tp_degree:
             raise ConfigError(f"model {path}: {name} {size} is not divisible by tp_degree {tp_degree}")
+
+
+def check_family(path: Path, model_config: PretrainedConfig) -> None:
+    """Raise UnsupportedModelError if NxDI's model leaves out something of the checkpoint, without a word."""
+    for fault in _family_faults(model_config):
+        raise UnsupportedModelError(f"model {path}: {fault}")
+
+
+def _family_faults(model_config: PretrainedConfig) -> Iterator[str]:
+    kind = str(model_config.model_type)
+    if kind == "qwen3_moe" and not getattr(model_config, "norm_topk_prob", True):
+        yield "norm_topk_prob is false, but NxDI always normalizes the weights of a qwen3_moe's experts"
+    if kind == "qwen3_moe" and (model_config.mlp_only_layers or model_config.decoder_sparse_step != 1):
+        yield "some layers have no experts, but NxDI takes every layer of a qwen3_moe for one that has"
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(model_config, name, None) or {}
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        if rope_type != "default" and kind != "llama":
+            yield f"{name} is of type {rope_type}, which NxDI does not read for {kind}"
+        theta = rope.get("rope_theta")
+        if theta is not None and getattr(model_config, "rope_theta", theta) != theta:
+            # Transformers 4, which NxDI needs, does not read what Transformers 5 writes.
+            yield f"rope_theta is {model_config.rope_theta}, in {name} {theta}: write it at the top of config.json"
 
 
 def check_pair(
@@ -61,10 +88,17 @@ def check_pair(
 
 
 def check_method(target: ModelConfig, draft: Path, model_config: PretrainedConfig) -> None:
-    """Raise ConfigError if the draft's checkpoint is not one of the method's."""
+    """Raise ConfigError if the draft's checkpoint is not one of the method's, or the target cannot have such a draft.
+
+    Args:
+        target: what was asked for.
+        draft: the draft's checkpoint.
+        model_config: of the target's checkpoint.
+    """
     method = target.neuron.method
-    if method in ("eagle", "eagle3"):
-        norm = bool(target.neuron.overrides.get("enable_eagle_draft_input_norm"))
+    if method in EAGLE_METHODS:
+        _check_eagle_target(target.path, method, model_config)
+        norm = method == "eagle3" or bool(target.neuron.overrides.get("enable_eagle_draft_input_norm"))
         shapes = checkpoint_shapes(draft)
         if shapes is None:
             logger.warning("draft %s has no safetensors files: its keys are not checked for %s", draft, method)
@@ -73,6 +107,15 @@ def check_method(target: ModelConfig, draft: Path, model_config: PretrainedConfi
             raise ConfigError(f"draft {draft} is no {method} checkpoint: {fault}")
     if method == "fused" and (shapes := checkpoint_shapes(draft)) and "fc.weight" in shapes:
         raise ConfigError(f"draft {draft} has fc.weight: use --speculation_method eagle or eagle3")
+
+
+def _check_eagle_target(path: Path, method: str, model_config: PretrainedConfig) -> None:
+    kind, num_layers = str(model_config.model_type), int(model_config.num_hidden_layers)
+    if kind not in EAGLE_FAMILIES:
+        raise ConfigError(f"model {path}: NxDI has {method} for {', '.join(EAGLE_FAMILIES)} alone, not {kind}")
+    if method == "eagle3" and num_layers < MIN_EAGLE3_LAYERS:
+        needs = f"an EAGLE3 draft reads three of a target's layers, which needs {MIN_EAGLE3_LAYERS} at least"
+        raise ConfigError(f"model {path} has {num_layers} layers: {needs}")
 
 
 def _eagle_faults(method: str, shapes: Shapes, *, hidden_size: int, input_norm: bool) -> Iterator[str]:
@@ -86,20 +129,29 @@ def _eagle_faults(method: str, shapes: Shapes, *, hidden_size: int, input_norm: 
         yield f"fc.weight has shape {list(shapes.get('fc.weight', ()))}, {method} needs {wanted}"
     if not any(name.startswith("layers.") for name in shapes):
         yield "it has no layers"
-    if method == "eagle3" and {"d2t", "t2d"} & shapes.keys():
-        yield "it has a reduced vocabulary (d2t, t2d), which NxDI does not support"
-    if method == "eagle":
-        yield from _eagle_norm_faults(shapes, input_norm=input_norm)
-
-
-def _eagle_norm_faults(shapes: Shapes, *, input_norm: bool) -> Iterator[str]:
-    if "norm.weight" in shapes:
+    if method == "eagle3":
+        yield from _eagle3_faults(shapes, hidden_size=hidden_size)
+    elif "norm.weight" in shapes:
         yield "it has a final norm.weight"
     if ("layers.0.input_layernorm.weight" in shapes) != input_norm:
         yield (
             "layers.0.input_layernorm.weight and neuron_config enable_eagle_draft_input_norm go together: "
             f"the parameter is {str(input_norm).lower()}"
         )
+
+
+def _eagle3_faults(shapes: Shapes, *, hidden_size: int) -> Iterator[str]:
+    """Its layer reads an embedding and a hidden state side by side, each behind a norm of its own."""
+    if {"d2t", "t2d"} & shapes.keys():
+        yield "it has a reduced vocabulary (d2t, t2d), which NxDI does not support"
+    for name in ("norm.weight", "layers.0.hidden_norm.weight"):
+        if name not in shapes:
+            yield f"{name} is missing"
+    for part in "qkv":
+        name = f"layers.0.self_attn.{part}_proj.weight"
+        width = shapes.get(name, (0, 0))[-1]
+        if width != 2 * hidden_size:
+            yield f"{name} reads {width} numbers, eagle3 needs {2 * hidden_size}"
 
 
 def check_medusa(config: ModelConfig, model_config: PretrainedConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inference.backends.neuron.device_target import compile_target_decoder
 from inference.backends.neuron.fused import compile_fused_decoder
 from inference.backends.neuron.medusa import compile_medusa_decoder
 from inference.backends.neuron.slots import compile_neuron_backend
@@ -19,6 +20,9 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
         return
     if target is not None and draft is not None and target.neuron.method != "vanilla":
         compile_fused_decoder(target, draft)
+        return
+    if target is not None and draft is None and target.neuron.device_sampling:
+        compile_target_decoder(target)
         return
     for config in (target, draft):
         if config is not None:

@@ -24,6 +24,10 @@ REMEDY = (
     "run inside a Neuron virtual environment of a Deep Learning AMI or container, or install from AWS's own Neuron "
     "package index (docs/neuron.md)"
 )
+NXDI = "neuronx-distributed-inference"
+OLDEST_NXDI = (0, 7)
+"""Of SDK 2.27; the interfaces that this backend uses were read from there on."""
+IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04"
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 COMPILER_ENVIRONMENT = (
     "NEURON_CC_FLAGS",
@@ -37,9 +41,25 @@ FP8_ENVIRONMENT = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
 
 
 def require_nxdi() -> None:
-    """Raise ConfigError unless NxD Inference and a real torch-neuronx can be imported."""
+    """Raise ConfigError unless NxD Inference, recent enough, and a real torch-neuronx can be imported."""
     _require_package("torch-neuronx", "torch_neuronx.xla_impl")
-    _require_package("neuronx-distributed-inference", "neuronx_distributed_inference.models.config")
+    _require_package(NXDI, "neuronx_distributed_inference.models.config")
+    version = version_of(NXDI)
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers and numbers < OLDEST_NXDI:
+        oldest = ".".join(map(str, OLDEST_NXDI))
+        raise ConfigError(
+            f"backend neuron needs NxD Inference {oldest} or newer, this Python has {version}, of Neuron SDK 2.26 or "
+            f"older: take an image of a later SDK, such as {IMAGE}"
+        )
+
+
+def version_of(package: str) -> str:
+    """Of an installed package; "unknown" if it has none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def require_transformers_neuronx() -> None:

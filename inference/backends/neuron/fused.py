@@ -1,40 +1,84 @@
-"""NxDI's fused speculation: draft, verification and acceptance in one compiled graph.
+"""NxDI's fused speculation: draft and verification in one compiled graph.
 
-Greedy modes are exact. A mode that samples on the device (EAGLE with do_sample) keeps the target's law, but not the
-seed: equal seeds need not give equal tokens, so a seed is refused there.
+Who accepts is a choice. By default the host does, with the project's own noise on the target's logits, and overrules
+the graph: keys and values of tokens that are not kept are hidden by positions. So every request is served, exactly as
+by the target alone. With device_sampling the graph accepts by itself, and a step brings token ids alone to the host.
+EAGLE's always does, since its draft goes on from one hidden state, that of the token which the graph kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import Compilation, fused_compilation
 from inference.backends.neuron.calls import Row, fused_call, prompt_call
-from inference.backends.neuron.checks import check_method, check_pair, check_sharding
+from inference.backends.neuron.checks import check_family, check_method, check_pair, check_sharding
+from inference.backends.neuron.device_decoder import DeviceDecoder
+from inference.backends.neuron.device_target import load_target_decoder
 from inference.backends.neuron.environment import check_logical_cores
-from inference.backends.neuron.graph_decoder import GraphDecoder, device_sampling
+from inference.backends.neuron.graph_decoder import GraphDecoder
 from inference.backends.neuron.medusa import load_medusa_decoder
-from inference.backends.neuron.settings import device_top_k, fused_arguments
+from inference.backends.neuron.settings import device_top_k, fused_arguments, host_chooses
 from inference.backends.neuron.shape import SlotShape, slot_shape
+from inference.backends.neuron.slots import Application
 from inference.config import ModelConfig
 from inference.errors import ConfigError, InternalError
-from inference.model import Turn, Verdict
+from inference.model import Decide, Turn, Verdict
 
 
-class FusedDecoder(GraphDecoder):
-    """A fused pair and its slots; the width of its shape is K, the tokens that one step commits at most."""
+class HostFusedDecoder(GraphDecoder):
+    """A fused pair whose tokens the host chooses; the width of its shape is K, of which the graph drafts K - 1.
+
+    Args:
+        application, shape: as for `GraphDecoder`.
+        decide: chooses and verifies.
+    """
+
+    def __init__(self, application: Application, shape: SlotShape, decide: Decide) -> None:
+        super().__init__(application, shape)
+        self._decide = decide
 
     def _read_prompt(self, turn: Turn) -> Verdict:
-        call = prompt_call(Row(turn.slot, 0, turn.token_ids, device_sampling(turn.sampling)))
+        call = prompt_call(Row(turn.slot, 0, turn.token_ids), widest=self._shape.prompt_width)
+        *_, logits = self._application.forward(**call).fused_outputs  # [1, 1, vocab_size]
+        (verdict,) = self._decided([replace(turn, proposal=())], logits)
+        return verdict
+
+    def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:
+        rows = [Row(turn.slot, turn.start, turn.token_ids[-1:]) for turn in turns]
+        # [num_rows, K], of which the last is for the draft's memory alone; [num_rows, K, vocab_size]
+        *_, drafted, logits = self._application.forward(**fused_call(rows)).fused_outputs
+        limits = [min(turn.gamma, self._shape.width - 1) for turn in turns]
+        chains = [of_row[:limit] for of_row, limit in zip(drafted.tolist(), limits, strict=True)]
+        proposed = [replace(turn, proposal=chain) for turn, chain in zip(turns, chains, strict=True)]
+        verdicts = {turn.slot: verdict for turn, verdict in zip(turns, self._decided(proposed, logits), strict=True)}
+        for turn in turns:
+            self._held[turn.slot] = turn.start + len(verdicts[turn.slot].token_ids)
+        return verdicts
+
+    def _decided(self, turns: Sequence[Turn], logits: torch.Tensor) -> list[Verdict]:
+        of_vocabulary = logits[..., : self.vocab_size].float().cpu().numpy()  # the output layer may be padded
+        rows = [of_row[: len(turn.proposal) + 1] for turn, of_row in zip(turns, of_vocabulary, strict=True)]
+        return self._decide(turns, np.concatenate(rows))
+
+
+class FusedDecoder(DeviceDecoder):
+    """A fused pair whose graph accepts; the width of its shape is K, the tokens that one step commits at most."""
+
+    def _read_prompt(self, turn: Turn) -> Verdict:
+        row = Row(turn.slot, 0, turn.token_ids, self._device_sampling(turn.sampling))
+        call = prompt_call(row, widest=self._shape.prompt_width)
         accepted, _, _, _, *_ = self._application.forward(**call).fused_outputs  # accepted: [1, K]
         return Verdict(self._token_ids(accepted[0], 1), num_draft_tokens=0, num_accepted_tokens=0)
 
     def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:
-        rows = [_row(turn) for turn in turns]
+        rows = [self._row(turn) for turn in turns]
         outputs = self._application.forward(**fused_call(rows)).fused_outputs
         accepted, _, _, next_positions, *_ = outputs  # [num_rows, K] padded with -1; next_positions: [num_rows, 1]
         ends = next_positions.reshape(-1).tolist()
@@ -42,6 +86,9 @@ class FusedDecoder(GraphDecoder):
             turn.slot: self._verdict(turn, of_row, int(end) - turn.start)
             for turn, of_row, end in zip(turns, accepted, ends, strict=True)
         }
+
+    def _row(self, turn: Turn) -> Row:
+        return Row(turn.slot, turn.start, turn.token_ids[-1:], self._device_sampling(turn.sampling))
 
     def _verdict(self, turn: Turn, accepted: torch.Tensor, num_tokens: int) -> Verdict:
         """`num_tokens` counts the target's own token, whose keys and values are not in the slot yet."""
@@ -56,12 +103,12 @@ class FusedDecoder(GraphDecoder):
         return token_ids
 
 
-def _row(turn: Turn) -> Row:
-    return Row(turn.slot, turn.start, turn.token_ids[-1:], device_sampling(turn.sampling))
-
-
-def load_fused_decoder(target: ModelConfig, draft: ModelConfig) -> GraphDecoder | None:
+def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide) -> GraphDecoder | None:
     """Load a pair, or a target with Medusa heads, into one graph; compiles it first unless that was done before.
+
+    Args:
+        draft: None for a target alone.
+        decide: chooses and verifies where the host does.
 
     Returns:
         None if the method is not one of NxDI's own graphs.
@@ -69,14 +116,25 @@ def load_fused_decoder(target: ModelConfig, draft: ModelConfig) -> GraphDecoder 
     Raises:
         ConfigError: NxDI is not here, or the pair, the method or the settings cannot be used; the message names which.
     """
-    method = target.neuron.method
-    if method == "vanilla":
-        return None
-    if method == "medusa":
+    options = target.neuron
+    if options.method == "vanilla":
+        return load_target_decoder(target, draft) if options.device_sampling else None
+    if draft is None:
+        raise ConfigError(
+            f"speculation_method {options.method} needs a target and a draft model: use role fused_target"
+        )
+    if options.method == "medusa":
         return load_medusa_decoder(target)
     compilation, shape = prepare_fused(target, draft)
-    max_top_k = device_top_k(target.neuron.overrides)
-    return FusedDecoder(compilation.load(), shape, method=method, max_top_k=max_top_k)
+    if host_chooses(target):
+        return HostFusedDecoder(compilation.load(), shape, decide)
+    return FusedDecoder(
+        compilation.load(),
+        shape,
+        method=f"speculation_method {options.method}",
+        max_top_k=device_top_k(compilation.arguments),
+        remedy=": without --device_sampling it is served" if options.method == "fused" else "",
+    )
 
 
 def compile_fused_decoder(target: ModelConfig, draft: ModelConfig) -> None:
@@ -97,6 +155,7 @@ def prepare_fused(target: ModelConfig, draft: ModelConfig) -> tuple[Compilation,
     length = resolve_length(target_words, target.sequence_length)
     for config, words in ((target, target_words), (draft, draft_words)):
         require_supported_config(words, length)
+        check_family(config.path, words)
         check_sharding(config.path, words, config.neuron.tp_degree)
     check_pair(target, draft, target_words, draft_words)
     arguments = fused_arguments(target, length=length)

@@ -5,6 +5,7 @@ Support ended on 2025-09-16. Llama alone, one sequence at a time; the slot backe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,7 +58,7 @@ def load_legacy_backend(config: ModelConfig) -> NeuronBackend:
     check_sharding(config.path, model_config, config.neuron.tp_degree)
     dtype, width = DEFAULT_DTYPE if config.dtype == "auto" else config.dtype, verification_width(config.neuron.gamma)
     arguments = {"seq_len": length, "max_context_length": length, "batch_size": 1, "speculation_length": width}
-    shape = slot_shape(model_config, {**arguments, "torch_dtype": dtype})
+    shape = replace(slot_shape(model_config, {**arguments, "torch_dtype": dtype}), prompt_width=0)
     require_transformers_neuronx()
     llama = load_module("transformers_neuronx.llama.model").LlamaForSampling
     model = llama.from_pretrained(

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.backends.architectures import require_supported_config, resolve_length
-from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import Compilation, medusa_compilation
 from inference.backends.neuron.calls import Row, medusa_call, prompt_call
-from inference.backends.neuron.checks import check_medusa, check_sharding
-from inference.backends.neuron.environment import check_logical_cores
-from inference.backends.neuron.graph_decoder import GraphDecoder
+from inference.backends.neuron.checks import check_medusa
+from inference.backends.neuron.device_decoder import DeviceDecoder
 from inference.backends.neuron.medusa_tree import Choice, tree_pass
 from inference.backends.neuron.settings import medusa_arguments
 from inference.backends.neuron.shape import SlotShape, slot_shape
-from inference.backends.neuron.slots import Application
+from inference.backends.neuron.slots import Application, checked_config
 from inference.config import ModelConfig
 from inference.model import Turn, Verdict
 
 
-class MedusaDecoder(GraphDecoder):
+class MedusaDecoder(DeviceDecoder):
     """A target with Medusa heads, and its only slot.
 
     Args:
@@ -38,7 +35,7 @@ class MedusaDecoder(GraphDecoder):
     def __init__(
         self, application: Application, shape: SlotShape, *, choices: Sequence[Choice], num_heads: int
     ) -> None:
-        super().__init__(application, shape, method="medusa")
+        super().__init__(application, shape, method="speculation_method medusa")
         self._choices = sorted(choices)
         self._num_heads = num_heads
         self._sampling = (float(num_ranks(choices)), 1.0, 1.0)  # top_k: how many ids are wanted of every head
@@ -46,7 +43,7 @@ class MedusaDecoder(GraphDecoder):
         self._guesses: list[list[int]] = []  # of every head, behind the last committed token
 
     def _read_prompt(self, turn: Turn) -> Verdict:
-        call = prompt_call(Row(turn.slot, 0, turn.token_ids, self._sampling))
+        call = prompt_call(Row(turn.slot, 0, turn.token_ids, self._sampling), widest=self._shape.prompt_width)
         ids = self._application.forward(**call).hidden_states  # [1 + num_heads, 1, top_k] token ids, likeliest first
         self._num_placed = len(turn.token_ids)
         self._guesses = ids[1:, 0].tolist()
@@ -95,11 +92,7 @@ def compile_medusa_decoder(target: ModelConfig) -> None:
 
 def prepare_medusa(target: ModelConfig) -> tuple[Compilation, SlotShape]:
     """Check everything, build NxDI's configuration, and say what the compiled model will be."""
-    check_logical_cores(target.neuron.overrides)
-    model_config = load_config(target.path)
-    length = resolve_length(model_config, target.sequence_length)
-    require_supported_config(model_config, length)
-    check_sharding(target.path, model_config, target.neuron.tp_degree)
+    model_config, length = checked_config(target)
     check_medusa(target, model_config)
     arguments = medusa_arguments(target, length=length)
     shape = slot_shape(model_config, {**arguments, "speculation_length": arguments["medusa_speculation_length"]})

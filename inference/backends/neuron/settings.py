@@ -5,16 +5,18 @@ Owns the widths: K is NxDI's `speculation_length`, the tokens of one verificatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inference.config import ModelConfig
+from inference.config import ModelConfig, NeuronOptions
 from inference.errors import ConfigError
 
 EAGLE_METHODS = ("eagle", "eagle3")
 DEFAULT_DTYPE = "bfloat16"
 MAX_DEVICE_TOP_K = 256
 """NxDI's default of global_topk."""
+SAMPLES = {"do_sample": True, "dynamic": True}
+"""on_device_sampling_config: each request's own top_k, top_p and temperature."""
 
 
 def verification_width(gamma: int) -> int:
@@ -35,6 +37,25 @@ def slot_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     return merged
 
 
+def target_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
+    """NeuronConfig of a target alone whose tokens the device chooses, one per pass.
+
+    Raises:
+        ConfigError: as for `slot_arguments`.
+    """
+    _check_memory(config.neuron.overrides)
+    _check_sampling(config, is_greedy_only=False)
+    arguments = {**_common(config, length=length), "speculation_length": 0, "on_device_sampling_config": SAMPLES}
+    merged = _merged(arguments, config)
+    _check_sequence_parallel(merged)
+    return merged
+
+
+def host_chooses(config: ModelConfig) -> bool:
+    """Whether a pair's tokens are the host's choice, from the target's logits."""
+    return config.neuron.method == "fused" and not config.neuron.device_sampling
+
+
 def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     """NeuronConfig of the target in NxDI's fused graph; the draft's is a copy that NxDI's seam alters.
 
@@ -45,16 +66,28 @@ def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     if options.gamma < 2:
         raise ConfigError(f"speculation_length {options.gamma} is below 2: NxDI's fused graph needs a draft token")
     arguments = {**_common(config, length=length), "speculation_length": options.gamma, "on_device_sampling_config": {}}
-    arguments["enable_fused_speculation"] = True
+    arguments |= {"enable_fused_speculation": True, "output_logits": host_chooses(config)}
     if options.method in EAGLE_METHODS:
-        arguments["enable_eagle_speculation"] = True
+        is_tree = bool(options.overrides.get("token_tree_config"))
+        arguments |= {"enable_eagle_speculation": True, "on_device_sampling_config": {} if is_tree else SAMPLES}
     if options.method == "eagle3":
-        arguments |= {"is_eagle3": True, "sequence_parallel_enabled": True}
+        arguments |= {"is_eagle3": True, "sequence_parallel_enabled": True, "enable_eagle_draft_input_norm": True}
     _check_fused_rules(config)
-    merged = _merged(arguments, config)
+    merged = _with_eagle_gather(_merged(arguments, config))
     _check_buckets(merged, options.gamma)
     _check_sequence_parallel(merged)
     return merged
+
+
+def _with_eagle_gather(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Under sequence parallelism NxDI gathers an EAGLE draft's embeddings, which it has not scattered: but not so."""
+    if not (arguments.get("enable_eagle_speculation") and arguments.get("sequence_parallel_enabled")):
+        return arguments
+    if (factor := arguments.get("cc_pipeline_tiling_factor", 1)) != 1:
+        raise ConfigError(
+            f"neuron_config: cc_pipeline_tiling_factor {factor}: EAGLE with sequence_parallel_enabled needs 1"
+        )
+    return {**arguments, "cc_pipeline_tiling_factor": 1}
 
 
 def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
@@ -83,9 +116,9 @@ def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     return merged
 
 
-def device_top_k(overrides: Mapping[str, Any]) -> int:
-    """What sampling on the device looks at, at most; 0 if neuron_config asks for none."""
-    sampling = overrides.get("on_device_sampling_config") or {}
+def device_top_k(arguments: Mapping[str, Any]) -> int:
+    """So many tokens sampling on the device looks at; 0 if a NeuronConfig's arguments ask for none."""
+    sampling = arguments.get("on_device_sampling_config") or {}
     return int(sampling.get("global_topk", MAX_DEVICE_TOP_K)) if sampling.get("do_sample") else 0
 
 
@@ -106,13 +139,17 @@ def _common(config: ModelConfig, *, length: int) -> dict[str, Any]:
         "padding_side": "right",
         "seq_len": length,
         "max_context_length": length,
-        "enable_bucketing": True,
+        # NxDI's CPU mode has one mask, as long as the longest bucket, and fails in all others.
+        "enable_bucketing": not config.neuron.overrides.get("on_cpu"),
         "torch_dtype": DEFAULT_DTYPE if config.dtype == "auto" else config.dtype,
         "save_sharded_checkpoint": True,  # else the artifacts need the checkpoint, and shard it at every start
     }
 
 
-_MODES = ("enable_fused_speculation", "enable_eagle_speculation", "is_eagle3", "is_eagle_draft", "is_medusa")
+_MODES = (
+    *("enable_fused_speculation", "enable_eagle_speculation", "is_eagle3", "is_eagle_draft", "is_medusa"),
+    "output_logits",
+)
 
 # Set by a flag, which is named; a second value in neuron_config could only contradict it.
 _BY_FLAG = {
@@ -127,6 +164,7 @@ _BY_FLAG = {
     "max_length": "--sequence_length",
     "torch_dtype": "--dtype",
     "speculation_length": "--gamma",
+    "output_logits": "--device_sampling",
     "enable_fused_speculation": "--speculation_method",
     "enable_eagle_speculation": "--speculation_method",
     "is_eagle3": "--speculation_method",
@@ -151,7 +189,7 @@ def _merged(arguments: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
 def _check_slot_rules(overrides: Any, arguments: dict[str, Any]) -> None:
     width, num_slots = arguments["speculation_length"], arguments["batch_size"]
     if overrides.get("on_device_sampling_config"):
-        why = "tokens are chosen on the host, from logits of every position"
+        why = "tokens are chosen on the host, unless --device_sampling is given"
         raise ConfigError(f"neuron_config: on_device_sampling_config does not go with method vanilla: {why}")
     _check_memory(overrides)
     buckets = overrides.get("token_generation_buckets") or []
@@ -188,22 +226,45 @@ def _check_sequence_parallel(arguments: dict[str, Any]) -> None:
 def _check_fused_rules(config: ModelConfig) -> None:
     options = config.neuron
     _check_memory(options.overrides)
-    sampling = options.overrides.get("on_device_sampling_config") or {}
-    if sampling.get("do_sample") and options.method not in EAGLE_METHODS:
-        raise ConfigError(f"neuron_config: do_sample: speculation_method {options.method} is greedy only")
+    _check_sampling(config, is_greedy_only=options.method not in EAGLE_METHODS)
+    if options.overrides.get("token_tree_config") and options.method != "eagle":
+        raise ConfigError(f"neuron_config: token_tree_config goes with eagle, not with {options.method}")
+    _check_token_tree(options.overrides.get("token_tree_config"), options)
+    if options.method == "eagle3" and options.overrides.get("sequence_parallel_enabled") is False:
+        raise ConfigError("neuron_config: speculation_method eagle3 fails without sequence_parallel_enabled")
+    if options.method == "eagle3" and options.overrides.get("enable_eagle_draft_input_norm") is False:
+        raise ConfigError(
+            "neuron_config: without enable_eagle_draft_input_norm NxDI leaves out an EAGLE3 draft's norms"
+        )
+
+
+def _check_sampling(config: ModelConfig, *, is_greedy_only: bool) -> None:
+    sampling = config.neuron.overrides.get("on_device_sampling_config") or {}
+    if sampling.get("do_sample") and is_greedy_only:
+        raise ConfigError(
+            f"neuron_config: do_sample: speculation_method {config.neuron.method} is greedy on the device"
+        )
     if sampling.get("dynamic") and not sampling.get("do_sample"):
-        raise ConfigError("neuron_config: dynamic without do_sample has no effect: set both, or neither")
+        raise ConfigError(
+            "neuron_config: dynamic without do_sample samples the first token of a prompt alone: set both, or neither"
+        )
     if sampling.get("deterministic"):
         raise ConfigError(
             "neuron_config: deterministic takes 0.5 for every random number: the law would not be the target's"
         )
     if sampling.get("do_sample") and not sampling.get("dynamic"):
         raise ConfigError("neuron_config: do_sample needs dynamic, or NxDI ignores what a request asks for")
-    if sampling.get("do_sample") and options.overrides.get("token_tree_config"):
+
+
+def _check_token_tree(tree: Mapping[str, Sequence[str]] | None, options: NeuronOptions) -> None:
+    """A pass of NxDI takes as many tokens as the tree has nodes."""
+    if not tree:
+        return
+    if (options.overrides.get("on_device_sampling_config") or {}).get("do_sample"):
         raise ConfigError("neuron_config: token_tree_config is greedy only: leave out do_sample")
-    if options.overrides.get("token_tree_config") and options.method != "eagle":
-        raise ConfigError(f"neuron_config: token_tree_config goes with eagle, not with {options.method}")
-    if options.overrides.get("output_logits") and options.method == "fused":
-        raise ConfigError("neuron_config: output_logits breaks the reading of prompts with speculation_method fused")
-    if options.method == "eagle3" and options.overrides.get("sequence_parallel_enabled") is False:
-        raise ConfigError("neuron_config: speculation_method eagle3 fails without sequence_parallel_enabled")
+    nodes = {str(node) for parent, children in tree.items() for node in (parent, *children)}
+    if len(nodes) != options.gamma:
+        raise ConfigError(
+            f"neuron_config: token_tree_config has {len(nodes)} nodes, its root included: "
+            f"speculation_length must be as many, not {options.gamma}"
+        )

@@ -22,6 +22,7 @@ class SlotShape:
         width: tokens of the widest graph behind a prompt: K, or 1 where nothing is verified.
         reserved: positions at a slot's end that a graph may write to, and no sequence may use.
         max_prompt: tokens of the longest prompt that the prompt graph reads.
+        prompt_width: tokens of the widest prompt graph, padding included; 0 where prompts are not padded.
         slot_bytes: of one slot's keys and values, before sharding.
     """
 
@@ -31,6 +32,7 @@ class SlotShape:
     width: int
     reserved: int
     max_prompt: int
+    prompt_width: int
     slot_bytes: int
 
     @property
@@ -56,6 +58,7 @@ def slot_shape(model_config: PretrainedConfig, arguments: Mapping[str, Any]) -> 
         width=max(1, reserved),
         reserved=reserved,
         max_prompt=min(max_prompt, length - reserved),
+        prompt_width=max_prompt,
         slot_bytes=_slot_bytes(model_config, length, arguments),
     )
 

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from transformers import PretrainedConfig
 
 from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import slot_compilation
 from inference.backends.neuron.calls import Row, continued_call, prompt_call
-from inference.backends.neuron.checks import check_sharding
+from inference.backends.neuron.checks import check_family, check_sharding
 from inference.backends.neuron.environment import check_logical_cores
 from inference.backends.neuron.plan import Reading, next_rows, prompt_row, reading
 from inference.backends.neuron.settings import slot_arguments
@@ -107,7 +108,7 @@ class NeuronBackend:
             work.position += len(row.token_ids)
 
     def _prompt_call(self, row: Row) -> dict[str, Any]:
-        return prompt_call(row)
+        return prompt_call(row, widest=self._shape.prompt_width)
 
     def _continued_call(self, rows: Sequence[Row], width: int) -> dict[str, Any]:
         return continued_call(rows, width=width)
@@ -141,18 +142,30 @@ def compile_neuron_backend(config: ModelConfig) -> None:
 
 def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:
     """Check everything, build NxDI's configuration, and say what the compiled model will be."""
-    if config.device != "auto":
-        raise ConfigError(f"device {config.device}: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES")
     options = config.neuron
     if options.method != "vanilla":
         raise ConfigError(
             f"speculation_method {options.method} needs a target and a draft model: use role fused_target"
         )
-    check_logical_cores(options.overrides)
+    if options.device_sampling:
+        raise ConfigError("device_sampling: a draft, or a target that verifies one, needs its logits on the host")
+    model_config, length = checked_config(config)
+    arguments = slot_arguments(config, length=length)
+    return slot_compilation(config, model_config, arguments), slot_shape(model_config, arguments)
+
+
+def checked_config(config: ModelConfig) -> tuple[PretrainedConfig, int]:
+    """A checkpoint's own configuration, and the positions of a slot.
+
+    Raises:
+        ConfigError: the model or the cores cannot be used.
+    """
+    if config.device != "auto":
+        raise ConfigError(f"device {config.device}: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES")
+    check_logical_cores(config.neuron.overrides)
     model_config = load_config(config.path)
     length = resolve_length(model_config, config.sequence_length)
     require_supported_config(model_config, length)
-    check_sharding(config.path, model_config, options.tp_degree)
-    arguments = slot_arguments(config, length=length)
-    shape = slot_shape(model_config, arguments)
-    return slot_compilation(config, model_config, arguments), shape
+    check_family(config.path, model_config)
+    check_sharding(config.path, model_config, config.neuron.tp_degree)
+    return model_config, length

@@ -42,10 +42,14 @@ async def run(args: argparse.Namespace) -> int:
 
 
 def _proposer_config(args: argparse.Namespace) -> ProposerConfig:
+    from inference.backends.registry import CANNOT_FORK
+
     neuron = settings.neuron_options(args)
     config = settings.proposer_config(args, args.model, tokenizer=args.tokenizer, num_threads=1, neuron=neuron)
     runs_ahead = args.attach is not None or Schedule(args.schedule).runs_ahead
-    return replace(config, branches=args.branches) if runs_ahead else config  # rounds have no use for them
+    if not runs_ahead or args.backend in CANNOT_FORK:  # rounds have no use for them
+        return config
+    return replace(config, branches=args.branches)
 
 
 async def _serve(args: argparse.Namespace, proposer: ProposerConfig) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from inference.comparison.report.findings import Findings, json_of
 from inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_directory(directory: Path) -> None:
@@ -27,15 +30,22 @@ def prepare_directory(directory: Path) -> None:
 
 
 def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
-    """Write every file; return the content of results.json."""
-    from inference.comparison.report import html, plots  # matplotlib takes a second to import, and is needed only now
-
+    """Write every file; return the content of results.json. Without matplotlib there are no pictures, and no page."""
     results = json_of(findings)
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     _write_csv(results["cells"], directory / "results.csv")
+    try:
+        _write_page(findings, directory)
+    except ModuleNotFoundError as error:
+        logger.warning("no report.html: it needs the package %s, which is not installed", error.name)
+    return results
+
+
+def _write_page(findings: Findings, directory: Path) -> None:
+    from inference.comparison.report import html, plots  # matplotlib takes a second to import, and is needed only now
+
     pictures = plots.draw_all(findings, directory)
     (directory / "report.html").write_text(html.render(findings, pictures), encoding="utf-8")
-    return results
 
 
 def _write_csv(rows: list[dict[str, Any]], file: Path) -> None:

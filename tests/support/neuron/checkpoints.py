@@ -14,14 +14,20 @@ HIDDEN_SIZE = 32
 
 
 def save_eagle_draft(directory: Path, method: str) -> Path:
-    """A draft of one layer with the keys of an EAGLE checkpoint."""
+    """A draft of one layer with the keys and shapes of an EAGLE checkpoint; it reads its target's hidden states."""
     save_tiny_model(directory, "llama", seed=9, num_hidden_layers=1, tie_word_embeddings=False)
     file = directory / "model.safetensors"
     tensors = load_file(file)
+    generator = torch.Generator().manual_seed(9)
     if method == "eagle":
         del tensors["model.norm.weight"], tensors["model.layers.0.input_layernorm.weight"]
+    else:
+        for part in "qkv":  # of an embedding and a hidden state, side by side
+            name = f"model.layers.0.self_attn.{part}_proj.weight"
+            tensors[name] = torch.cat([tensors[name], tensors[name].flip(1)], 1).contiguous()
+        tensors["model.layers.0.hidden_norm.weight"] = torch.ones(HIDDEN_SIZE)
     factor = 3 if method == "eagle3" else 2
-    tensors["fc.weight"] = torch.zeros(HIDDEN_SIZE, factor * HIDDEN_SIZE)
+    tensors["fc.weight"] = torch.randn(HIDDEN_SIZE, factor * HIDDEN_SIZE, generator=generator) * 0.1
     save_file(tensors, file, metadata={"format": "pt"})
     return directory
 

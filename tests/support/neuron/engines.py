@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,7 +18,6 @@ from inference.model import Backend, max_pass_draft_tokens
 from inference.request import GenerationRequest, SamplingParams, Schedule
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.tree import Branch
-from tests.conftest import ModelDirectories
 from tests.support.models import EOS_TOKEN_ID
 
 MAX_LENGTH = 64
@@ -55,9 +55,9 @@ def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationR
     return made
 
 
-def greedy_reference(models: ModelDirectories, wanted: Sequence[GenerationRequest]) -> list[list[int]]:
+def greedy_reference(target: Path, wanted: Sequence[GenerationRequest]) -> list[list[int]]:
     """What Transformers' own generate() makes of them."""
-    model = AutoModelForCausalLM.from_pretrained(models.target)
+    model = AutoModelForCausalLM.from_pretrained(target)
     outputs = []
     for request in wanted:
         token_ids = torch.tensor([request.prompt_token_ids])

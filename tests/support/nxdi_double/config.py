@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,12 @@ class NeuronConfig:
         self.quantized = kwargs.pop("quantized", False)
         self.quantized_checkpoints_path = kwargs.pop("quantized_checkpoints_path", None)
         self.quantization_dtype = kwargs.pop("quantization_dtype", "int8")
+        self.quantization_type = kwargs.pop("quantization_type", "per_tensor_symmetric")
+        self.modules_to_not_convert = kwargs.pop("modules_to_not_convert", None)
+        self.draft_model_modules_to_not_convert = kwargs.pop("draft_model_modules_to_not_convert", None)
+        self.enable_eagle_draft_input_norm = kwargs.pop("enable_eagle_draft_input_norm", False)
+        self.token_tree_config = kwargs.pop("token_tree_config", None)
+        self.cc_pipeline_tiling_factor = kwargs.pop("cc_pipeline_tiling_factor", 2)
         self.fused_qkv = kwargs.pop("fused_qkv", False)
         self.output_logits = kwargs.pop("output_logits", False)
         sampling = kwargs.pop("on_device_sampling_config", None)
@@ -66,8 +72,11 @@ class NeuronConfig:
         if self.enable_eagle_speculation:
             self.enable_fused_speculation = True
         if kwargs:
-            warnings.warn(f"NeuronConfig init: Unexpected keyword arguments: {kwargs}", stacklevel=2)
+            logging.warning(f"NeuronConfig init: Unexpected keyword arguments: {kwargs}")
 
+        buckets = self.context_encoding_buckets
+        if buckets is not None and sorted(buckets)[-1] > self.max_context_length:
+            raise AssertionError(f"Context bucket {sorted(buckets)[-1]} should be <= {self.max_context_length}")
         if self.torch_dtype not in ("float32", "float16", "bfloat16"):
             raise AssertionError(f"Unsupported dtype: {self.torch_dtype}")
 
@@ -101,28 +110,37 @@ class InferenceConfig:
         """Write what `load` needs to build an equal configuration: artifacts stand alone."""
         pair = self.fused_spec_config
         fields = {
+            **self.fields,
             "neuron_config": self.neuron_config.to_dict(),
-            "checkpoint": self.checkpoint,  # type: ignore[attr-defined]
-            "draft": None if pair is None else [pair.draft_model_path, pair.draft_config.neuron_config.to_dict()],
         }
+        if pair is not None:
+            draft = {**pair.draft_config.fields, "neuron_config": pair.draft_config.neuron_config.to_dict()}
+            fields["fused_spec_config"] = {"draft_model_path": pair.draft_model_path, "draft_config": draft}
         Path(folder, CONFIG_FILE).write_text(json.dumps(fields))
 
     @classmethod
     def load(cls, folder: str) -> InferenceConfig:
         fields = json.loads(Path(folder, CONFIG_FILE).read_text())
-        config = cls(NeuronConfig(**fields["neuron_config"]), load_pretrained_config(fields["checkpoint"]))
-        if fields["draft"] is not None:
-            path, neuron_config = fields["draft"]
-            draft = cls(NeuronConfig(**neuron_config), load_pretrained_config(path))
-            draft.neuron_config.enable_fused_speculation = neuron_config["enable_fused_speculation"]
-            config.fused_spec_config = FusedSpecNeuronConfig("reloaded", draft, path)
+        pair = fields.pop("fused_spec_config", None)
+        config = cls._from_fields(fields)
+        if pair is not None:
+            draft = cls._from_fields(pair["draft_config"])
+            config.fused_spec_config = FusedSpecNeuronConfig("reloaded", draft, pair["draft_model_path"])
         return config
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, Any]) -> InferenceConfig:
+        neuron_config = NeuronConfig(**fields.pop("neuron_config"))
+        return cls(neuron_config, lambda config: config.set_fields(fields))
+
+    def set_fields(self, fields: dict[str, Any]) -> None:
+        """Those of config.json become attributes."""
+        self.fields = fields
+        self.__dict__.update(fields)
 
 
 def load_pretrained_config(path: str) -> Callable[[InferenceConfig], None]:
     def load(config: InferenceConfig) -> None:
-        fields = json.loads(Path(path, "config.json").read_text())
-        config.__dict__.update({name: value for name, value in fields.items() if name != "neuron_config"})
-        config.checkpoint = path  # type: ignore[attr-defined]
+        config.set_fields(json.loads(Path(path, "config.json").read_text()))
 
     return load

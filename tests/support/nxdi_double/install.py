@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tests.support.nxdi_double import application, config
+from tests.support.nxdi_double import config, fused, models
 
 if TYPE_CHECKING:
     import pytest
@@ -24,10 +24,8 @@ MODULES: dict[str, dict[str, Any]] = {
         name: getattr(config, name)
         for name in ("NeuronConfig", "InferenceConfig", "FusedSpecNeuronConfig", "OnDeviceSamplingConfig")
     },
-    f"{N}.models.llama": {},
-    f"{N}.models.llama.modeling_llama": {"NeuronLlamaForCausalLM": application.NeuronLlamaForCausalLM},
-    f"{N}.models.qwen3": {},
-    f"{N}.models.qwen3.modeling_qwen3": {"NeuronQwen3ForCausalLM": application.NeuronQwen3ForCausalLM},
+    f"{N}.models.model_base": {"NeuronFusedSpecModel": fused.NeuronFusedSpecModel},
+    **models.modules(f"{N}.models"),
     f"{N}.utils": {},
     f"{N}.utils.hf_adapter": {"load_pretrained_config": config.load_pretrained_config},
 }

@@ -15,8 +15,8 @@ from tests.support.nxdi_double.memory import Memory
 class Heads:
     """What medusa_heads.pt holds: per head a residual layer and an output layer of its own."""
 
-    def __init__(self, checkpoint: str, num_heads: int) -> None:
-        state = torch.load(Path(checkpoint, "medusa_heads.pt"), weights_only=True)
+    def __init__(self, checkpoint: Path, num_heads: int) -> None:
+        state = torch.load(checkpoint / "medusa_heads.pt", weights_only=True)
         names = ("0.linear.weight", "0.linear.bias", "1.weight")
         self._layers = [[state[f"medusa_head_{head}.{name}"] for name in names] for head in range(num_heads)]
 

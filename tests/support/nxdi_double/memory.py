@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 NOISE = 50.0
 """What is in a room before anything was written, and where padding was: seen by mistake, it ruins every logit."""
@@ -17,8 +20,8 @@ class Memory:
         num_rooms, length: B and L.
     """
 
-    def __init__(self, checkpoint: str, *, num_rooms: int, length: int) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    def __init__(self, checkpoint: Path, *, num_rooms: int, length: int) -> None:
+        self.model = _load(checkpoint)
         config = self.model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 2, num_rooms, config.num_key_value_heads, length, head_dim)
@@ -70,3 +73,18 @@ class Memory:
     def soil(self, room: int, start: int, end: int) -> None:
         """Keys and values of padding."""
         self.rooms[:, :, room, :, start:end] = NOISE
+
+
+def _load(checkpoint: Path) -> PreTrainedModel:
+    """A model; of an EAGLE3 draft, whose layer reads embeddings and hidden states, the part that reads embeddings."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    if not any(name.endswith("hidden_norm.weight") for name in tensors):
+        plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        return plain
+    config = AutoConfig.from_pretrained(checkpoint)
+    for name, tensor in tensors.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            tensors[name] = tensor[:, : config.hidden_size]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.load_state_dict(tensors, strict=False)
+    return model

@@ -17,7 +17,6 @@ from inference.cli.app import main
 from inference.cli.roles.registry import parser_of
 from inference.config import ROOT
 from tests.conftest import ModelDirectories
-from tests.support.nxdi_double.application import NeuronApplication
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 TP_DEGREES = {
@@ -77,13 +76,13 @@ def test_compile_for_two_slot_models(models: ModelDirectories, artifacts: Path) 
 
 
 def test_what_compile_made_is_what_the_servers_find(
-    models: ModelDirectories, artifacts: Path, compiled_in: list[str]
+    models: ModelDirectories, artifacts: Path, compiled_in: list[str], calls: list[tuple[str, tuple[int, ...]]]
 ) -> None:
     assert run("compile", "--model", models.target, *COMMON, "--gamma", "0", "--compiled_model_path", artifacts) == 0
     prompt = ("--prompt", "7", "--max_new_tokens", "1", "--compiled_model_path", artifacts)
     assert run("verify_target", "--model", models.target, *COMMON, *prompt) == 0
     assert len(compiled_in) == 1
-    assert NeuronApplication.calls
+    assert calls
 
 
 def test_compile_without_a_model_or_a_compiler(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ async def expected(models: ModelDirectories, sampled: list[GenerationRequest]) -
 async def test_the_target_alone_equals_transformers(models: ModelDirectories, gamma: int) -> None:
     greedy = requests(20, seed=2, sampled=False)
     answers = await generate_all(target_engine(neuron(models.target, gamma=gamma)), greedy)
-    assert [token_ids for token_ids, _ in answers] == greedy_reference(models, greedy)
+    assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, greedy)
 
 
 async def test_the_target_alone_samples_the_same_tokens(

@@ -25,7 +25,7 @@ class LlamaForSampling:
     """A double of the class: one sequence; logits (V, B) turned to (B, V), and (k, V, B) of a speculative pass."""
 
     def __init__(self, path: str, length: int) -> None:
-        self._memory = Memory(path, num_rooms=1, length=length)
+        self._memory = Memory(Path(path), num_rooms=1, length=length)
         self._widths: list[int] = []
         self._compiled = False
 

@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
+from inference.backends.neuron import application, environment
 from inference.backends.neuron import artifacts as artifacts_module
-from inference.backends.neuron import environment
 from inference.backends.neuron.artifacts import artifact_key, artifacts_root, find_or_compile
 from inference.backends.neuron.environment import check_cores, check_logical_cores
-from inference.backends.neuron.parameters import KNOWN, check_names, parameter_names
-from inference.backends.neuron.slots import load_neuron_backend
-from inference.backends.registry import load_backend, load_decoder
+from inference.backends.neuron.slots import load_neuron_backend, prepare_slots
+from inference.backends.registry import load_decoder
 from inference.config import ROOT, ModelConfig, NeuronOptions
 from inference.errors import ConfigError, UnsupportedModelError
 from inference.model import Span
+from inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.models import save_tiny_model
 from tests.support.neuron.checkpoints import save_eagle_draft
 from tests.support.neuron.slot_models import checkpoint, neuron_config
-from tests.support.nxdi_double.application import NeuronApplication
-from tests.support.nxdi_double.config import NeuronConfig
+from tests.support.nxdi import Nxdi
 from tests.unit.backends.neuron.test_fused import pair
-
-
-def without(patch: pytest.MonkeyPatch, *prefixes: str) -> None:
-    """Take packages away, and see to it that they cannot be found."""
-    for name in [name for name in sys.modules if name.startswith(prefixes)]:
-        patch.delitem(sys.modules, name)
-    for prefix in prefixes:
-        patch.setitem(sys.modules, prefix, None)
 
 
 def test_no_module_imports_a_neuron_package_by_statement() -> None:
@@ -55,44 +46,9 @@ def test_no_module_imports_a_neuron_package_by_statement() -> None:
             )
 
 
-def test_absent_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "torch_neuronx")
-    with pytest.raises(ConfigError, match=r"needs torch-neuronx .*Deep Learning AMI"):
-        load_backend(neuron_config(checkpoint("llama")))
-
-
-@pytest.mark.parametrize("package", ["torch_neuronx", "neuronx_distributed_inference"])
-def test_placeholders_are_named_as_such(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, ModuleType(package))
-    with pytest.raises(ConfigError, match=r"placeholder from PyPI.*AWS's own"):
-        load_backend(neuron_config(checkpoint("llama")))
-
-
-def write_placeholders(folder: Path) -> None:
-    """As they are on PyPI: one raises at import, the other lies under a name that cannot be imported."""
-    text = 'raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")\n'
-    for package, module in (
-        ("torch_neuronx", "torch_neuronx"),
-        ("neuronx_distributed_inference", "neuronx-distributed-inference"),
-    ):
-        (folder / module).mkdir()
-        (folder / module / "__init__.py").write_text(text)
-        information = folder / f"{package}-0.1.0.dist-info"
-        information.mkdir()
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n")
-
-
-@pytest.mark.parametrize("package", ["torch_neuronx", "neuronx_distributed_inference"])
-def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
-    write_placeholders(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
-    message = rf"installed as {package.replace('_', '-')} is a placeholder from PyPI.*AWS's own"
-    with pytest.raises(ConfigError, match=message):
-        load_backend(neuron_config(checkpoint("llama")))
+def quantized(**more: Any) -> dict[str, Any]:
+    """Options of a model whose weights are quantized per tensor, as is NxDI's default."""
+    return {"overrides": {"quantized": True, "quantized_checkpoints_path": "there", **more}}
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -103,8 +59,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"overrides": {"n_positions": 4}}, "which is set by --sequence_length"),
     ({"overrides": {"enable_fused_speculation": True}}, "contradicts False, which is set by --speculation_method"),
     ({"overrides": {"is_medusa": True}}, "contradicts False, which is set by --speculation_method"),
-    ({"overrides": {"on_cpu": True}}, "NxDI's CPU mode: Speculation and float16 are not yet supported"),
-    ({"gamma": 0, "tp_degree": 2, "overrides": {"on_cpu": True}}, "NxDI's CPU mode: Please initialize .*torchrun"),
+    ({"overrides": {"on_cpu": True}}, "on_cpu: NxDI's CPU mode does not speculate: use --gamma 0"),
+    ({"gamma": 0, "tp_degree": 2, "overrides": {"on_cpu": True}}, "on_cpu: tp_degree 2 needs as many processes"),
     (
         {"tp_degree": 8, "length": 32, "overrides": {"sequence_parallel_enabled": True}},
         "sequence_parallel_enabled: tp_degree 8 does not divide prompts of 36 tokens",
@@ -121,6 +77,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"overrides": {"context_encoding_buckets": [4, 16]}}, "a context bucket of 4 tokens"),
     ({"overrides": {"kv_cache_quant": True}}, "kv_cache_quant alone has no effect: add kv_quant_config"),
     ({"overrides": {"quantized": True}}, "needs quantized_checkpoints_path"),
+    (quantized(modules_to_not_convert=["lm_head"]), "modules_to_not_convert: .*set quantization_type per_channel"),
+    (quantized(quantization_dtype="f8e4m3"), "quantization_dtype f8e4m3: .*set quantization_type per_channel"),
+    ({"overrides": {"output_logits": True}}, "output_logits True contradicts False, which is set by --device_sampling"),
+    (
+        {"device_sampling": True},
+        "device_sampling: a draft, or a target that verifies one, needs",
+    ),
     ({"overrides": {"quantized": True, "quantization_dtype": "int4"}}, "quantization_dtype int4 is none of int8"),
     ({"tp_degree": 3}, "hidden_size 32 is not divisible by tp_degree 3"),
     ({"method": "eagle"}, "speculation_method eagle needs a target and a draft model"),
@@ -133,17 +96,14 @@ def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], me
         load_neuron_backend(neuron_config(checkpoint("llama"), **options))
 
 
-def test_what_nxdi_itself_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: object, **arguments: object) -> None:
-        raise AssertionError("Context bucket 99 should be <= 28")
-
-    monkeypatch.setattr(NeuronConfig, "__init__", refuse)
+def test_what_nxdi_itself_refuses_is_one_line() -> None:
+    config = neuron_config(checkpoint("llama"), overrides={"context_encoding_buckets": [99]})
     with pytest.raises(ConfigError, match="neuron_config: Context bucket 99 should be <= 28"):
-        load_neuron_backend(neuron_config(checkpoint("llama")))
+        load_neuron_backend(config)
 
 
 def test_other_families_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"GPT2.* is not supported by backend neuron: .* llama, qwen3"):
+    with pytest.raises(UnsupportedModelError, match=r"GPT2.* is not supported by backend neuron: .* llama, mixtral"):
         load_neuron_backend(neuron_config(save_tiny_model(tmp_path, "gpt2")))
 
 
@@ -156,9 +116,9 @@ def test_a_slot_must_be_longer_than_a_verification() -> None:
 def test_a_pair_needs_one_vocabulary_one_family_and_one_dtype(models: ModelDirectories, tmp_path: Path) -> None:
     wide = save_tiny_model(tmp_path / "wide", "llama", vocab_size=320)
     with pytest.raises(ConfigError, match=r"has 320 tokens, target .* has 288"):
-        load_decoder(*pair(models.target, wide))
+        load_decoder(*pair(models.target, wide), decide)
     with pytest.raises(ConfigError, match=r"is a qwen2, target .* a llama"):
-        load_decoder(*pair(models.target, models.stranger))
+        load_decoder(*pair(models.target, models.stranger), decide)
 
 
 @pytest.mark.parametrize(
@@ -173,37 +133,76 @@ def test_a_draft_must_be_of_its_method(
     models: ModelDirectories, tmp_path: Path, method: str, made_for: str, message: str
 ) -> None:
     draft = save_eagle_draft(tmp_path / "draft", made_for)
+    target = save_tiny_model(tmp_path / "target", "llama", num_hidden_layers=8)
     with pytest.raises(ConfigError, match=message):
-        load_decoder(*pair(models.target, draft, method=method))
+        load_decoder(*pair(target, draft, method=method), decide)
+
+
+def test_an_eagle_target_must_have_enough_layers_and_be_of_a_family_that_nxdi_has_it_for(
+    models: ModelDirectories, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"has 2 layers: an EAGLE3 draft reads three .* needs 7 at least"):
+        load_decoder(*pair(models.target, save_eagle_draft(tmp_path / "draft", "eagle3"), method="eagle3"), decide)
+    qwen3 = save_tiny_model(tmp_path / "qwen3", "qwen3")
+    with pytest.raises(ConfigError, match="NxDI has eagle for llama alone, not qwen3"):
+        load_decoder(*pair(qwen3, qwen3, method="eagle"), decide)
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ("model.layers.0.hidden_norm.weight", "layers.0.hidden_norm.weight is missing"),
+        ("model.norm.weight", "norm.weight is missing"),
+        ("model.layers.0.input_layernorm.weight", "layers.0.input_layernorm.weight and neuron_config"),
+        ("model.layers.0.self_attn.q_proj.weight", "q_proj.weight reads 32 numbers, eagle3 needs 64"),
+    ],
+)
+def test_an_eagle3_draft_is_checked_before_hours_of_compiling(tmp_path: Path, lost: str, message: str) -> None:
+    """A plain layer under an fc passed for an EAGLE3 draft, and NxDI refused it when it was sharded."""
+    draft = save_eagle_draft(tmp_path / "draft", "eagle3")
+    tensors = load_file(draft / "model.safetensors")
+    tensor = tensors.pop(lost)
+    if tensor.dim() == 2:
+        tensors[lost] = tensor[:, :32].contiguous()
+    save_file(tensors, draft / "model.safetensors")
+    target = save_tiny_model(tmp_path / "target", "llama", num_hidden_layers=8)
+    with pytest.raises(ConfigError, match=message):
+        load_decoder(*pair(target, draft, method="eagle3"), decide)
+
+
+TREE = {"0": ["1", "2"], "1": ["3"], "2": ["4"]}
+
+
+def test_a_token_tree_has_as_many_nodes_as_a_pass_has_tokens(models: ModelDirectories, tmp_path: Path) -> None:
+    draft = save_eagle_draft(tmp_path / "draft", "eagle")
+    options: dict[str, Any] = {"method": "eagle", "overrides": {"token_tree_config": TREE}}
+    with pytest.raises(ConfigError, match=r"token_tree_config has 5 nodes, .* must be as many, not 4"):
+        load_decoder(*pair(models.target, draft, **options), decide)
+    assert load_decoder(*pair(models.target, draft, width=5, **options), decide) is not None
+    with pytest.raises(ConfigError, match="token_tree_config goes with eagle, not with fused"):
+        load_decoder(*pair(models.target, models.related, width=5, overrides={"token_tree_config": TREE}), decide)
 
 
 def test_a_draft_may_take_fewer_cores(models: ModelDirectories, artifacts: Path) -> None:
     target, draft = pair(models.target, models.related, tp_degree=4)
     for tp_degree in (4, 2):
-        load_decoder(target, replace(draft, neuron=replace(draft.neuron, tp_degree=tp_degree)))
+        load_decoder(target, replace(draft, neuron=replace(draft.neuron, tp_degree=tp_degree)), decide)
     assert sorted(_draft_degrees(artifacts)) == [(4, 2), (4, 4)]
     with pytest.raises(ConfigError, match="the draft's tp_degree 8 does not divide the target's 4"):
-        load_decoder(target, replace(draft, neuron=replace(draft.neuron, tp_degree=8)))
+        load_decoder(target, replace(draft, neuron=replace(draft.neuron, tp_degree=8)), decide)
 
 
 def _draft_degrees(artifacts: Path) -> Iterator[tuple[int, int]]:
     """tp_degree of target and draft as NxDI was given them."""
     for file in artifacts.glob("*/neuron_config.json"):
         config = json.loads(file.read_text())
-        yield config["neuron_config"]["tp_degree"], config["draft"][1]["tp_degree"]
+        draft = config["fused_spec_config"]["draft_config"]
+        yield config["neuron_config"]["tp_degree"], draft["neuron_config"]["tp_degree"]
 
 
 def test_int8_is_not_a_dtype_here() -> None:
     with pytest.raises(ConfigError, match="dtype int8 is backend onnx's: here use neuron_config"):
         load_neuron_backend(replace(neuron_config(checkpoint("llama")), dtype="int8"))
-
-
-def test_parameter_names_are_read_off_the_class_that_is_there() -> None:
-    names = parameter_names(NeuronConfig)
-    assert {"tp_degree", "fused_qkv", "speculation_length"} <= names
-    assert "vocab_parallel" not in names, "the double does not have it"
-    assert "vocab_parallel" in parameter_names(None) == KNOWN
-    check_names({"vocab_parallel": True}, KNOWN)
 
 
 def test_cores() -> None:
@@ -221,16 +220,11 @@ def test_logical_cores_must_agree_with_the_environment() -> None:
         check_logical_cores({"logical_nc_config": 2}, {"NEURON_RT_VIRTUAL_CORE_SIZE": "1"})
 
 
-def test_a_quantized_checkpoint_that_cannot_be_written_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: str, config: object) -> None:
-        raise RuntimeError("blockwise_symmetric not supported")
-
-    monkeypatch.setattr(NeuronApplication, "save_quantized_state_dict", refuse)
-    overrides = {"quantized": True, "quantized_checkpoints_path": str(tmp_path / "there" / "quantized.pt")}
-    with pytest.raises(ConfigError, match=r"quantized.pt cannot be written: blockwise_symmetric not supported"):
-        load_neuron_backend(neuron_config(checkpoint("llama"), overrides=overrides))
+def test_a_quantized_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    path = str(tmp_path / "there" / "quantized.pt")
+    options = quantized(quantized_checkpoints_path=path, quantization_type="blockwise_symmetric")
+    with pytest.raises(ConfigError, match=r"quantized.pt cannot be written: .*blockwise_symmetric not supported"):
+        load_neuron_backend(neuron_config(checkpoint("llama"), **options))
 
 
 @pytest.mark.parametrize("name", ["kv_quant_config", "quantized_mlp_kernel_enabled", "activation_quantization_type"])
@@ -244,13 +238,15 @@ def test_fp8_sets_its_environment_and_writes_the_checkpoint(tmp_path: Path, monk
     for name in environment.FP8_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "1")
-    quantized = tmp_path / "quantized.pt"
-    overrides = {"quantized": True, "quantized_checkpoints_path": str(quantized), "quantization_dtype": "f8e4m3"}
-    load_neuron_backend(neuron_config(checkpoint("llama"), overrides=overrides))
-    assert quantized.read_bytes() == b"quantized"
+    file = tmp_path / "quantized.pt"
+    options = quantized(
+        quantized_checkpoints_path=str(file), quantization_dtype="f8e4m3", quantization_type="per_channel_symmetric"
+    )
+    load_neuron_backend(neuron_config(checkpoint("llama"), **options))
+    assert file.stat().st_size
     monkeypatch.setenv("UNSAFE_FP8FNCAST", "0")
     with pytest.raises(ConfigError, match="fp8 needs UNSAFE_FP8FNCAST=1, the environment has 0"):
-        load_neuron_backend(neuron_config(checkpoint("llama"), overrides=overrides))
+        load_neuron_backend(neuron_config(checkpoint("llama"), **options))
 
 
 def load_and_run(path: Path, **options: Any) -> bytes:
@@ -295,15 +291,37 @@ def test_an_artifact_says_what_it_was_made_from(artifacts: Path) -> None:
     assert manifest["neuron_config"]["speculation_length"] == 4
     assert manifest["neuron_config"]["save_sharded_checkpoint"] is True
     assert manifest["checkpoints"] == [str(checkpoint("llama"))]
+    assert manifest["format"] == application.FORMAT
+    packages = {"neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx", "neuronx-cc"}
+    assert manifest["versions"].keys() == packages
+
+
+def test_an_artifact_of_another_format_is_not_taken(
+    artifacts: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this project changes in a graph is in no setting: its next version loaded what the one before compiled."""
+    load_and_run(checkpoint("llama"))
+    monkeypatch.setattr(application, "FORMAT", application.FORMAT + 1)
+    load_and_run(checkpoint("llama"))
+    assert len(compiled_in) == len(list(artifacts.iterdir())) == 2
+
+
+def test_an_artifact_stands_alone(tmp_path: Path, artifacts: Path) -> None:
+    """Weights and configuration are in it: a checkpoint that has gone is missed by the key alone."""
+    path = save_tiny_model(tmp_path / "model", "llama")
+    compilation, _ = prepare_slots(neuron_config(path))
+    folder = compilation.compiled()
+    (path / "model.safetensors").unlink()
+    compilation.application_class(f"{folder}/").load(f"{folder}/")
 
 
 def test_a_compilation_that_fails_leaves_no_artifact_but_its_logs(
-    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+    artifacts: Path, nxdi: Nxdi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: object, folder: str) -> None:
         raise RuntimeError("neuronx-cc said no")
 
-    monkeypatch.setattr(NeuronApplication, "compile", fail)
+    monkeypatch.setattr(nxdi.application_class, "compile", fail)
     with pytest.raises(ConfigError, match="could not compile it: neuronx-cc said no"):
         load_and_run(checkpoint("llama"))
     monkeypatch.undo()
@@ -332,6 +350,24 @@ def test_who_is_slower_takes_what_the_faster_one_made(tmp_path: Path) -> None:
 
     assert find_or_compile(tmp_path, "key", {}, compile_while_another_finishes) == tmp_path / "key"
     assert [folder.name for folder in tmp_path.iterdir()] == ["key"]
+
+
+def test_where_folders_cannot_be_renamed_files_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a mounted object store the finished folder kept its passing name, and every start compiled again."""
+
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    def compile_into(folder: Path) -> None:
+        (folder / "weights").mkdir()
+        (folder / "weights" / "tp0.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    folder = find_or_compile(tmp_path, "key", {"a": 1}, compile_into)
+    assert (folder / "weights" / "tp0.safetensors").read_bytes() == b"weights"
+    assert json.loads((folder / "specdec.json").read_text()) == {"a": 1}
+    assert [made.name for made in tmp_path.iterdir()] == ["key"]
+    assert find_or_compile(tmp_path, "key", {"a": 1}, lambda _: pytest.fail("found")) == folder
 
 
 def test_where_artifacts_lie(tmp_path: Path) -> None:

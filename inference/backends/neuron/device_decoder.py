@@ -1,0 +1,88 @@
+"""Decoders whose tokens the device chooses: their graphs hand out tokens, not logits. Owns what a request may ask for.
+
+Greedy, they are exact. Where the device samples (EAGLE, or the target alone) they keep the target's law, but not the
+seed: NxDI's random numbers take none, so a request with a seed is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from inference.backends.neuron.calls import GREEDY
+from inference.backends.neuron.graph_decoder import GraphDecoder
+from inference.backends.neuron.shape import SlotShape
+from inference.backends.neuron.slots import Application
+from inference.errors import InvalidRequestError
+from inference.request import GenerationRequest, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceDecoder(GraphDecoder):
+    """A graph that gives tokens.
+
+    Args:
+        application, shape: as for `GraphDecoder`.
+        method: for messages.
+        max_top_k: so many of the likeliest tokens sampling on the device looks at; 0 is a graph that is greedy only.
+        remedy: what a message says can be done about a refusal.
+    """
+
+    def __init__(
+        self, application: Application, shape: SlotShape, *, method: str, max_top_k: int = 0, remedy: str = ""
+    ) -> None:
+        super().__init__(application, shape)
+        self._method = method
+        self._max_top_k = max_top_k
+        self._remedy = remedy
+        self._has_cut_top_k = False
+
+    @property
+    def seed_invariant(self) -> bool:
+        """See `inference.model.LimitedDecoder`."""
+        return not self._max_top_k
+
+    def check(self, request: GenerationRequest) -> None:
+        """See `inference.model.LimitedDecoder`."""
+        super().check(request)
+        for field, fault in self._faults(request):
+            cannot = f"this server's {self._method} chooses tokens on the device, which cannot do that"
+            raise InvalidRequestError(f"{fault}: {cannot}{self._remedy}", field=field)
+
+    def _faults(self, request: GenerationRequest) -> Iterator[tuple[str, str]]:
+        """(field, what is wrong with it)"""
+        if request.logprobs is not None:
+            yield "logprobs", f"logprobs {request.logprobs}"
+        yield from _changed_logits(request.sampling)
+        if not request.sampling.greedy:
+            yield from self._sampling_faults(request.sampling)
+
+    def _sampling_faults(self, sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+        if not self._max_top_k:
+            yield "temperature", f"temperature {sampling.temperature} (only 0 is greedy)"
+        if sampling.min_p > 0:
+            yield "min_p", f"min_p {sampling.min_p}"
+        if sampling.top_k > self._max_top_k:
+            yield "top_k", f"top_k {sampling.top_k} (it must be 1..{self._max_top_k})"
+
+    def _device_sampling(self, sampling: SamplingParams) -> tuple[float, float, float]:
+        """top_k, top_p, temperature of a row; all tokens, top_k 0, are as many as the device looks at."""
+        if sampling.greedy:
+            return GREEDY
+        if not sampling.top_k and not self._has_cut_top_k:
+            logger.warning("top_k 0 is %d on this device: it looks at no more tokens", self._max_top_k)
+            self._has_cut_top_k = True
+        return (float(sampling.top_k or self._max_top_k), sampling.top_p, sampling.temperature)
+
+
+def _changed_logits(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+    """What changes the greedy choice too, and needs logits."""
+    if sampling.repetition_penalty != 1:
+        yield "repetition_penalty", f"repetition_penalty {sampling.repetition_penalty}"
+    if sampling.presence_penalty:
+        yield "presence_penalty", f"presence_penalty {sampling.presence_penalty}"
+    if sampling.frequency_penalty:
+        yield "frequency_penalty", f"frequency_penalty {sampling.frequency_penalty}"
+    if sampling.logit_bias:
+        yield "logit_bias", "logit_bias"

@@ -1,0 +1,63 @@
+"""The target alone, its tokens chosen on the device: what a pair that chooses there is fairly compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from inference.backends.neuron.application import Compilation, slot_compilation
+from inference.backends.neuron.calls import Row, continued_call, prompt_call
+from inference.backends.neuron.device_decoder import DeviceDecoder
+from inference.backends.neuron.settings import device_top_k, target_arguments
+from inference.backends.neuron.shape import SlotShape, slot_shape
+from inference.backends.neuron.slots import checked_config
+from inference.config import ModelConfig
+from inference.errors import ConfigError
+from inference.model import Turn, Verdict
+
+
+class TargetDecoder(DeviceDecoder):
+    """One token per sequence and step; draft tokens that are proposed are not looked at."""
+
+    def _read_prompt(self, turn: Turn) -> Verdict:
+        row = Row(turn.slot, 0, turn.token_ids, self._device_sampling(turn.sampling))
+        call = prompt_call(row, widest=self._shape.prompt_width)
+        return _verdict(self._application.forward(**call).tokens)
+
+    def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:
+        rows = [Row(turn.slot, turn.start, turn.token_ids[-1:], self._device_sampling(turn.sampling)) for turn in turns]
+        tokens = self._application.forward(**continued_call(rows, width=1)).tokens  # [num_rows] or [num_rows, 1]
+        for turn in turns:
+            self._held[turn.slot] = turn.start + 1
+        return {turn.slot: _verdict(of_row) for turn, of_row in zip(turns, tokens, strict=True)}
+
+
+def _verdict(token: torch.Tensor) -> Verdict:
+    return Verdict((int(token.reshape(())),), num_draft_tokens=0, num_accepted_tokens=0)
+
+
+def load_target_decoder(target: ModelConfig, draft: ModelConfig | None) -> TargetDecoder:
+    """Load a target; compiles it first unless that was done before.
+
+    Raises:
+        ConfigError: there is a draft beside it, NxDI is not here, or the checkpoint or the settings cannot be used.
+    """
+    if draft is not None:
+        raise ConfigError("device_sampling does not go with speculation_method vanilla and a draft: the host verifies")
+    compilation, shape = prepare_target(target)
+    max_top_k = device_top_k(compilation.arguments)
+    return TargetDecoder(compilation.load(), shape, method="target with --device_sampling", max_top_k=max_top_k)
+
+
+def compile_target_decoder(target: ModelConfig) -> None:
+    """Compile ahead of time what `load_target_decoder` would load."""
+    compilation, _ = prepare_target(target)
+    compilation.compiled()
+
+
+def prepare_target(target: ModelConfig) -> tuple[Compilation, SlotShape]:
+    """Check everything, build NxDI's configuration, and say what the compiled model will be."""
+    model_config, length = checked_config(target)
+    arguments = target_arguments(target, length=length)
+    return slot_compilation(target, model_config, arguments), slot_shape(model_config, arguments)

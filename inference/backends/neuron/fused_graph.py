@@ -1,0 +1,75 @@
+"""What is changed in NxDI's graph of a fused pair, before it is compiled.
+
+Two things, by classes derived from NxDI's; EAGLE's graph, which has code of its own, is left alone:
+
+- NxDI marks each draft token of one sequence as written in the masks of all, so that the others' drafts read what is
+  not there: answers stay right, but fewer drafts are accepted. Here a row's mask is made of its own position.
+- Where the host chooses, the graph hands out the target's logits. NxDI lists logits twice in the prompt graph, which
+  then does not fit its own memory; and it hands out the draft's logits, where the draft's tokens are what is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from inference.backends.neuron.environment import load_module
+
+NUM_HEADS = 4
+"""Outputs of a pair in front of its keys and values: tokens of draft and target, logits of draft and target."""
+
+
+def corrected(base: Any, *, host_chooses: bool) -> Any:
+    """NxDI's class of a model, whose fused graph has the changes above.
+
+    Args:
+        base: such as NeuronLlamaForCausalLM.
+        host_chooses: the configuration has `output_logits`. A call's `fused_outputs` are then NxDI's first four, the
+            draft's tokens int32 [num_rows, K], and the target's logits float32 [num_rows, K, vocabulary]; of a prompt,
+            [1, 1] and [1, 1, vocabulary].
+    """
+    graph = _graph_class(host_chooses=host_chooses)
+
+    def enable_context_encoding(self: Any, **keywords: Any) -> None:
+        self._model_cls = graph  # NxDI has just set its own, and begins to make graphs of it here
+        base.enable_context_encoding(self, **keywords)
+
+    return type(base.__name__, (base,), {"enable_context_encoding": enable_context_encoding})
+
+
+def _graph_class(*, host_chooses: bool) -> Any:
+    fused: Any = load_module("neuronx_distributed_inference.models.model_base").NeuronFusedSpecModel
+
+    class FusedGraph(fused):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.draft_model.register_forward_pre_hook(_with_own_mask)
+
+    class LogitsGraph(FusedGraph):
+        def _context_encoding_forward(self, *args: Any, **keywords: Any) -> list[Any]:
+            outputs = super()._context_encoding_forward(*args, **keywords)
+            num_states = len(self.draft_model.kv_mgr.past_key_values)
+            second = NUM_HEADS + 1 + num_states  # where the target's logits are listed again, the draft's NUM_HEADS
+            return _with_draft_tokens([*outputs[:NUM_HEADS], *outputs[NUM_HEADS + 1 : second], *outputs[second + 1 :]])
+
+        def _token_gen_forward(self, *args: Any, **keywords: Any) -> list[Any]:
+            return _with_draft_tokens(super()._token_gen_forward(*args, **keywords))
+
+    return LogitsGraph if host_chooses else FusedGraph
+
+
+def _with_own_mask(draft: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of one draft step, each row of whose mask ends where its own token is written."""
+    input_ids, mask, position_ids, *others = args
+    if input_ids.shape[-1] == 1:  # not a prompt
+        columns = torch.arange(mask.shape[-1], device=mask.device)
+        mask = (columns < position_ids).to(mask.dtype)  # [num_rows, length]
+    return (input_ids, mask, position_ids, *others)
+
+
+def _with_draft_tokens(outputs: list[Any]) -> list[Any]:
+    """The draft's tokens in the place of its logits, which nobody needs: they are not even computed for the host."""
+    tokens, _, _, _, *others = outputs
+    num_rows = outputs[3].shape[0]  # of the target's logits
+    return [tokens, outputs[1], tokens.reshape(num_rows, -1).to(torch.int32), outputs[3], *others]

@@ -1,0 +1,157 @@
+"""Modules in the place of the Neuron packages that only a Neuron machine has: torch_neuronx, torch_xla, nki and others.
+
+NxDI imports hundreds of names of them and calls few on a CPU. Any name of these packages is an inert class: it may be a
+base class, a decorator, an annotation or a subscripted kernel, and raises when it is run. What NxDI does run has a
+body here. Nothing imitates a device; that is `device`'s affair.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib.abc
+import importlib.machinery
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+PACKAGES = (
+    "torch_neuronx",
+    "torch_xla",
+    "libneuronxla",
+    "neuronxcc",
+    "nki",
+    "nkilib",
+    "boto3",
+    "botocore",
+    "fairscale",
+)
+PLATFORM = "trn1"
+
+
+class _Inert(type):
+    """The class of inert classes."""
+
+    def __call__(cls, *args: Any, **keywords: Any) -> Any:
+        if "is_inert" not in cls.__dict__:  # a class that NxDI derives
+            return super().__call__(*args, **keywords)
+        if len(args) == 1 and not keywords and isinstance(args[0], FunctionType | type):
+            return args[0]  # @name
+        return _configured(cls.__name__)  # @name(...), or an object that nobody looks into
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = inert(f"{cls.__name__}.{name}")
+        setattr(cls, name, made)
+        return made
+
+    def __getitem__(cls, item: object) -> Any:
+        return cls
+
+    def __or__(cls, other: object) -> Any:
+        return object
+
+    __ror__ = __or__
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+
+def inert(name: str) -> Any:
+    """A class under this name that does nothing."""
+    return _Inert(name.rpartition(".")[2], (), {"is_inert": True})
+
+
+def _configured(name: str) -> Callable[..., Any]:
+    def run(*args: Any, **keywords: Any) -> Any:
+        if len(args) == 1 and not keywords and isinstance(args[0], FunctionType | type):
+            return args[0]
+        raise NotImplementedError(f"{name} is a Neuron kernel: there is no device here")
+
+    return run
+
+
+class _Module(ModuleType):
+    """A package whose every attribute exists."""
+
+    __path__: list[str] = []
+    __version__ = "0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = inert(f"{self.__name__}.{name}")
+        setattr(self, name, made)
+        return made
+
+
+class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds every module of `PACKAGES`."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
+        if fullname.partition(".")[0] not in PACKAGES:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__.update(BODIES.get(module.__name__, dict)())
+
+
+# What NxDI runs on a CPU too: the contents of a module, made when it is imported.
+
+
+def _utilities() -> dict[str, Any]:
+    return {"get_platform_target": lambda *_, **__: PLATFORM, "SUPPORTED_TYPES": {}}
+
+
+def _operations() -> dict[str, Any]:
+    return {
+        "RmsNorm": SimpleNamespace(apply=_rms_norm),
+        "Argmax": SimpleNamespace(apply=torch.argmax),
+        "TopK": SimpleNamespace(apply=lambda tensor, k, dim, *_, **__: torch.topk(tensor, k, dim=dim)),
+        "xla_hlo_call": _hlo_call,
+    }
+
+
+def _rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, dim: int = -1) -> torch.Tensor:
+    exact = hidden.float()
+    scale = torch.rsqrt(exact.square().mean(dim, keepdim=True) + eps)
+    return (exact * scale * weight.float()).to(hidden.dtype)
+
+
+def _hlo_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Random numbers are the one operation that NxDI writes in the compiler's language and needs here."""
+    if function.__name__ == "rand_like":
+        return lambda tensor: torch.rand(tensor.shape).to(tensor.dtype)
+    return _configured(function.__name__)
+
+
+def _xla_model() -> dict[str, Any]:
+    return {"xla_device": lambda *_: torch.device("cpu"), "mark_step": lambda *_: None, "get_ordinal": lambda *_: 0}
+
+
+def _collectives() -> dict[str, Any]:
+    return {"CollectivesConfig": CollectivesConfig}
+
+
+class CollectivesConfig:
+    """Of which NxD reads one field, when it makes process groups."""
+
+    def __init__(self, replica_groups: Sequence[Sequence[int]] | None = None, *_: Any, **__: Any) -> None:
+        self.replica_groups = replica_groups
+        self.rank_src_tgt_pairs: dict[int, list[Any]] = collections.defaultdict(list)
+
+
+BODIES: dict[str, Callable[[], dict[str, Any]]] = {
+    "torch_neuronx.utils": _utilities,
+    "torch_neuronx.utils.utils": _utilities,
+    "torch_neuronx.xla_impl.ops": _operations,
+    "torch_xla.core.xla_model": _xla_model,
+    "neuronxcc.nki._pre_prod_kernels.collectives": _collectives,
+    "neuronxcc.nki._private_kernels.collectives": _collectives,
+}

@@ -1,0 +1,96 @@
+"""Which NxDI the tests run on: the contract double, or NxDI's own sources; `pytest --nxdi double|real`.
+
+What holds on one must hold on the other. A test that can only be about one of them asks for it by fixture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.config import ROOT
+from tests import nxdi_real
+from tests.support import nxdi_double
+from tests.support.nxdi_double.application import NeuronApplication
+
+OPTION = "--nxdi"
+
+
+@dataclass(frozen=True)
+class Nxdi:
+    """What a test needs of either.
+
+    Attributes:
+        is_real: NxDI's own sources.
+        calls: (graph, shape of input_ids) of every call of this process, in order.
+        compiled_in: work directory of every compilation of this process.
+        install: makes it importable in this process, until the patch is undone.
+        python_path: makes it importable in other processes, by what it returns for their PYTHONPATH; may write packages
+            into the folder given.
+    """
+
+    is_real: bool
+    calls: list[tuple[str, tuple[int, ...]]]
+    compiled_in: list[str]
+    install: Callable[[pytest.MonkeyPatch], None]
+    python_path: Callable[[Path], str]
+
+    @property
+    def application_class(self) -> Any:
+        """The class whose `compile` and `save_quantized_state_dict` every model's class inherits."""
+        if not self.is_real:
+            return NeuronApplication
+        from neuronx_distributed_inference.models import application_base
+
+        return application_base.NeuronApplicationBase
+
+
+def _double() -> Nxdi:
+    def python_path(folder: Path) -> str:
+        return f"{nxdi_double.write_packages(folder)}{os.pathsep}{ROOT}"
+
+    return Nxdi(False, NeuronApplication.calls, NeuronApplication.compiled_in, nxdi_double.install, python_path)
+
+
+def _real() -> Nxdi:
+    from tests.nxdi_real import device, hooks
+
+    site = Path(nxdi_real.__file__).parent / "site"
+    hooks.arm()
+    return Nxdi(True, device.CALLS, device.COMPILED_IN, lambda _: None, lambda _: f"{site}{os.pathsep}{ROOT}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, choices=["double", "real"], default="double", help="which NxDI the neuron tests run on")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """NxDI's sources warn while they are imported: that is not this project's affair."""
+    if config.getoption(OPTION) == "real":
+        _real()
+        for module in ("neuronx_distributed", "neuronx_distributed_inference", "torch"):
+            config.addinivalue_line("filterwarnings", rf"ignore:::{module}(\..*)?")
+
+
+@pytest.fixture(scope="session")
+def nxdi(pytestconfig: pytest.Config) -> Nxdi:
+    return _real() if pytestconfig.getoption(OPTION) == "real" else _double()
+
+
+@pytest.fixture
+def on_double(nxdi: Nxdi) -> None:
+    """For tests of the double, of a Python without NxDI, and of rules that matter on a device alone."""
+    if nxdi.is_real:
+        pytest.skip("says nothing about NxDI's sources")
+
+
+@pytest.fixture
+def on_real(nxdi: Nxdi) -> None:
+    """For what the double does not have."""
+    if not nxdi.is_real:
+        pytest.skip("needs NxDI's sources: make test-nxdi NXDI_SOURCES=DIR")

@@ -1,0 +1,19 @@
+"""Classes of models, where NxDI has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.nxdi_double.application import NeuronApplication
+
+FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe"}
+
+
+def modules(parent: str) -> dict[str, dict[str, Any]]:
+    """Contents of the families' modules, under `parent`."""
+    made: dict[str, dict[str, Any]] = {}
+    for kind, family in FAMILIES.items():
+        name = f"Neuron{family}ForCausalLM"
+        made[f"{parent}.{kind}"] = {}
+        made[f"{parent}.{kind}.modeling_{kind}"] = {name: type(name, (NeuronApplication,), {})}
+    return made

@@ -1,0 +1,69 @@
+"""What graphs do to a memory: which rooms they read and write, and where padding ends up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from tests.support.nxdi_double.config import NeuronConfig
+from tests.support.nxdi_double.memory import Memory
+
+
+def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
+    """A full batch reads room i for row i, whatever seq_ids say."""
+    full = len(seq_ids) == config.tkg_batch_size
+    return list(range(len(seq_ids))) if full else seq_ids
+
+
+def scatter(
+    config: NeuronConfig, memory: Memory, new: torch.Tensor, position_ids: torch.Tensor, seq_ids: list[int]
+) -> None:
+    """Write by position. Rows that pad the batch write token 0 at position 0 of the rooms that are not named."""
+    for row, room in enumerate(seq_ids):
+        memory.write(new, row, room, position_ids[row])
+    others = [room for room in range(config.tkg_batch_size) if room not in seq_ids]
+    if others and not config.apply_seq_ids_mask:
+        for room in others:
+            memory.soil(room, 0, 1)
+
+
+def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
+    """A prompt is written from 0 to its bucket's end, whatever its positions say."""
+    bucket = new.shape[4]
+    memory.write(new, 0, room, torch.arange(bucket))
+    memory.soil(room, num_tokens, bucket)
+
+
+def pad_prompt(
+    input_ids: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor, bucket: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids are padded with 0, the mask with 0, positions with 1: those of one token end at the padding."""
+    padding = (0, bucket - input_ids.shape[1])
+    pad = torch.nn.functional.pad
+    return pad(input_ids, padding), pad(mask, padding), pad(position_ids, padding, value=1)
+
+
+def last_index(position_ids: torch.Tensor) -> torch.Tensor:
+    """[num_rows, 1]: where the logits of a prompt are taken, the first of its highest positions."""
+    return position_ids.argmax(1, keepdim=True)
+
+
+def automatic_buckets(longest: int) -> list[int]:
+    """128 and powers of two above; the longest takes the place of the last."""
+    return [*(2**i for i in range(7, round(math.log2(longest)))), longest]
+
+
+def fitting_bucket(buckets: Sequence[int], length: int) -> int:
+    """The first that is longer, or the last if it is as long.
+
+    Raises:
+        ValueError: none is.
+    """
+    for bucket in buckets:
+        if length < bucket:
+            return bucket
+    if length == buckets[-1]:
+        return buckets[-1]
+    raise ValueError(f"Input len {length} exceeds largest bucket ({buckets[-1]})")

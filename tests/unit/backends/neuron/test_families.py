@@ -1,0 +1,80 @@
+"""Every family that is let in gives Transformers' logits and tokens; what NxDI would leave out is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from inference.backends.neuron.application import FAMILIES
+from inference.backends.neuron.slots import load_neuron_backend
+from inference.errors import UnsupportedModelError
+from inference.model import Span
+from tests.support.models import save_tiny_model
+from tests.support.neuron.engines import generate_all, greedy_reference, requests
+from tests.support.neuron.slot_models import GAMMA, neuron_config
+from tests.unit.backends.neuron.test_fused import engine, load
+
+TOKENS = tuple(range(20, 44))
+FIELDS: dict[str, dict[str, Any]] = {"qwen3_moe": {"norm_topk_prob": True}}
+"""As published checkpoints have them, where Transformers' defaults differ."""
+
+
+def save(directory: Path, family: str, *, seed: int = 0, **fields: Any) -> Path:
+    return save_tiny_model(directory, family, seed=seed, **{**FIELDS.get(family, {}), **fields})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    path = save(tmp_path, family)
+    backend = load_neuron_backend(neuron_config(path))
+    spans = [Span(2, 0, TOKENS[:7], 1), Span(0, 0, TOKENS[3:4], 1)]
+    prompts = backend.forward(spans)
+    passes = backend.forward([Span(2, 7, TOKENS[7:11], GAMMA + 1), Span(0, 1, TOKENS[4:6], 2)])
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    with torch.no_grad():
+        one, other = (model(torch.tensor([tokens])).logits[0].numpy() for tokens in (TOKENS[:11], TOKENS[3:6]))
+    np.testing.assert_allclose(prompts, [one[6], other[0]], rtol=0, atol=1e-3)
+    np.testing.assert_allclose(passes, [*one[7:], *other[1:]], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_fused_pair_gives_the_tokens_of_transformers(tmp_path: Path, family: str) -> None:
+    target, draft = save(tmp_path / "target", family, seed=1), save(tmp_path / "draft", family, seed=2)
+    wanted = requests(4, seed=4, sampled=False)
+    answers = await generate_all(engine(load(target, draft)), wanted)
+    assert [token_ids for token_ids, _ in answers] == greedy_reference(target, wanted)
+
+
+LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob is false"),
+    ("qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": [0]}, "some layers have no experts"),
+    ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "is of type yarn, which NxDI does not read"),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "message"), LEFT_OUT)
+def test_what_nxdi_leaves_out_is_refused(tmp_path: Path, family: str, fields: dict[str, Any], message: str) -> None:
+    """Read from its sources: it would answer from another model than the checkpoint's."""
+    path = save(tmp_path, family, norm_topk_prob=True) if family == "qwen3_moe" else save(tmp_path, family)
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_neuron_backend(neuron_config(path))
+
+
+@pytest.mark.usefixtures("on_real")
+def test_a_checkpoint_that_transformers_5_wrote_is_not_read_with_another_rope(tmp_path: Path) -> None:
+    """NxDI needs Transformers 4, which looks for rope_theta at the top of config.json and else takes 10000."""
+    path = save(tmp_path, "llama")
+    file = path / "config.json"
+    fields = json.loads(file.read_text())
+    del fields["rope_theta"]
+    file.write_text(json.dumps({**fields, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}))
+    with pytest.raises(UnsupportedModelError, match=r"rope_theta is 10000.*, in rope_parameters 500000.0"):
+        load_neuron_backend(neuron_config(path))

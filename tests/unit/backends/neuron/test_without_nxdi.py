@@ -1,0 +1,63 @@
+"""What a Python sees in which NxDI is not installed, or a placeholder under its name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from inference.backends.registry import load_backend
+from inference.errors import ConfigError
+from tests.support.neuron.slot_models import checkpoint, neuron_config
+
+pytestmark = pytest.mark.usefixtures("on_double")
+
+
+def without(patch: pytest.MonkeyPatch, *prefixes: str) -> None:
+    """Take packages away, and see to it that they cannot be found."""
+    for name in [name for name in sys.modules if name.startswith(prefixes)]:
+        patch.delitem(sys.modules, name)
+    for prefix in prefixes:
+        patch.setitem(sys.modules, prefix, None)
+
+
+def test_absent_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "torch_neuronx")
+    with pytest.raises(ConfigError, match=r"needs torch-neuronx .*Deep Learning AMI"):
+        load_backend(neuron_config(checkpoint("llama")))
+
+
+@pytest.mark.parametrize("package", ["torch_neuronx", "neuronx_distributed_inference"])
+def test_placeholders_are_named_as_such(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    with pytest.raises(ConfigError, match=r"placeholder from PyPI.*AWS's own"):
+        load_backend(neuron_config(checkpoint("llama")))
+
+
+def write_placeholders(folder: Path) -> None:
+    """As they are on PyPI: one raises at import, the other lies under a name that cannot be imported."""
+    text = 'raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")\n'
+    for package, module in (
+        ("torch_neuronx", "torch_neuronx"),
+        ("neuronx_distributed_inference", "neuronx-distributed-inference"),
+    ):
+        (folder / module).mkdir()
+        (folder / module / "__init__.py").write_text(text)
+        information = folder / f"{package}-0.1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n")
+
+
+@pytest.mark.parametrize("package", ["torch_neuronx", "neuronx_distributed_inference"])
+def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
+    write_placeholders(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    message = rf"installed as {package.replace('_', '-')} is a placeholder from PyPI.*AWS's own"
+    with pytest.raises(ConfigError, match=message):
+        load_backend(neuron_config(checkpoint("llama")))
