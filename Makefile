@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test proto format clean
+.PHONY: install demo test test-nxdi proto format clean
 
 install: $(STAMP)
 
@@ -20,6 +20,11 @@ demo: install
 # Two processes, one thread each: a model in a test is tiny, and threads of several processes would fight for cores.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+
+# The neuron tests on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
+# neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache.
+test-nxdi: install
+	$(BIN)/python tests/nxdi_real/run.py $(NXDI_SOURCES)
 
 proto: install
 	$(BIN)/python -m grpc_comm.generate

@@ -1,4 +1,4 @@
-"""The neuron backend as users run it: every role a process of its own, NxDI's contract double in the place of NxDI.
+"""The neuron backend as users run it: every role a process of its own, on the NxDI of this test run.
 
 The reference is the target alone on the torch backend, in this process.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import sys
@@ -32,8 +31,9 @@ from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
 from inference.workers.local import LocalCompleter
 from tests.conftest import ModelDirectories
-from tests.support import nxdi_double, servers
+from tests.support import servers
 from tests.support.neuron.checkpoints import save_eagle_draft
+from tests.support.nxdi import Nxdi
 from tests.support.prompts import PROMPTS
 from tests.support.servers import Completion, complete, complete_all, draft_server, fused_server, target_server
 
@@ -41,21 +41,21 @@ pytestmark = pytest.mark.slow
 
 GAMMA = 3
 NUM_TOKENS = 12
-SAMPLING = '{"on_device_sampling_config": {"do_sample": true, "dynamic": true}}'
 NEURON = ("--backend", "neuron", "--dtype", "float32", "--sequence_length", "80", "--batch", "2")
 TARGET = (*NEURON, "--gamma", str(GAMMA))
-PAIR = (*NEURON, "--gamma", "4", "--speculation_method", "eagle", "--neuron_config", SAMPLING)
+PAIR = (*NEURON, "--gamma", "4")
+EAGLE = (*PAIR, "--speculation_method", "eagle")
 
 Servers = dict[str, ServerProcess]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def environment(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What every process of this module inherits; the folder of compiled models."""
     folder = tmp_path_factory.mktemp("neuron")
     artifacts = folder / "artifacts"
     variables = {
-        "PYTHONPATH": f"{nxdi_double.write_packages(folder / 'packages')}{os.pathsep}{ROOT}",
+        "PYTHONPATH": nxdi.python_path(folder / "packages"),
         "NEURON_COMPILED_ARTIFACTS": str(artifacts),
         "OMP_NUM_THREADS": "1",
     }
@@ -67,26 +67,30 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft whose pair was compiled ahead of time, in this process."""
+def eagle(models: ModelDirectories, environment: Path, nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft whose pair was compiled ahead of time, in this process; so was the draft worker's model."""
     draft = save_eagle_draft(tmp_path_factory.mktemp("eagle") / "draft", "eagle")
     pair = ("--target_model", str(models.target), "--draft_model", str(draft))
     with pytest.MonkeyPatch.context() as patch:
-        nxdi_double.install(patch)
-        assert main(["--role", "compile", *pair, *PAIR]) == 0
+        nxdi.install(patch)
+        assert main(["--role", "compile", *pair, *EAGLE]) == 0
+        assert main(["--role", "compile", "--draft_model", str(models.related), *NEURON]) == 0
     return draft
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Servers, None]:
-    """A target, a draft for it, and a pair in one graph that also samples; all on Neuron."""
+    """A target, a draft for it, a pair in one graph, and one of EAGLE, which samples on the device; all on Neuron."""
     async with AsyncExitStack() as stack:
         cores = ("--neuron_cores", "4-5", "--tp_degree", "2")
-        pair = fused_server(models.target, eagle, *PAIR, "--http_port", str(free_port()))
-        fused = asyncio.create_task(stack.enter_async_context(pair))
+        pairs = {
+            "fused": fused_server(models.target, models.related, *PAIR, "--http_port", str(free_port())),
+            "eagle": fused_server(models.target, eagle, *EAGLE, "--http_port", str(free_port())),
+        }
+        starting = {name: asyncio.create_task(stack.enter_async_context(pair)) for name, pair in pairs.items()}
         target = await stack.enter_async_context(target_server(models.target, *TARGET, *cores))
         draft = await stack.enter_async_context(draft_server(models.related, target, *NEURON, "--gamma", str(GAMMA)))
-        yield {"target": target, "draft": draft, "fused": await fused}
+        yield {"target": target, "draft": draft, **{name: await server for name, server in starting.items()}}
 
 
 async def reference(models: ModelDirectories, requests: Sequence[CompletionRequest]) -> list[list[int]]:
@@ -119,26 +123,53 @@ async def test_every_topology_gives_the_torch_target_s_tokens(
 ) -> None:
     wanted = requests(sampled=sampled)
     expected = await reference(models, wanted)
-    for name in ("target", "draft", *(() if sampled else ("fused",))):
+    for name in ("target", "draft", "fused", *(() if sampled else ("eagle",))):
         completions = await complete_all(started[name], wanted, concurrency=4)
         assert [completion.token_ids for completion in completions] == expected, name
-        if name == "draft":
+        if name in ("draft", "fused"):
             assert sum(completion.num_accepted_tokens for completion in completions) > 0
     ahead = [replace(request, schedule=Schedule.ASYNC) for request in wanted]
     assert [completion.token_ids for completion in await complete_all(started["draft"], ahead)] == expected
 
 
 def test_what_was_compiled_ahead_is_found(started: Servers, environment: Path) -> None:
-    assert "hit in" in started["fused"].log.read_text()
+    """A draft worker took four times the slots that were compiled for, for branches which it cannot have, and so
+    compiled its model again at its start.
+    """
+    assert "hit in" in started["eagle"].log.read_text()
+    draft = started["draft"].log.read_text()
+    assert "hit in" in draft
+    assert "2 slots of 80 tokens" in draft
     assert "miss in" in started["target"].log.read_text(), "another configuration"
     folders = [folder for folder in environment.iterdir() if (folder / "specdec.json").is_file()]
-    assert len(folders) == 3, "target, draft, pair"
+    assert len(folders) == 4, "target, draft, two pairs"
+
+
+def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
+    """It writes hundreds of lines per model, to the root logger; a draft's own were 8 of 250."""
+    for server in started.values():
+        lines = server.log.read_text().splitlines()
+        foreign = [line for line in lines if " root: " in line or " Neuron: " in line]
+        assert len(lines) < 60, foreign[:20]
+        assert not [line for line in foreign if "Unexpected keyword arguments" in line]
+
+
+@pytest.mark.parametrize("name", ["fused", "eagle"])
+async def test_what_the_tutorials_send_is_served(started: Servers, name: str) -> None:
+    """Their curl has a temperature of 0.7, LLMPerf with '{}' none, which is 1.0, their client 0.9: all were refused."""
+    body = {"prompt": "the wind", "max_tokens": 4}
+    async with httpx.AsyncClient(base_url=_http(started[name])) as client:
+        for fields in ({}, {"temperature": 0.7}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.0}):
+            response = await client.post("/v1/completions", json={**body, **fields})
+            assert (response.status_code, response.json()["usage"]["completion_tokens"] > 0) == (200, True), fields
+    request = CompletionRequest("the wind", SamplingParams(temperature=0.9), max_new_tokens=4)
+    assert len((await complete(started[name], request)).token_ids) > 0
 
 
 async def test_a_mode_that_samples_on_the_device_refuses_a_seed(started: Servers) -> None:
     """Over gRPC and HTTP, naming the field; without one it samples, and greedy requests may have one."""
     sampling = pb.SamplingParams(temperature=0.8, top_k=20, seed=7)
-    async with open_channel(started["fused"].address) as channel:
+    async with open_channel(started["eagle"].address) as channel:
         stub = rpc.GenerationServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match="seed: this server samples on the device") as caught:
             await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=20).read()
@@ -148,9 +179,9 @@ async def test_a_mode_that_samples_on_the_device_refuses_a_seed(started: Servers
         assert message.WhichOneof("event") == "started"
         greedy = pb.GenerateRequest(text="the wind", sampling=pb.SamplingParams(seed=7), max_new_tokens=2)
         assert (await stub.Generate(greedy, timeout=20).read()).WhichOneof("event") == "started"
-    async with httpx.AsyncClient(base_url=_http(started["fused"])) as client:
+    async with httpx.AsyncClient(base_url=_http(started["eagle"])) as client:
         body = {"prompt": "the wind", "temperature": 0.8, "top_k": 20, "max_tokens": 3}
-        for field, value in (("seed", 7), ("top_k", 0), ("min_p", 0.2), ("repetition_penalty", 1.2), ("logprobs", 2)):
+        for field, value in (("seed", 7), ("top_k", 257), ("min_p", 0.2), ("repetition_penalty", 1.2), ("logprobs", 2)):
             response = await client.post("/v1/completions", json={**body, field: value})
             assert (response.status_code, response.json()["error"]["param"]) == (400, field)
         assert (await client.post("/v1/completions", json=body)).status_code == 200

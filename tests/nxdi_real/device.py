@@ -5,7 +5,7 @@
 3. Its `load` builds the graphs from these files alone, over one memory of keys and values.
 4. A graph's wrapper runs it at its bucket's length, writes what is aliased to the memory back, and hands out the rest,
    as a traced model does. So NxDI's host code takes the way that it takes on a device.
-5. The sampler's argmax on a CPU looks at all ranks and gives values where they are asked for, as the one of a device.
+5. The sampler on a CPU looks at the logits of all ranks, and gives values where they are asked for, as on a device.
 6. Medusa's pass reads hidden states at an index that tracing freezes at 0.
 7. What marks layers for the compiler (of models with experts) marks nothing.
 
@@ -182,14 +182,23 @@ def _run_compiled(wrapper: Any, run: Callable[..., Any], args: tuple[Any, ...]) 
 def change_sampler(module: ModuleType) -> None:
     from neuronx_distributed.parallel_layers import parallel_state
 
+    top_k_masked = module.Sampler._top_k_masked
+
+    def gathered(logits: torch.Tensor, dim: int) -> torch.Tensor:
+        if parallel_state.get_tensor_model_parallel_size() == 1:
+            return logits
+        group = parallel_state.get_tensor_model_parallel_group()
+        whole: torch.Tensor = module._gather_along_dim(logits, dim, process_group=group)
+        return whole
+
+    def best(self: Any, logits: torch.Tensor, top_k: torch.Tensor, dim: int, rank_id: Any) -> Any:
+        return top_k_masked(self, gathered(logits, dim), top_k, dim, rank_id)
+
     def argmax(self: Any, token_logits: torch.Tensor, return_values: bool, dim: int) -> Any:
-        if parallel_state.get_tensor_model_parallel_size() > 1:
-            group = parallel_state.get_tensor_model_parallel_group()
-            token_logits = module._gather_along_dim(token_logits, dim, process_group=group)
-        tokens = token_logits.argmax(dim)
+        tokens = gathered(token_logits, dim).argmax(dim)
         return (tokens, torch.ones(tokens.shape, dtype=token_logits.dtype)) if return_values else tokens
 
-    module.Sampler._argmax_sample = argmax
+    module.Sampler._argmax_sample, module.Sampler._top_k_masked = argmax, best
 
 
 def change_model(module: ModuleType) -> None:

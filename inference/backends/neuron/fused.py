@@ -18,7 +18,12 @@ from inference.backends.architectures import require_supported_config, resolve_l
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import Compilation, fused_compilation
 from inference.backends.neuron.calls import Row, fused_call, prompt_call
-from inference.backends.neuron.checks import check_family, check_method, check_pair, check_sharding
+from inference.backends.neuron.checks import (
+    check_family,
+    check_method,
+    check_pair,
+    check_sharding,
+)
 from inference.backends.neuron.device_decoder import DeviceDecoder
 from inference.backends.neuron.device_target import load_target_decoder
 from inference.backends.neuron.environment import check_logical_cores
