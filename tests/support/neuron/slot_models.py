@@ -16,9 +16,9 @@ GAMMA = 3
 
 
 @lru_cache(maxsize=4)
-def checkpoint(family: str) -> Path:
-    """A tiny model whose weights are those of `histories.reference(family)`."""
-    return save_tiny_model(Path(mkdtemp()) / family, family)
+def checkpoint(family: str, **fields: Any) -> Path:
+    """A tiny model whose weights are those of `histories.reference(family)`; further fields of its configuration."""
+    return save_tiny_model(Path(mkdtemp()) / family, family, **fields)
 
 
 def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, **options: Any) -> ModelConfig:

@@ -14,6 +14,7 @@ from inference.backends.neuron.parameters import KNOWN, check_names
 from inference.backends.neuron.settings import fused_arguments, slot_arguments
 from inference.cli import settings
 from inference.cli.app import main
+from inference.cli.roles import draft as draft_role
 from inference.cli.roles.registry import parser_of
 from inference.config import ROOT
 from tests.conftest import ModelDirectories
@@ -85,6 +86,15 @@ def test_what_compile_made_is_what_the_servers_find(
     assert calls
 
 
+@pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])
+def test_a_draft_that_cannot_fork_takes_no_slots_for_branches(models: ModelDirectories, flags: tuple[str, ...]) -> None:
+    """It took four times the memory, and was another model than the one compiled ahead for `--batch 2`."""
+    on_neuron = parsed("draft", "--model", models.related, *COMMON, *flags)
+    assert draft_role._proposer_config(on_neuron).branches == 0
+    on_torch = parsed("draft", "--model", models.related, "--backend", "torch", *flags)
+    assert draft_role._proposer_config(on_torch).branches == (0 if "sync" in flags else on_torch.branches)
+
+
 def test_compile_without_a_model_or_a_compiler(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("compile") == 2
     assert "nothing to compile" in capsys.readouterr().err
@@ -93,8 +103,9 @@ def test_compile_without_a_model_or_a_compiler(models: ModelDirectories, capsys:
 
 
 def test_other_backends_take_no_neuron_settings(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("verify_target", "--model", models.target, "--neuron_config", '{"fused_qkv": true}') == 2
-    assert "backend auto takes neither" in capsys.readouterr().err
+    for flags in (("--neuron_config", '{"fused_qkv": true}'), ("--device_sampling",)):
+        assert run("verify_target", "--model", models.target, *flags) == 2
+        assert "backend auto takes neither" in capsys.readouterr().err
 
 
 def test_neuron_config_must_be_an_object(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,22 @@ def test_what_nxdi_itself_refuses_is_one_line() -> None:
         load_neuron_backend(config)
 
 
+def test_a_quantized_pair_must_say_what_of_the_draft_is_not(models: ModelDirectories, tmp_path: Path) -> None:
+    """NxDI never quantizes a draft, but takes its layers for quantized: a KeyError after the target was written."""
+    options = quantized(quantized_checkpoints_path=str(tmp_path / "int8.pt"), quantization_type="per_channel_symmetric")
+    with pytest.raises(ConfigError, match="a quantized pair needs draft_model_modules_to_not_convert"):
+        load_decoder(*pair(models.target, models.related, **options), decide)
+    options["overrides"]["draft_model_modules_to_not_convert"] = ["lm_head", "embed_tokens", "layers"]
+    options["overrides"]["modules_to_not_convert"] = ["lm_head"]
+    assert load_decoder(*pair(models.target, models.related, **options), decide) is not None
+
+
+def test_an_nxdi_of_an_older_sdk_is_refused_with_the_image_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "version_of", lambda package: "0.6.10598+1a2b")
+    with pytest.raises(ConfigError, match=r"needs NxD Inference 0.7 or newer.* has 0.6.*sdk2.29.1"):
+        load_neuron_backend(neuron_config(checkpoint("llama")))
+
+
 def test_other_families_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"GPT2.* is not supported by backend neuron: .* llama, mixtral"):
         load_neuron_backend(neuron_config(save_tiny_model(tmp_path, "gpt2")))

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from inference.backends.neuron.slots import load_neuron_backend
 from inference.model import Backend, Span, max_pass_draft_tokens, prompt_chunk_tokens
@@ -109,3 +111,41 @@ def test_what_it_says_of_itself() -> None:
     assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_dim * (MAX_LENGTH + K) * 4
     assert max_pass_draft_tokens(backend, default=16) == GAMMA
     assert prompt_chunk_tokens(backend) == MAX_LENGTH
+
+
+LONG = tuple(20 + position * 7 % 260 for position in range(300))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"context_encoding_buckets": [32, 128, 290], "token_generation_buckets": [64, 128, 300]}],
+    ids=["NxDI's own", "named"],
+)
+def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, overrides: dict[str, Any]) -> None:
+    """At both sides of each bucket's end, and up to the last position; prompts of one and two tokens among them."""
+    path = checkpoint("llama", max_position_embeddings=512)
+    backend = load_neuron_backend(neuron_config(path, length=296, overrides=overrides))
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    for length in (1, 2, 3, 31, 32, 64, 126, 127, 128, 129, 255, 280, 290):
+        logits = [backend.forward([Span(1, 0, LONG[:length], 1)])]
+        logits.append(backend.forward([Span(1, length, LONG[length : length + K], K)]))
+        logits.append(backend.forward([Span(1, length + K, LONG[length + K : length + K + 1], 1)]))
+        with torch.no_grad():
+            expected = model(torch.tensor([LONG[: length + K + 1]])).logits[0, length - 1 :].numpy()
+        np.testing.assert_allclose(np.concatenate(logits), expected, rtol=0, atol=1e-3)
+    assert {graph for graph, _ in calls} == {"context", "speculation", "token"}
+
+
+def test_cpu_mode_at_more_than_one_bucket() -> None:
+    """NxDI's CPU mode has one mask for all buckets, and failed at the first request of a slot above 128 positions."""
+    path = checkpoint("llama", max_position_embeddings=512)
+    backend = load_neuron_backend(neuron_config(path, length=300, gamma=0, overrides={"on_cpu": True}))
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    for length in (1, 7, 200):
+        logits = [
+            backend.forward([Span(0, 0, LONG[:length], 1)]),
+            backend.forward([Span(0, length, LONG[length:][:1], 1)]),
+        ]
+        with torch.no_grad():
+            expected = model(torch.tensor([LONG[: length + 1]])).logits[0, length - 1 :].numpy()
+        np.testing.assert_allclose(np.concatenate(logits), expected, rtol=0, atol=1e-3)

@@ -6,6 +6,7 @@ import base64
 import csv
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -80,6 +81,18 @@ def test_csv_and_json_agree(sweep: Path) -> None:
     assert len(rows) == len(cells) == (1 + 4 * 2 * 3) * 2 * 2 * 2  # contenders, kinds, round trip times, concurrencies
     for fields, cell in zip(rows, cells, strict=True):
         assert fields == {name: "" if value is None else str(value) for name, value in cell.items()}
+
+
+def test_without_matplotlib_there_are_figures_but_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sweep of hours in a Neuron environment, which has none, lost everything when it was written."""
+    for name in ("inference.comparison.report.plots", "inference.comparison.report.html"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    directory = _written(findings(config(tmp_path)))
+    assert sorted(file.name for file in directory.glob("r*")) == ["results.csv", "results.json"]
+    assert "no report.html: it needs the package matplotlib" in caplog.text
 
 
 def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:

@@ -1,0 +1,80 @@
+"""The target alone, choosing on the device: what a pair that chooses there is compared with."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inference.backends.neuron.compiling import compile_models
+from inference.backends.neuron.device_target import TargetDecoder
+from inference.backends.registry import load_decoder
+from inference.config import ModelConfig
+from inference.errors import InvalidRequestError
+from inference.model import check_seed
+from inference.request import GenerationRequest, SamplingParams
+from inference.serving.assembly import target_engine
+from inference.speculation.slot_decoder import decide
+from tests.conftest import ModelDirectories
+from tests.support.neuron.engines import MAX_LENGTH, generate_all, greedy_reference, requests
+from tests.support.neuron.slot_models import neuron_config
+from tests.unit.backends.neuron.test_fused import engine, exact_law, p_value, sampled_outputs
+
+Calls = list[tuple[str, tuple[int, ...]]]
+
+
+def config(path: Path, **options: Any) -> ModelConfig:
+    """Three slots; the gamma of a server's flags is of no use here."""
+    return neuron_config(path, length=MAX_LENGTH - 4, gamma=3, device_sampling=True, **options)
+
+
+def load(path: Path, **options: Any) -> TargetDecoder:
+    decoder = load_decoder(config(path, **options), None, decide)
+    assert isinstance(decoder, TargetDecoder)
+    return decoder
+
+
+@pytest.mark.parametrize("samples", [False, True])
+async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls, samples: bool) -> None:
+    """Whether its graph can sample, or not."""
+    overrides = {} if samples else {"on_device_sampling_config": {"do_sample": False}}
+    decoder = load(models.target, overrides=overrides)
+    wanted = requests(9, seed=4, sampled=False)
+    answers = await generate_all(engine(decoder), wanted)
+    assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)
+    assert {graph for graph, _ in calls} == {"context", "token"}
+    assert decoder.seed_invariant != samples
+
+
+def test_what_it_samples_has_the_target_s_law(models: ModelDirectories) -> None:
+    torch.manual_seed(1)
+    assert p_value(sampled_outputs(load(models.target)), exact_law(models)) > 1e-3
+
+
+async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, compiled_in: list[str]) -> None:
+    """And what was compiled ahead with that flag is what it loads."""
+    before = len(compiled_in)
+    compile_models(config(models.target), None)
+    async with target_engine(config(models.target), max_waiting=4) as running:
+        assert len(compiled_in) - before <= 1
+        request = GenerationRequest((5, 6, 7), SamplingParams(temperature=0.9), max_new_tokens=5)
+        tokens = [token for c in [c async for c in running.engine.generate(request)] for token in c.token_ids]
+        assert 1 <= len(tokens) <= 5
+        with pytest.raises(InvalidRequestError, match="seed"):
+            check_seed(running.engine, SamplingParams(temperature=0.9))
+
+
+def test_all_tokens_are_as_many_as_the_device_looks_at_which_is_said_once(
+    models: ModelDirectories, caplog: pytest.LogCaptureFixture
+) -> None:
+    """top_k 0 is every default request: it was refused."""
+    decoder = load(models.target)
+    decoder.check(GenerationRequest((5, 6, 7), SamplingParams(temperature=1.0)))
+    for _ in range(3):
+        assert decoder._device_sampling(SamplingParams(temperature=0.5, top_p=0.9)) == (256.0, 0.9, 0.5)
+    notices = [record for record in caplog.records if record.levelno == logging.WARNING and "top_k 0" in record.msg]
+    assert [record.getMessage() for record in notices] == ["top_k 0 is 256 on this device: it looks at no more tokens"]
+    assert decoder._device_sampling(SamplingParams(temperature=0.5, top_k=7)) == (7.0, 1.0, 0.5)

@@ -1,0 +1,39 @@
+"""What of the log is shown."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from inference.cli.app import QuietLibraries
+
+NXDI = "/opt/venv/neuronx_distributed_inference/models/config.py"
+
+
+def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logging.LogRecord:
+    return logging.LogRecord("root", level, path, line, message, (), None)
+
+
+@pytest.mark.parametrize(
+    ("level", "message", "shown"),
+    [
+        (logging.INFO, "calling forward on network context_encoding_model", [False, False]),
+        (logging.WARNING, "TP degree (2) and KV heads (8) are not divisible", [True, False]),
+        (logging.WARNING, "NeuronConfig init: Unexpected keyword arguments: {'a': 1}", [False, False]),
+        (logging.ERROR, "out of memory", [True, True]),
+    ],
+)
+def test_nxdi_says_each_warning_once_and_no_more(level: int, message: str, shown: list[bool]) -> None:
+    """It writes to the root logger: of 250 lines of a draft's run 8 were the draft's."""
+    quiet = QuietLibraries()
+    assert [quiet.filter(record(level, message)) for _ in range(2)] == shown
+
+
+def test_all_others_say_what_they_say() -> None:
+    quiet = QuietLibraries()
+    ours = record(logging.INFO, "ready", path="/srv/inference/serving/assembly.py")
+    assert quiet.filter(ours)
+    assert quiet.filter(ours)
+    assert quiet.filter(record(logging.WARNING, "one", line=1))
+    assert quiet.filter(record(logging.WARNING, "another", line=2))
