@@ -222,13 +222,17 @@ async def test_sigterm_lets_what_runs_end(started: Servers) -> None:
 
 
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
-    """Target alone and fused graph on Neuron, and the mixed case: a draft on the CPU, whose target is on Neuron."""
+    """Target alone and fused graph on Neuron, and the mixed case: a draft on the CPU, whose target is on Neuron.
+
+    They sample: until the host chose the fused graph's tokens, it could be compared greedily alone.
+    """
     assert started
     (tmp_path / "kind.txt").write_text("1 2 3 and\n")
     flags = [
         *("--target-model", str(models.target), "--draft-models", str(models.related), "--backend", "neuron"),
         *("--draft_backend", "torch", "--topologies", "target,fused,distributed"),
         *("--dtype", "float32", "--sequence_length", "80", "--gamma", str(GAMMA), "--rtt-ms", "0", "--num-runs", "1"),
+        *("--temperature", "0.8"),
         *("--prompt-file", str(tmp_path / "kind.txt"), "--max-new-tokens", "8", "--output", str(tmp_path / "report")),
     ]
     process = await asyncio.create_subprocess_exec(

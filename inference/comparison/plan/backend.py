@@ -32,6 +32,7 @@ class BackendConfig:
         method: speculation_method of a fused pair; None is main.py's default.
         first_core: number of the first NeuronCore that may be used.
         model_flags: further flags of every server with a model.
+        device_sampling: target and fused pair choose tokens on the device; so neither is compared with the other's way.
     """
 
     name: str = AUTO
@@ -41,6 +42,7 @@ class BackendConfig:
     method: str | None = None
     first_core: int = 0
     model_flags: tuple[str, ...] = ()
+    device_sampling: bool = False
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -52,6 +54,8 @@ class BackendConfig:
                 raise ConfigError(f"{name} {value} is below {least}")
         if self.method is not None and self.name != NEURON:
             raise ConfigError(f"speculation_method {self.method} needs backend {NEURON}, not {self.name}")
+        if self.device_sampling and self.name != NEURON:
+            raise ConfigError(f"device_sampling needs backend {NEURON}, not {self.name}")
 
     @property
     def start_timeout_s(self) -> float:
@@ -59,8 +63,13 @@ class BackendConfig:
         return COMPILE_TIMEOUT_S if NEURON in (self.name, self.draft_name) else START_TIMEOUT_S
 
     def one_graph(self, draft: str) -> bool:
-        """Whether a fused pair is one compiled graph, for one gamma and, but for EAGLE, greedy alone."""
+        """Whether a fused pair is one compiled graph, for one gamma."""
         return self.name == NEURON and draft != NGRAM and self.method != "vanilla"
+
+    @property
+    def keeps_seeds(self) -> bool:
+        """Whether tokens of such a graph are the host's choice, as everybody else's are."""
+        return self.method in (None, "fused") and not self.device_sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,7 @@ def _neuron_flags(
     flags = ["--tp_degree", str(num_cores), "--neuron_cores", f"{first}-{first + num_cores - 1}"]
     if server.role == "draft":
         return flags
+    flags += ["--device_sampling"] if backend.device_sampling else []
     flags += ["--gamma", str(max(gammas) + _one_graph(backend, server))]  # such a graph counts the target's token too
     if server.role == "fused_target":
         flags += ["--draft_tp_degree", str(backend.draft_tp_degree)]

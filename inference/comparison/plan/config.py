@@ -233,8 +233,12 @@ class ComparisonConfig:
         self.machines  # noqa: B018 - refuses more machines than the host has cores for
 
     def _require_what_a_graph_can(self) -> None:
-        """A fused pair that is one compiled graph has one gamma, and no sampling that others could repeat."""
+        """A fused pair that is one compiled graph has one gamma; tokens chosen on a device, nobody else can repeat."""
         method = self.backend.method or "fused"
+        _require(
+            not self.backend.device_sampling or set(self.topologies) <= {Topology.TARGET, Topology.FUSED},
+            "device_sampling is for topologies target and fused: a draft worker's tokens are verified on the host",
+        )
         if Topology.FUSED in self.topologies and any(map(self.backend.one_graph, self.draft_models)):
             _require(
                 len(self.gammas) == 1,
@@ -242,9 +246,9 @@ class ComparisonConfig:
                 "name one, or use --speculation_method vanilla",
             )
             _require(
-                self.workload.temperature == 0,
-                f"temperature {self.workload.temperature:g}: speculation_method {method} cannot sample with a seed: "
-                "use --temperature 0, or --speculation_method vanilla",
+                self.workload.temperature == 0 or self.backend.keeps_seeds,
+                f"temperature {self.workload.temperature:g}: speculation_method {method} samples on the device, where "
+                "seeds are not kept: use --temperature 0, or fused or vanilla without --device_sampling",
             )
 
     @property

@@ -78,6 +78,7 @@ def _backend(args: argparse.Namespace) -> BackendConfig:
         args.speculation_method,
         args.first_core or 0,
         tuple(f"--{name}={value}" for name, value in values.items() if value is not None),
+        args.device_sampling,
     )
 
 
@@ -216,8 +217,10 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft_tp_degree", type=int, metavar="N", help="NeuronCores of a draft (--tp_degree)")
     text = "number of the first NeuronCore that may be used (0)"
     group.add_argument("--first_core", type=int, metavar="N", help=text)
-    text = "of a fused pair on neuron; vanilla can sample, and takes several --gamma (main.py's)"
+    text = "of a fused pair on neuron; vanilla takes several --gamma (main.py's)"
     group.add_argument("--speculation_method", choices=SPECULATION_METHODS, help=text)
+    text = "target and fused pair choose on the device, both (main.py's); of topologies target and fused, greedy"
+    group.add_argument("--device_sampling", action="store_true", help=text)
     group.add_argument("--neuron_config", metavar="JSON", help="parameters of NxDI's NeuronConfig, of every model")
     group.add_argument("--compiled_model_path", metavar="DIR", help="folder of compiled models")
     group.add_argument("--dtype", metavar="NAME", help="arithmetic on neuron (main.py's)")

@@ -11,6 +11,7 @@ from inference.comparison.plan.flags import parse_config
 from inference.errors import ConfigError
 
 SERVERS = [Server("target"), Server("fused_target", "small"), Server("draft", "small"), Server("draft", "ngram")]
+DEVICE = ["--backend", "neuron", "--device_sampling"]
 NEURON = BackendConfig("neuron", "neuron", 4, 2, first_core=8, model_flags=("--dtype=float32",))
 
 
@@ -48,7 +49,9 @@ def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
     ("flags", "message"),
     [
         (["--backend", "neuron", "--gamma", "3,5"], "gamma 3, 5: speculation_method fused is compiled for one"),
-        (["--backend", "neuron", "--temperature", "0.8"], "temperature 0.8: speculation_method fused cannot sample"),
+        ([*DEVICE, "--temperature", "0.8"], "temperature 0.8: speculation_method fused samples on the device"),
+        ([*DEVICE, "--speculation_method", "eagle", "--temperature", "0.8"], "speculation_method eagle samples on"),
+        (["--device_sampling"], "device_sampling needs backend neuron, not auto"),
         (["--backend", "torch", "--speculation_method", "eagle"], "eagle needs backend neuron, not torch"),
         (["--neuron_config", "{}"], "neuron_config needs backend neuron, not auto"),
         (["--backend", "neuron", "--tp_degree", "0"], "tp_degree 0 is below 1"),
@@ -57,6 +60,22 @@ def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
 def test_what_cannot_be_compared_is_refused_by_name(tmp_path: Path, flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config([*flags, "--output", str(tmp_path), "--topologies", "target,fused"])
+
+
+def test_a_baseline_chooses_where_the_pair_does() -> None:
+    """Else a measured speed-up would hold that of sampling on the device: both do, or neither."""
+    on_device = BackendConfig("neuron", "neuron", device_sampling=True)
+    for server in SERVERS[:2]:
+        assert "--device_sampling" in flags_of(on_device, server)
+        assert "--device_sampling" not in flags_of(NEURON, server)
+    assert parse_config([*DEVICE, "--topologies", "target,fused"]).backend.device_sampling
+    with pytest.raises(ConfigError, match="device_sampling is for topologies target and fused"):
+        parse_config([*DEVICE, "--topologies", "target,fused,distributed"])
+
+
+def test_a_pair_whose_tokens_the_host_chooses_may_sample() -> None:
+    config = parse_config(["--backend", "neuron", "--topologies", "target,fused", "--temperature", "0.8"])
+    assert config.backend.keeps_seeds
 
 
 def test_what_can_be() -> None:
