@@ -224,6 +224,7 @@ def _draft_of(neuron_config: Any, config: ModelConfig, arguments: dict[str, Any]
     draft = copy.deepcopy(neuron_config)
     draft.tp_degree = config.neuron.tp_degree
     draft.enable_fused_speculation = False
+    draft.output_logits = False
     if arguments.get("enable_eagle_speculation"):
         draft.is_eagle_draft = True
     else:

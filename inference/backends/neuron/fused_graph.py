@@ -5,7 +5,8 @@ Two things, by classes derived from NxDI's; EAGLE's graph, which has code of its
 - NxDI marks each draft token of one sequence as written in the masks of all, so that the others' drafts read what is
   not there: answers stay right, but fewer drafts are accepted. Here a row's mask is made of its own position.
 - Where the host chooses, the graph hands out the target's logits. NxDI lists logits twice in the prompt graph, which
-  then does not fit its own memory; and it hands out the draft's logits, where the draft's tokens are what is needed.
+  then does not fit its own memory; and it gathers the draft's logits too, over the target's cores, where the draft's
+  tokens are all that is needed. So the draft has none to give, and its tokens stand in their place.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def corrected(base: Any, *, host_chooses: bool) -> Any:
 
     Args:
         base: such as NeuronLlamaForCausalLM.
-        host_chooses: the configuration has `output_logits`. A call's `fused_outputs` are then NxDI's first four, the
-            draft's tokens int32 [num_rows, K], and the target's logits float32 [num_rows, K, vocabulary]; of a prompt,
+        host_chooses: the target's configuration has `output_logits`, the draft's has not. A call's `fused_outputs` are
+            then NxDI's first four, the draft's tokens int32 [num_rows, K], and the target's logits float32 [num_rows, K, vocabulary]; of a prompt,
             [1, 1] and [1, 1, vocabulary].
     """
     graph = _graph_class(host_chooses=host_chooses)
@@ -47,14 +48,15 @@ def _graph_class(*, host_chooses: bool) -> Any:
             self.draft_model.register_forward_pre_hook(_with_own_mask)
 
     class LogitsGraph(FusedGraph):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.draft_model.register_forward_hook(_with_tokens_for_logits)
+
         def _context_encoding_forward(self, *args: Any, **keywords: Any) -> list[Any]:
             outputs = super()._context_encoding_forward(*args, **keywords)
             num_states = len(self.draft_model.kv_mgr.past_key_values)
-            second = NUM_HEADS + 1 + num_states  # where the target's logits are listed again, the draft's NUM_HEADS
-            return _with_draft_tokens([*outputs[:NUM_HEADS], *outputs[NUM_HEADS + 1 : second], *outputs[second + 1 :]])
-
-        def _token_gen_forward(self, *args: Any, **keywords: Any) -> list[Any]:
-            return _with_draft_tokens(super()._token_gen_forward(*args, **keywords))
+            second = NUM_HEADS + 1 + num_states  # where the target's logits are listed again, the draft's at NUM_HEADS
+            return [*outputs[:NUM_HEADS], *outputs[NUM_HEADS + 1 : second], *outputs[second + 1 :]]
 
     return LogitsGraph if host_chooses else FusedGraph
 
@@ -68,8 +70,7 @@ def _with_own_mask(draft: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (input_ids, mask, position_ids, *others)
 
 
-def _with_draft_tokens(outputs: list[Any]) -> list[Any]:
-    """The draft's tokens in the place of its logits, which nobody needs: they are not even computed for the host."""
-    tokens, _, _, _, *others = outputs
-    num_rows = outputs[3].shape[0]  # of the target's logits
-    return [tokens, outputs[1], tokens.reshape(num_rows, -1).to(torch.int32), outputs[3], *others]
+def _with_tokens_for_logits(draft: Any, args: tuple[Any, ...], outputs: list[Any]) -> list[Any]:
+    """Outputs of one draft step, whose tokens [num_rows, 1] are listed again where NxDI looks for logits."""
+    tokens, *states = outputs
+    return [tokens, tokens.reshape(tokens.shape[0], -1), *states]

@@ -19,6 +19,7 @@ class Part(torch.nn.Module):
     def __init__(self, config: Any, neuron_config: Any, *, greedy: bool) -> None:
         super().__init__()
         self._config = neuron_config  # the target's: batches and lengths are its affair
+        self._has_logits = config.neuron_config.output_logits
         self._greedy = greedy
         states = [torch.empty(0) for _ in range(2 * config.num_hidden_layers)]
         self.kv_mgr = SimpleNamespace(past_key_values=states)
@@ -35,7 +36,7 @@ class Part(torch.nn.Module):
         """Tokens, logits where they are asked for, states."""
         logits = self._logits(input_ids, attention_mask, position_ids, seq_ids)
         heads = [self._choose(logits, sampling_params)]
-        return [*heads, *([logits] if self._config.output_logits else []), *self.kv_mgr.past_key_values]
+        return [*heads, *([logits] if self._has_logits else []), *self.kv_mgr.past_key_values]
 
     def _logits(
         self, input_ids: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor, seq_ids: list[int]

@@ -135,11 +135,16 @@ def prompts_list_their_logits_twice(patch: Patch) -> None:
     patch.setattr(fused_graph, "NUM_HEADS", 0)
 
 
-def the_draft_s_logits_stay(patch: Patch) -> None:
-    patch.setattr(fused_graph, "_with_draft_tokens", lambda outputs: outputs)
+def the_draft_has_nothing_for_logits(patch: Patch) -> None:
+    patch.setattr(fused_graph, "_with_tokens_for_logits", lambda draft, args, outputs: outputs)
 
 
-MUTANTS = [the_graph_s_tokens_are_kept, logits_are_one_late, prompts_list_their_logits_twice, the_draft_s_logits_stay]
+MUTANTS = [
+    the_graph_s_tokens_are_kept,
+    logits_are_one_late,
+    prompts_list_their_logits_twice,
+    the_draft_has_nothing_for_logits,
+]
 
 
 @pytest.mark.usefixtures("artifacts")
