@@ -27,8 +27,8 @@ def corrected(base: Any, *, host_chooses: bool) -> Any:
     Args:
         base: such as NeuronLlamaForCausalLM.
         host_chooses: the target's configuration has `output_logits`, the draft's has not. A call's `fused_outputs` are
-            then NxDI's first four, the draft's tokens int32 [num_rows, K], and the target's logits float32 [num_rows, K, vocabulary]; of a prompt,
-            [1, 1] and [1, 1, vocabulary].
+            then NxDI's first four, the draft's tokens int32 [num_rows, K], and the target's logits float32
+            [num_rows, K, vocabulary]; of a prompt, [1, 1] and [1, 1, vocabulary].
     """
     graph = _graph_class(host_chooses=host_chooses)
 
