@@ -54,9 +54,7 @@ def _graph_class(*, host_chooses: bool) -> Any:
 
         def _context_encoding_forward(self, *args: Any, **keywords: Any) -> list[Any]:
             outputs = super()._context_encoding_forward(*args, **keywords)
-            num_states = len(self.draft_model.kv_mgr.past_key_values)
-            second = NUM_HEADS + 1 + num_states  # where the target's logits are listed again, the draft's at NUM_HEADS
-            return [*outputs[:NUM_HEADS], *outputs[NUM_HEADS + 1 : second], *outputs[second + 1 :]]
+            return _listed_once(outputs, len(self.draft_model.kv_mgr.past_key_values))
 
     return LogitsGraph if host_chooses else FusedGraph
 
@@ -74,3 +72,9 @@ def _with_tokens_for_logits(draft: Any, args: tuple[Any, ...], outputs: list[Any
     """Outputs of one draft step, whose tokens [num_rows, 1] are listed again where NxDI looks for logits."""
     tokens, *states = outputs
     return [tokens, tokens.reshape(tokens.shape[0], -1), *states]
+
+
+def _listed_once(outputs: list[Any], num_draft_states: int) -> list[Any]:
+    """Outputs of a prompt without the second logits of draft and target, each in front of its keys and values."""
+    second = NUM_HEADS + 1 + num_draft_states
+    return [*outputs[:NUM_HEADS], *outputs[NUM_HEADS + 1 : second], *outputs[second + 1 :]]

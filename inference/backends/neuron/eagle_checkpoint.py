@@ -1,0 +1,96 @@
+"""What an EAGLE draft and its target must be. Owns the reading of a checkpoint's names and shapes; reads no weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from inference.errors import ConfigError
+
+Shapes = dict[str, tuple[int, ...]]
+
+MIN_EAGLE3_LAYERS = 7
+"""NxDI reads layer 1, the one before the middle and the fourth from the end: with fewer these are not three."""
+EAGLE_FAMILIES = ("llama",)
+"""Whose model in NxDI can be an EAGLE draft."""
+
+
+def check_eagle_target(path: Path, method: str, model_config: PretrainedConfig) -> None:
+    """Raise ConfigError if NxDI has no EAGLE for a target of this family, or of so few layers."""
+    kind, num_layers = str(model_config.model_type), int(model_config.num_hidden_layers)
+    if kind not in EAGLE_FAMILIES:
+        raise ConfigError(f"model {path}: NxDI has {method} for {', '.join(EAGLE_FAMILIES)} alone, not {kind}")
+    if method == "eagle3" and num_layers < MIN_EAGLE3_LAYERS:
+        needs = f"an EAGLE3 draft reads three of a target's layers, which needs {MIN_EAGLE3_LAYERS} at least"
+        raise ConfigError(f"model {path} has {num_layers} layers: {needs}")
+
+
+def eagle_faults(method: str, shapes: Shapes, *, hidden_size: int, input_norm: bool) -> Iterator[str]:
+    """What a checkpoint lacks of a draft for `method`.
+
+    Args:
+        method: eagle or eagle3.
+        shapes: of the draft's tensors.
+        hidden_size: of the target.
+        input_norm: neuron_config's enable_eagle_draft_input_norm.
+    """
+    factor = 3 if method == "eagle3" else 2
+    for name in ("embed_tokens.weight", "fc.weight", "lm_head.weight"):
+        if name not in shapes:
+            remedy = ": copy the target's into it" if name == "lm_head.weight" else ""
+            yield f"{name} is missing{remedy}"
+    if shapes.get("fc.weight") != (hidden_size, factor * hidden_size):
+        wanted = [hidden_size, factor * hidden_size]
+        yield f"fc.weight has shape {list(shapes.get('fc.weight', ()))}, {method} needs {wanted}"
+    if not any(name.startswith("layers.") for name in shapes):
+        yield "it has no layers"
+    if method == "eagle3":
+        yield from _eagle3_faults(shapes, hidden_size=hidden_size)
+    elif "norm.weight" in shapes:
+        yield "it has a final norm.weight"
+    if ("layers.0.input_layernorm.weight" in shapes) != input_norm:
+        yield (
+            "layers.0.input_layernorm.weight and neuron_config enable_eagle_draft_input_norm go together: "
+            f"the parameter is {str(input_norm).lower()}"
+        )
+
+
+def _eagle3_faults(shapes: Shapes, *, hidden_size: int) -> Iterator[str]:
+    """Its layer reads an embedding and a hidden state side by side, each behind a norm of its own."""
+    if {"d2t", "t2d"} & shapes.keys():
+        yield "it has a reduced vocabulary (d2t, t2d), which NxDI does not support"
+    for name in ("norm.weight", "layers.0.hidden_norm.weight"):
+        if name not in shapes:
+            yield f"{name} is missing"
+    for part in "qkv":
+        name = f"layers.0.self_attn.{part}_proj.weight"
+        width = shapes.get(name, (0, 0))[-1]
+        if width != 2 * hidden_size:
+            yield f"{name} reads {width} numbers, eagle3 needs {2 * hidden_size}"
+
+
+def checkpoint_shapes(path: Path) -> Shapes | None:
+    """Shapes of a checkpoint's tensors by name, without a leading "model."; None if it has no safetensors files."""
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        return None
+    shapes: Shapes = {}
+    for file in files:
+        for name, entry in _header(file).items():
+            if name != "__metadata__":
+                shapes[name.removeprefix("model.")] = tuple(entry["shape"])
+    return shapes
+
+
+def _header(file: Path) -> dict[str, dict[str, list[int]]]:
+    """A safetensors file begins with the length of a JSON header, eight bytes little-endian, and the header."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header: dict[str, dict[str, list[int]]] = json.loads(stream.read(length))
+    except (OSError, ValueError, MemoryError, OverflowError) as error:
+        raise ConfigError(f"{file} is no safetensors file: {error}") from error
+    return header
