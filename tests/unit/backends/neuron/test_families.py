@@ -29,9 +29,21 @@ def save(directory: Path, family: str, *, seed: int = 0, **fields: Any) -> Path:
     return save_tiny_model(directory, family, seed=seed, **{**FIELDS.get(family, {}), **fields})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    path = save(tmp_path, family)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"), [*((family, {}) for family in FAMILIES), ("llama", {"rope_scaling": LLAMA3})]
+)
+def test_logits_are_those_of_transformers(tmp_path: Path, family: str, fields: dict[str, Any]) -> None:
+    """The last one has the rotary scaling of Llama 3.1 and later, scaled down to these lengths."""
+    path = save(tmp_path, family, **fields)
     backend = load_neuron_backend(neuron_config(path))
     spans = [Span(2, 0, TOKENS[:7], 1), Span(0, 0, TOKENS[3:4], 1)]
     prompts = backend.forward(spans)
