@@ -54,6 +54,8 @@ class DeviceDecoder(GraphDecoder):
         """(field, what is wrong with it)"""
         if request.logprobs is not None:
             yield "logprobs", f"logprobs {request.logprobs}"
+        if request.min_new_tokens:
+            yield "min_new_tokens", f"min_new_tokens {request.min_new_tokens}"
         yield from _changed_logits(request.sampling)
         if not request.sampling.greedy:
             yield from self._sampling_faults(request.sampling)

@@ -69,6 +69,12 @@ class GraphDecoder(ABC):
             raise InvalidRequestError(
                 f"the prompt has {num_tokens} tokens, the compiled prompt graph reads {limit}", field="prompt"
             )
+        if request.prompt_logprobs is not None:
+            asked = f"prompt_logprobs {request.prompt_logprobs}"
+            raise InvalidRequestError(
+                f"{asked}: this server's compiled prompt graph gives nothing but what follows the last token",
+                field="prompt_logprobs",
+            )
 
     @torch.no_grad()
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:

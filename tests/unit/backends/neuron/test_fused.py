@@ -146,6 +146,8 @@ REFUSED = [
     (SamplingParams(repetition_penalty=1.2), {}, "penalty"),
     (SamplingParams(logit_bias=((5, 1.0),)), {}, "logit_bias"),
     (SamplingParams(), {"logprobs": 2}, "logprobs 2"),
+    (SamplingParams(), {"prompt_logprobs": 2}, "prompt_logprobs 2"),
+    (SamplingParams(), {"min_new_tokens": 2}, "min_new_tokens 2"),
     (SamplingParams(), {"prompt_token_ids": (3,) * 33}, "the prompt has 33 tokens, the compiled prompt graph reads 32"),
 ]
 

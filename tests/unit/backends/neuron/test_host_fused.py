@@ -109,8 +109,17 @@ def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories,
     assert len(verdict.token_ids) == num_drafted + 1
 
 
-def test_a_prompt_above_the_prompt_graph_is_the_one_thing_refused(models: ModelDirectories) -> None:
+async def test_an_end_is_held_back_as_at_the_torch_target(models: ModelDirectories) -> None:
+    held = [replace(request, min_new_tokens=7, max_new_tokens=14) for request in wanted()]
+    answers = await generate_all(engine(load(models.target, models.related)), held)
+    assert answers == await generate_all(torch_target(models), held)
+
+
+def test_what_the_prompt_graph_cannot_give_is_all_that_is_refused(models: ModelDirectories) -> None:
+    """It reads prompts up to a length, and gives what follows their last token alone."""
     decoder = load(models.target, models.related, overrides={"max_context_length": 32})
+    with pytest.raises(InvalidRequestError, match="prompt_logprobs 0: this server's compiled prompt graph"):
+        decoder.check(GenerationRequest((3,) * 3, prompt_logprobs=0))
     decoder.check(GenerationRequest((3,) * 32, SamplingParams(temperature=0.7, min_p=0.1, seed=1), logprobs=2))
     with pytest.raises(InvalidRequestError, match="the prompt has 33 tokens, the compiled prompt graph reads 32"):
         decoder.check(GenerationRequest((3,) * 33))
