@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("neuronx-distributed-inference", "neuronx-distributed")
-REPLACED = {"transformers": "transformers==4.57.6", "tokenizers": "", "matplotlib": ""}
-"""Instead of what requirements.txt says; without matplotlib, as on an image with the Neuron packages."""
+REPLACED = {"transformers": "transformers==4.57.6", "tokenizers": "", "huggingface-hub": "", "matplotlib": ""}
+"""Instead of what requirements.txt says: Transformers brings its own of two; matplotlib, an image need not have."""
 ADDED = ("tenacity==9.1.2",)
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "httpx", "scipy")
 """Of requirements-dev.txt."""
