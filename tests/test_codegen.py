@@ -150,6 +150,7 @@ def test_ruff_format() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # without its cache, on a slow machine that runs other tests beside it
 def test_mypy() -> None:
     """The whole project, strictly."""
     run(sys.executable, "-m", "mypy")

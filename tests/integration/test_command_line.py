@@ -101,7 +101,7 @@ async def test_a_failure_is_told_on_stderr(target: ServerProcess) -> None:
     result = await run_command("--role", "fused_client", "--port", str(target.port), "--prompt", long)
     assert result.code == 1
     assert "failed" not in result.stdout
-    assert "the prompt has" in result.last_line
+    assert "the prompt is too long" in result.last_line
 
 
 async def test_a_draft_worker_at_a_server_that_is_no_target(models: ModelDirectories) -> None:

@@ -125,6 +125,8 @@ def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[s
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json there"):
+        config_for(tmp_path)
+    with pytest.raises(ConfigError, match="no such directory"):
         config_for(tmp_path / "nowhere")
 
 
