@@ -126,12 +126,14 @@ class Started:
 
     Attributes:
         prompt_logprobs: one per prompt token, if the request asked for them; the first one's value says nothing.
+        has_grammar: the output will keep to the grammar that it asked for.
     """
 
     num_prompt_tokens: int
     seed: int
     prompt_text: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    has_grammar: bool = False
 
 
 @dataclass(frozen=True, slots=True)

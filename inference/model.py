@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from inference.commit import TokenLogprobs
-from inference.errors import InvalidRequestError
+from inference.errors import InvalidRequestError, SpecDecError
 from inference.request import GenerationRequest, SamplingParams
 
 Array: TypeAlias = Any
@@ -67,6 +67,38 @@ class Backend(Protocol):
         """
 
 
+class Matcher(Protocol):
+    """A compiled grammar beside one sequence: which tokens may come next. Pure: callers hand over the whole output.
+
+    Used by one thread at a time. `output` is what stands behind the prompt, draft tokens included.
+    """
+
+    def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
+        """How many of the proposal's first tokens may follow the output.
+
+        Raises:
+            InternalError: the output itself is refused, though every token of it was allowed.
+        """
+
+    def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
+        """Allowed tokens of the len(proposal) + 1 rows that verify a proposal.
+
+        Returns:
+            Per row, one bit per token id, the lowest bit of the first byte first; None where the proposal before it
+            is refused or has ended the sequence: no token of that row will ever be committed.
+
+        Raises:
+            InternalError: as `num_allowed`.
+            InvalidRequestError: the grammar is too complex for a mask to be made here.
+        """
+
+    def forced(self, output: Sequence[int], limit: int) -> list[int]:
+        """Up to `limit` tokens that must follow the output; none if there is a choice, or the output is refused."""
+
+    def goes_on(self, output: Sequence[int]) -> bool:
+        """Whether the output is allowed and not ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What one sequence wants from one target pass.
@@ -84,6 +116,7 @@ class Turn:
         logprobs: as in `GenerationRequest`.
         scored: prompt tokens whose log-probabilities are wanted: those behind `start` that this pass makes known.
         prompt_logprobs: of how many of the best ones there, too.
+        grammar: what the output must look like; None: anything.
     """
 
     slot: int
@@ -97,6 +130,7 @@ class Turn:
     logprobs: int | None = None
     scored: Sequence[int] = ()
     prompt_logprobs: int = 0
+    grammar: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +144,7 @@ class Verdict:
         draft_us: microseconds that the decoder's own draft took.
         logprobs: one per token, if the turn asked for them.
         prompt_logprobs: one per scored token.
+        error: why the sequence cannot go on, if it cannot; there are no tokens then.
     """
 
     token_ids: tuple[int, ...]
@@ -118,6 +153,7 @@ class Verdict:
     draft_us: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: SpecDecError | None = None
 
 
 class Decoder(Protocol):
@@ -152,6 +188,7 @@ class Draft:
         limit: how many tokens are wanted at most, >= 1.
         output_start: as in `Turn`.
         source_slot: another slot that may hold more of the same tokens, and can be copied from.
+        grammar: as in `Turn`.
     """
 
     slot: int
@@ -160,6 +197,7 @@ class Draft:
     limit: int
     output_start: int = 0
     source_slot: int | None = None
+    grammar: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +260,14 @@ class LimitedDecoder(Protocol):
 
     def check(self, request: GenerationRequest) -> None:
         """Raise InvalidRequestError for a request that the decoder cannot serve."""
+
+
+@runtime_checkable
+class MaskingDecoder(Protocol):
+    """A decoder that chooses here, from logits, and so can keep to a grammar."""
+
+    @property
+    def keeps_grammars(self) -> bool: ...
 
 
 @runtime_checkable
@@ -302,3 +348,10 @@ def check_request(decoder: object, request: GenerationRequest) -> None:
     """
     if isinstance(decoder, LimitedDecoder):
         decoder.check(request)
+    if request.grammar is not None and not (isinstance(decoder, MaskingDecoder) and decoder.keeps_grammars):
+        name = type(decoder).__name__
+        raise InvalidRequestError(
+            f"grammar: {name} chooses tokens in a compiled graph, which cannot keep to one: use "
+            "--speculation_method vanilla",
+            field="grammar",
+        )

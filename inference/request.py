@@ -18,6 +18,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 """Tokens of one request that can be given a bias."""
+MAX_GRAMMAR_CHARACTERS = 64 * 1024
+"""Of a grammar's text: far more than any schema in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,34 @@ DEFAULT_MAX_NEW_TOKENS = 128
 """Where neither request nor server says."""
 
 
+class GrammarKind(enum.Enum):
+    """What the text of a grammar is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"  # a JSON array of texts
+    GRAMMAR = "grammar"  # Lark, or GBNF (an EBNF)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output must look like; docs/structured.md has the rules of each kind.
+
+    Raises:
+        InvalidRequestError: the text is empty or too long.
+    """
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        length, limit = len(self.text), MAX_GRAMMAR_CHARACTERS
+        _require(1 <= length <= limit, f"the grammar has {length} characters; 1..{limit} may be", "grammar")
+
+
+ANY_JSON_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
+
+
 class Schedule(enum.Enum):
     """Who waits for whom between draft worker and target."""
 
@@ -200,6 +230,7 @@ class GenerationRequest:
         logprobs: with each token its log-probability, and those of so many best ones; None asks for none.
         min_new_tokens: nothing ends the sequence before it has so many output tokens.
         prompt_logprobs: the same for the prompt's tokens, with the first commit.
+        grammar: of the output; it ends with an end-of-sequence token, so `stop_at_eos` must be set.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -216,6 +247,7 @@ class GenerationRequest:
     logprobs: int | None = None
     min_new_tokens: int = 0
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens
@@ -233,6 +265,10 @@ class GenerationRequest:
         )
         _check_num_logprobs("logprobs", logprobs)
         _check_num_logprobs("prompt_logprobs", self.prompt_logprobs)
+        endless = "ignore_eos: an output with a grammar ends where the grammar does, with an end-of-sequence token"
+        _require(self.grammar is None or self.stop_at_eos, endless, "ignore_eos")
+        held = "min_new_tokens: an output with a grammar ends where the grammar does"
+        _require(self.grammar is None or not self.min_new_tokens, held, "min_new_tokens")
 
     def resumed(self, token_ids: Sequence[int]) -> GenerationRequest:
         """The same request, to go on with behind output tokens that are committed already.

@@ -7,6 +7,7 @@ Synchronous rounds set the window, await the chain, and close the window; run-ah
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from inference.engine.draft_path import DraftPath
 from inference.engine.draft_session import DraftSession
 from inference.engine.loop import Engine
-from inference.model import BranchingProposer, Draft, DraftToken, Proposer, num_branches
+from inference.model import BranchingProposer, Draft, DraftToken, Matcher, Proposer, num_branches
 from inference.request import SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import Pacing
@@ -51,9 +52,16 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
 
     def open(
-        self, token_ids: Sequence[int], sampling: SamplingParams, *, output_start: int | None = None
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        output_start: int | None = None,
+        grammar: Matcher | None = None,
     ) -> DraftSession:
         """Queue a sequence for a slot of the draft model; its output begins behind it, or at `output_start`.
+
+        Without its grammar a draft is only worse.
 
         Raises:
             CapacityError: slots and queue are full.
@@ -67,6 +75,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             num_branches=self.num_branches,
             confidence=self._confidence,
         )
+        session.grammar = grammar
         self._enter(session)
         return session
 
@@ -98,7 +107,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         started = time.monotonic()
         extensions = self._extend([piece.draft for piece in work], ranked=any(piece.ranked for piece in work))
         elapsed_s = time.monotonic() - started
-        if None not in extensions:  # reading a prompt is not a step of drafting
+        if all(map(_is_step, work, extensions)):
             self._recent_steps_s.append(elapsed_s)
         return extensions
 
@@ -110,6 +119,13 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
     def _deliver(self, session: DraftSession, work: _Extending, result: _Extension) -> None:
         if result is not None:
             session.extend(work.path, result)
+
+
+def _is_step(work: _Extending, extension: _Extension) -> bool:
+    """Reading a prompt is no step of drafting; nor are tokens that a grammar forces, which have no runner-up."""
+    if work.draft.grammar is None or extension is None:
+        return extension is not None
+    return bool(extension) and extension[0].margin < math.inf
 
 
 def _unranked(token_ids: list[int] | None) -> _Extension:

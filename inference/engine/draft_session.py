@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from inference.engine.draft_path import DraftPath
-from inference.model import Draft, DraftToken
+from inference.model import Draft, DraftToken, Matcher
 from inference.request import SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
@@ -42,6 +42,7 @@ class DraftSession:
         self.committed = list(token_ids)
         self.output_start = len(token_ids) if output_start is None else output_start
         self.sampling = sampling
+        self.grammar: Matcher | None = None
         self.pacing = Pacing()
         self.num_branch_hits = 0
         self.num_wasted_tokens = 0
@@ -110,6 +111,7 @@ class DraftSession:
             self._num_wanted(path),
             self.output_start,
             None if path is self._path else self._path.slot,
+            self.grammar,
         )
 
     def _begin_branches(self) -> None:

@@ -58,7 +58,7 @@ class DraftPool:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
         """See `Generator`; gamma 0 keeps the workers out."""
-        session = self._engine.open(request, drafted=False)
+        session = self._engine.open(request, drafted=False, grammar=await self._engine.compiled(request))
         if request.gamma != 0:
             self._alone[session.id] = session
             self._lend()

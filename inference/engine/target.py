@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inference.commit import Commit
+from inference.engine.grammars import Grammars
 from inference.engine.loop import Engine
 from inference.engine.target_session import TargetSession
 from inference.errors import ContextLengthError, InvalidRequestError
-from inference.model import Decoder, Turn, Verdict, check_request, is_seed_invariant
+from inference.model import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
 from inference.request import GenerationRequest, Schedule
 from inference.scheduling.pass_times import PassTimes
 from inference.scheduling.waiting import wait_s
@@ -49,12 +50,16 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
     Args:
         decoder: what a step is.
         limits: see `EngineLimits`.
+        grammars: compiles those of requests; without it they are refused.
     """
 
-    def __init__(self, decoder: Decoder, limits: EngineLimits = EngineLimits()) -> None:
+    def __init__(
+        self, decoder: Decoder, limits: EngineLimits = EngineLimits(), grammars: Grammars | None = None
+    ) -> None:
         super().__init__(num_slots=decoder.num_slots, max_waiting=limits.max_waiting)
         self._decoder = decoder
         self._limits = limits
+        self._grammars = grammars
         self._times = PassTimes()
         self._widths = Widths()
         self._recent_pass_s: deque[float] = deque(maxlen=32)
@@ -77,8 +82,22 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         """Recent median of a pass in microseconds; 0 while unknown."""
         return round(statistics.median(self._recent_pass_s) * 1e6) if self._recent_pass_s else 0
 
-    def open(self, request: GenerationRequest, *, drafted: bool) -> TargetSession:
-        """Queue a request for a slot.
+    async def compiled(self, request: GenerationRequest) -> Matcher | None:
+        """The request's grammar, for `open`.
+
+        Raises:
+            InvalidRequestError: it has a fault, or the decoder keeps to none.
+            CapacityError: too many are being compiled.
+        """
+        if request.grammar is None:
+            return None
+        check_request(self._decoder, request)
+        if self._grammars is None:
+            raise InvalidRequestError("grammar: this server has no compiler of grammars", field="grammar")
+        return await self._grammars.matcher(request.grammar)
+
+    def open(self, request: GenerationRequest, *, drafted: bool, grammar: Matcher | None = None) -> TargetSession:
+        """Queue a request for a slot; `grammar` is what `compiled` made of its own.
 
         Raises:
             InvalidRequestError: the prompt does not fit the context or the vocabulary, or the decoder cannot do what
@@ -88,6 +107,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         """
         check_prompt(request.prompt_token_ids, max_length=self.max_length, vocab_size=self.vocab_size)
         check_request(self._decoder, request)
+        if (request.grammar is None) != (grammar is None):
+            raise ValueError("the session of a request with a grammar needs the compiled one")
         if request.stop_at_eos:
             request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
         request = replace(request, sampling=request.law())
@@ -99,6 +120,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             schedule=schedule,
             gamma=gamma,
             prompt_chunk=self._decoder.prompt_chunk_tokens,
+            grammar=grammar,
         )
         self._enter(session)
         return session
@@ -121,7 +143,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
         """Decode a request without a draft worker; see `Generator`."""
-        session = self.open(request, drafted=False)
+        session = self.open(request, drafted=False, grammar=await self.compiled(request))
         async with aclosing(self.commits(session)) as commits:
             async for commit in commits:
                 yield commit
@@ -187,7 +209,10 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
     def _deliver(self, session: TargetSession, work: Turn, result: _Timed) -> None:
         verdict, started, ended = result
-        if session.apply(work, verdict, started=started, ended=ended) is not None:
+        if verdict.error is not None:
+            session.fail(verdict.error)
+            self.close(session)
+        elif session.apply(work, verdict, started=started, ended=ended) is not None:
             self.close(session)
 
 

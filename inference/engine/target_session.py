@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
 from inference.errors import InvalidRequestError
-from inference.model import Turn, Verdict
+from inference.model import Matcher, Turn, Verdict
 from inference.request import GenerationRequest, Schedule
 from inference.scheduling.acceptance import Acceptance
 from inference.scheduling.arrivals import Arrivals
@@ -57,6 +57,7 @@ class TargetSession:
             take what has arrived. None: the target decodes by itself.
         gamma: draft tokens per pass at most, in run-ahead or where the decoder has a draft of its own.
         prompt_chunk: longest part of a prompt in one pass; 0 is MAX_CHUNK_TOKENS.
+        grammar: the request's, compiled.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class TargetSession:
         schedule: Schedule | None,
         gamma: int,
         prompt_chunk: int = 0,
+        grammar: Matcher | None = None,
     ) -> None:
         self.id = f"s{next(_numbers)}"
         self.request = request
+        self._grammar = grammar
         self.slot: int | None = None
         self.commits = CommitQueue()
         self.token_ids = list(request.prompt_token_ids)
@@ -174,6 +177,7 @@ class TargetSession:
             logprobs=request.logprobs,
             scored=self._scored(len(token_ids)) if request.prompt_logprobs is not None else (),
             prompt_logprobs=request.prompt_logprobs or 0,
+            grammar=self._grammar,
         )
 
     def _scored(self, end: int) -> Sequence[int]:

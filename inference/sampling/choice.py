@@ -6,8 +6,8 @@ Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978):
 
     token = argmax over v of ( processed_logits[v] + G(seed, t, v) )      temperature 0: argmax of the logits
 
-Processing is Transformers' and in its order: bias and penalties (inference.sampling.penalties), temperature, top_k,
-top_p, min_p. The first two change the greedy choice too; the rest does not.
+Processing is Transformers' and in its order: bias, penalties and grammar (inference.sampling.penalties), temperature,
+top_k, top_p, min_p. The first three change the greedy choice too; the rest does not.
 
 Everything here works alike on numpy arrays and torch tensors and gives the same bits on both: the hash is 64-bit
 integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only, because the
@@ -90,12 +90,12 @@ def choose_tokens(
         logits: float [num_rows, vocab_size].
         sampling: one per row.
         positions: absolute position of the token that each row chooses.
-        before: the tokens before each row; needed if any row penalizes.
+        before: the tokens before each row, and what may follow them; needed if any row penalizes or has a grammar.
 
     Returns:
         num_rows token ids. Ties go to the lowest id.
     """
-    if adjusts(sampling):
+    if adjusts(sampling, before):
         logits = _adjusted(logits, sampling, positions, before)
     sampled = [row for row, params in enumerate(sampling) if not params.greedy]
     if not sampled:
@@ -149,7 +149,7 @@ def rank_tokens(
         Per row, (token id, score); the score is the logit, or with sampling the processed logit plus noise.
     """
     xp = array_api_compat.array_namespace(logits)
-    if adjusts(sampling):
+    if adjusts(sampling, before):
         logits = _adjusted(logits, sampling, positions, before)
     scores = xp.astype(logits, xp.float64, copy=True)
     sampled = [row for row, params in enumerate(sampling) if not params.greedy]

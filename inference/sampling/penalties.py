@@ -1,4 +1,4 @@
-"""Bias and penalties: what changes single logits before a token is chosen, by request and by the tokens so far.
+"""Bias, penalties, grammar: what changes single logits before a token is chosen, by request and by the tokens so far.
 
 Owns the arithmetic and the counting of tokens; knows neither noise nor truncation. In this order, which is vLLM's, and
 Transformers' as far as it has them:
@@ -8,6 +8,7 @@ Transformers' as far as it has them:
     frequency_penalty     logit - penalty * occurrences in the output
     presence_penalty      logit - penalty, if the token is in the output
     held_back             minus infinity, below the position where the sequence may end
+    grammar               minus infinity, if the token may not follow (inference.sampling.masks)
 
 Only the tokens concerned are touched, in double, by single IEEE operations: numpy and torch give the same bits.
 """
@@ -17,25 +18,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import array_api_compat
 
 from inference.model import Array
 from inference.request import HoldingParams, SamplingParams
+from inference.sampling.masks import mask_scores
 
 
 @dataclass(frozen=True, slots=True)
 class TokensBefore:
-    """What a row's penalties look back on.
+    """What the tokens before a row mean for its choice.
 
     Attributes:
         prompt: the ids in the prompt.
         output: how often each id is in the output, draft tokens before the row included.
+        allowed: the mask of the ids that the grammar allows, as `Matcher.masks` gives it; None: all.
     """
 
     prompt: frozenset[int]
     output: Counter[int]
+    allowed: bytes | None = None
 
     @classmethod
     def of(cls, token_ids: Sequence[int], output_start: int) -> TokensBefore:
@@ -64,9 +68,16 @@ def rows_before(
     return rows
 
 
-def adjusts(sampling: Sequence[SamplingParams]) -> bool:
+def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> list[TokensBefore]:
+    """The rows, each with what a grammar allows there."""
+    return [replace(row, allowed=mask) for row, mask in zip(rows, masks, strict=True)]
+
+
+def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> bool:
     """Whether any row needs `adjust_logits`; if not, it would only copy."""
-    return any(params.penalizes or params.logit_bias or isinstance(params, HoldingParams) for params in sampling)
+    return any(params.penalizes or params.logit_bias or isinstance(params, HoldingParams) for params in sampling) or (
+        before is not None and any(row.allowed is not None for row in before)
+    )
 
 
 def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> Array:
@@ -84,7 +95,7 @@ def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequ
 
 
 def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Sequence[TokensBefore]) -> Array:
-    """Apply bias and penalties.
+    """Apply bias, penalties and grammars.
 
     Args:
         logits: float [num_rows, vocab_size].
@@ -93,22 +104,28 @@ def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Seq
     Returns:
         float64 [num_rows, vocab_size], a copy.
     """
-    xp, device = array_api_compat.array_namespace(logits), array_api_compat.device(logits)
+    xp = array_api_compat.array_namespace(logits)
     scores = xp.asarray(logits, dtype=xp.float64, copy=True)
     entries = [
         (row, *entry)
         for row, (params, seen) in enumerate(zip(sampling, before, strict=True))
         for entry in _entries(params, seen)
     ]
-    if not entries:
-        return scores
+    if entries:
+        _adjust(scores, entries)
+    mask_scores(scores, [row.allowed for row in before])
+    return scores
+
+
+def _adjust(scores: Array, entries: Sequence[tuple[int, int, float, float, float, float]]) -> None:
+    """Change the entries (row, then as `_entries`) of float64 [num_rows, vocab_size], in place."""
+    xp, device = array_api_compat.array_namespace(scores), array_api_compat.device(scores)
     rows, token_ids, *columns = zip(*entries, strict=True)
     place = tuple(xp.asarray(ids, dtype=xp.int64, device=device) for ids in (rows, token_ids))
     bias, repetition, frequency, presence = (xp.asarray(c, dtype=xp.float64, device=device) for c in columns)
     values = scores[place] + bias
     values = xp.where(values > 0.0, values / repetition, values * repetition)
     scores[place] = values - frequency - presence
-    return scores
 
 
 def _entries(params: SamplingParams, before: TokensBefore) -> Iterator[tuple[int, float, float, float, float]]:

@@ -17,6 +17,7 @@ from inference.backends.registry import load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
+from inference.engine.grammars import Grammars
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from inference.model import (
     Backend,
@@ -32,6 +33,7 @@ from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
 from inference.speculation.slot_decoder import SlotDecoder, decide
 from inference.speculation.speculative_decoder import SpeculativeDecoder
+from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
@@ -81,7 +83,8 @@ async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenera
     model = await load(config)
     gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
     limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids)
-    async with running(TargetEngine(SlotDecoder(model.backend), limits)) as engine:
+    grammars = Grammars(GrammarCompiler(model.tokenizer, model.backend.vocab_size))
+    async with running(TargetEngine(SlotDecoder(model.backend), limits, grammars)) as engine:
         yield RunningTarget(engine, model.tokenizer)
 
 
@@ -95,7 +98,8 @@ async def fused_engine(config: FusedConfig, *, max_waiting: int) -> AsyncGenerat
     compiled = None if config.draft.model is None else await _load_compiled(config.target, config.draft.model)
     decoder, tokenizer = compiled or await _load_pair(config)
     limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids)
-    async with running(TargetEngine(decoder, limits)) as engine:
+    grammars = Grammars(GrammarCompiler(tokenizer, decoder.vocab_size))
+    async with running(TargetEngine(decoder, limits, grammars)) as engine:
         yield RunningTarget(engine, tokenizer)
 
 
@@ -168,7 +172,13 @@ async def draft_worker(
     async with running(DraftEngine(draft.proposer, max_waiting=config.max_waiting)) as engine:
         stub = rpc.VerificationServiceStub(channel)
         max_length = draft.proposer.max_length
-        yield DraftWorker(engine, stub, config=config, vocabulary=draft.vocabulary, max_length=max_length), engine
+        grammars = Grammars(GrammarCompiler(draft.tokenizer, draft.vocabulary.size))
+        yield (
+            DraftWorker(
+                engine, stub, config=config, vocabulary=draft.vocabulary, max_length=max_length, grammars=grammars
+            ),
+            engine,
+        )
 
 
 async def load(config: ModelConfig) -> LoadedModel:

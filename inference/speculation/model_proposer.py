@@ -6,12 +6,14 @@ finds the longest prefix its slot still has, and writes from there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from inference.model import Array, Backend, Draft, DraftToken, ForkingBackend, Span, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens, rank_tokens
-from inference.sampling.penalties import TokensBefore, rows_before
+from inference.sampling.penalties import TokensBefore, rows_before, rows_within
+from inference.speculation.grammar import draft_mask, extend_within_grammar
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt read in one step, so that a long prompt does not stall the other drafts."""
@@ -46,14 +48,20 @@ class ModelProposer:
         return self._backend.max_length
 
     def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
-        """One token per draft, or None where a part of a prompt was read."""
+        """One token per draft, more where its grammar forces them, or None where a part of a prompt was read."""
+        return extend_within_grammar(drafts, self._extend, int)
+
+    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+        """The same with every token's runner-up; forced tokens have none."""
+        return extend_within_grammar(drafts, self._extend_ranked, DraftToken)
+
+    def _extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
         spans, logits = self._forward(drafts)
         choosing = [draft for draft, span in zip(drafts, spans, strict=True) if span.num_logits]
         chosen = iter(self._choose(logits, choosing))
         return [[next(chosen)] if span.num_logits else None for span in spans]
 
-    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
-        """One token per draft with its runner-up, or None where a part of a prompt was read."""
+    def _extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
         spans, logits = self._forward(drafts)
         choosing = [draft for draft, span in zip(drafts, spans, strict=True) if span.num_logits]
         ranked = iter(self._rank(logits, choosing))
@@ -89,7 +97,12 @@ class ModelProposer:
 
     def _rank(self, logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:
         rows = rank_tokens(logits, *_choices(drafts), count=2) if drafts else []
-        return [DraftToken(best, runner_up, score - next_score) for (best, score), (runner_up, next_score) in rows]
+        return [_ranked(*best, *runner_up) for best, runner_up in rows]
+
+
+def _ranked(token_id: int, score: float, runner_up: int, next_score: float) -> DraftToken:
+    """A runner-up that truncation or a grammar removed is none."""
+    return DraftToken(token_id, runner_up if next_score > -math.inf else None, score - next_score)
 
 
 def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], list[TokensBefore]]:
@@ -99,6 +112,8 @@ def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], 
         for draft in drafts
         for row in rows_before(draft.token_ids, (), output_start=draft.output_start, sampling=draft.sampling)
     ]
+    if any(draft.grammar is not None for draft in drafts):
+        before = rows_within(before, [draft_mask(draft) for draft in drafts])
     return [draft.sampling for draft in drafts], [len(draft.token_ids) for draft in drafts], before
 
 

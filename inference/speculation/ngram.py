@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inference.model import Draft
+from inference.speculation.grammar import allowed_part, extend_within_grammar
 
 MAX_NGRAM_LENGTH = 1 << 20
 """Tokens of a sequence that is still looked up; there is no KV to fill, only a search to keep short."""
@@ -35,8 +36,12 @@ class NgramProposer:
         return self._max_length
 
     def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
-        """Propose up to each draft's limit in one step."""
-        return [lookup(draft.token_ids, draft.limit) for draft in drafts]
+        """Propose up to each draft's limit in one step, as far as its grammar allows."""
+        return extend_within_grammar(drafts, _look_up, int)
+
+
+def _look_up(drafts: Sequence[Draft]) -> list[list[int] | None]:
+    return [allowed_part(draft, lookup(draft.token_ids, draft.limit)) for draft in drafts]
 
 
 def lookup(token_ids: Sequence[int], limit: int) -> list[int]:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from inference.commit import TokenLogprobs
+from inference.errors import SpecDecError
 from inference.model import Array, Backend, Span, Turn, Verdict, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.sampling.logprobs import token_logprobs
-from inference.sampling.penalties import TokensBefore, rows_before
+from inference.sampling.penalties import TokensBefore, rows_before, rows_within
+from inference.speculation.grammar import Allowed, allowed_by_grammar, fit
 from inference.speculation.verify import verify
 
 _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
@@ -38,8 +40,14 @@ class SlotDecoder:
     def prompt_chunk_tokens(self) -> int:
         return prompt_chunk_tokens(self._backend)
 
+    @property
+    def keeps_grammars(self) -> bool:
+        """See `MaskingDecoder`."""
+        return True
+
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
-        """Run one pass and verify each turn's proposal."""
+        """Run one pass and verify each turn's proposal, as its grammar fits it."""
+        turns = [fit(turn) for turn in turns]
         logits = self._backend.forward([_span(turn) for turn in turns])
         if not any(turn.scored for turn in turns):
             return decide(turns, logits)
@@ -58,8 +66,10 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
     Returns:
         One verdict per turn, without log-probabilities of its prompt.
     """
-    chosen = iter(_choose(logits, [turn for turn in turns if turn.chooses]))
-    return _with_logprobs(turns, [_verdict(turn, chosen) for turn in turns], logits)
+    allowed = [allowed_by_grammar(turn) for turn in turns]
+    chosen = iter(_choose(logits, [each for each in zip(turns, allowed, strict=True) if each[0].chooses]))
+    verdicts = [_verdict(turn, chosen, each.error) for turn, each in zip(turns, allowed, strict=True)]
+    return _with_logprobs(turns, verdicts, logits)
 
 
 def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogprobs, ...]], Array]:
@@ -75,17 +85,16 @@ def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogpr
     return scores, logits[kept]
 
 
-def _choose(logits: Array, turns: Sequence[Turn]) -> list[int]:
+def _choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
     """The target's token of every row."""
     sampling: list[SamplingParams] = []
     positions: list[int] = []
     before: list[TokensBefore] = []
-    for turn in turns:
+    for turn, allowed in turns:
         sampling.extend([turn.sampling] * _num_choices(turn))
         positions.extend(range(len(turn.token_ids), len(turn.token_ids) + _num_choices(turn)))
-        before.extend(
-            rows_before(turn.token_ids, turn.proposal, output_start=turn.output_start, sampling=turn.sampling)
-        )
+        rows = rows_before(turn.token_ids, turn.proposal, output_start=turn.output_start, sampling=turn.sampling)
+        before.extend(rows if allowed.masks is None else rows_within(rows, allowed.masks))
     return choose_tokens(logits, sampling, positions, before) if sampling else []
 
 
@@ -113,7 +122,8 @@ def _span(turn: Turn) -> Span:
     return Span(slot=turn.slot, start=turn.start, token_ids=token_ids, num_logits=_num_logits(turn))
 
 
-def _verdict(turn: Turn, chosen: Iterator[int]) -> Verdict:
-    if not turn.chooses:
-        return _NOTHING
-    return verify([next(chosen) for _ in range(_num_choices(turn))], turn.proposal)
+def _verdict(turn: Turn, chosen: Iterator[int], error: SpecDecError | None) -> Verdict:
+    tokens = [next(chosen) for _ in range(_num_choices(turn))]
+    if error is not None:
+        return replace(_NOTHING, error=error)
+    return verify(tokens, turn.proposal) if turn.chooses else _NOTHING

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inference.model import BranchingProposer, Decoder, Draft, DraftToken, Proposer, Turn, Verdict
+from inference.model import BranchingProposer, Decoder, Draft, DraftToken, MaskingDecoder, Proposer, Turn, Verdict
 from inference.scheduling.draft_length import DraftLength
 
 
@@ -40,6 +41,11 @@ class SpeculativeDecoder:
     @property
     def prompt_chunk_tokens(self) -> int:
         return self._target.prompt_chunk_tokens
+
+    @property
+    def keeps_grammars(self) -> bool:
+        """See `MaskingDecoder`."""
+        return isinstance(self._target, MaskingDecoder) and self._target.keeps_grammars
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Draft up to each turn's gamma in batched steps, then verify all in one pass."""
@@ -107,7 +113,7 @@ class SpeculativeDecoder:
                 None if token_ids is None else [DraftToken(token_id) for token_id in token_ids]
                 for token_ids in self._proposer.extend(drafts)
             ]
-        if self._length is not None and None not in extended:
+        if self._length is not None and None not in extended and _asked_model(drafts, extended):
             self._length.record_step(len(turns), time.monotonic() - started)
         return extended
 
@@ -118,9 +124,16 @@ class SpeculativeDecoder:
             return
         for turn, verdict in zip(turns, verdicts, strict=True):
             if turn.slot in chains:
-                self._length.record_verdict(turn.slot, chains[turn.slot], verdict.num_accepted_tokens)
+                chain = chains[turn.slot]  # behind it the target may have put what a grammar forces
+                self._length.record_verdict(turn.slot, chain, min(len(chain), verdict.num_accepted_tokens))
         if all(len(turn.token_ids) - turn.start == 1 for turn in turns):  # reading a prompt says nothing of drafts
-            self._length.record_pass(len(turns), sum(len(turn.proposal) for turn in turns), seconds)
+            self._length.record_pass(len(turns), sum(verdict.num_draft_tokens for verdict in verdicts), seconds)
+
+
+def _asked_model(drafts: Sequence[Draft], extended: Sequence[Sequence[DraftToken] | None]) -> bool:
+    """Whether the step cost a pass: tokens that a grammar forces cost none, and have no runner-up."""
+    pairs = zip(drafts, extended, strict=True)
+    return any(draft.grammar is None or (tokens and tokens[0].margin < math.inf) for draft, tokens in pairs)
 
 
 def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
@@ -131,4 +144,4 @@ def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
 
 def _draft(turn: Turn, chain: Sequence[DraftToken]) -> Draft:
     token_ids = [*turn.token_ids, *(token.token_id for token in chain)]
-    return Draft(turn.slot, token_ids, turn.sampling, turn.gamma - len(chain), turn.output_start)
+    return Draft(turn.slot, token_ids, turn.sampling, turn.gamma - len(chain), turn.output_start, grammar=turn.grammar)

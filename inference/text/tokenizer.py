@@ -107,6 +107,10 @@ class Tokenizer:
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
 
+    def to_json(self) -> str:
+        """The tokenizer as a tokenizer.json has it."""
+        return str(self._tokenizer.backend_tokenizer.to_str())
+
     def stream(self) -> TextStream:
         return TextStream(self, self._tokenizer.backend_tokenizer)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from inference.commit import Event
 from inference.errors import InvalidRequestError
-from inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS, RequestDefaults, SamplingParams, Schedule
+from inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS, Grammar, RequestDefaults, SamplingParams, Schedule
 from inference.text.stop_strings import check_stops
 
 
@@ -45,7 +45,7 @@ class CompletionRequest:
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
-        min_new_tokens, prompt_logprobs: see `GenerationRequest`.
+        min_new_tokens, prompt_logprobs, grammar: see `GenerationRequest`.
         deadline: the event loop's time from which nobody waits for the rest any more; None waits for ever.
 
     Raises:
@@ -67,6 +67,7 @@ class CompletionRequest:
     min_new_tokens: int = 0
     prompt_logprobs: int | None = None
     unsaid: frozenset[str] = frozenset()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         check_stops(self.stop)

@@ -21,6 +21,8 @@ from inference.errors import InvalidRequestError
 from inference.request import (
     LEFT_TO_SERVER,
     GenerationRequest,
+    Grammar,
+    GrammarKind,
     RequestDefaults,
     SamplingParams,
     Schedule,
@@ -45,6 +47,13 @@ _SCHEDULE_TO_MESSAGE = {
 }
 _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
+_GRAMMAR_TO_MESSAGE = {
+    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
+    GrammarKind.CHOICE: pb.GRAMMAR_KIND_CHOICE,
+    GrammarKind.GRAMMAR: pb.GRAMMAR_KIND_GRAMMAR,
+}
+_GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
 
 
@@ -82,6 +91,18 @@ def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
 
 def _unsaid(message: pb.SamplingParams) -> frozenset[str]:
     return frozenset(name for name in LEFT_TO_SERVER if not message.HasField(name))
+
+
+def grammar_to_message(grammar: Grammar | None) -> pb.Grammar | None:
+    return None if grammar is None else pb.Grammar(kind=_GRAMMAR_TO_MESSAGE[grammar.kind], text=grammar.text)
+
+
+def _wanted_grammar(message: pb.GenerateRequest | pb.Open) -> Grammar | None:
+    if not message.HasField("grammar"):
+        return None
+    if message.grammar.kind not in _GRAMMAR_FROM_MESSAGE:
+        raise InvalidRequestError(f"grammar kind {message.grammar.kind} is not known here", field="grammar")
+    return Grammar(_GRAMMAR_FROM_MESSAGE[message.grammar.kind], message.grammar.text)
 
 
 def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
@@ -155,6 +176,7 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         echo=request.echo,
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar_to_message(request.grammar),
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
@@ -215,6 +237,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         echo=message.echo,
         min_new_tokens=message.min_new_tokens,
         prompt_logprobs=_wanted_prompt_logprobs(message),
+        grammar=_wanted_grammar(message),
     )
 
 
@@ -234,6 +257,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
                 seed=event.seed,
                 prompt_text=event.prompt_text,
                 prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
+                has_grammar=event.has_grammar,
             )
         )
     if isinstance(event, Finished):
@@ -256,7 +280,9 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     if kind == "started":
         started = message.started
         prompt_logprobs = tuple(map(logprobs_from_message, started.prompt_logprobs))
-        return Started(started.num_prompt_tokens, started.seed, started.prompt_text, prompt_logprobs)
+        return Started(
+            started.num_prompt_tokens, started.seed, started.prompt_text, prompt_logprobs, started.has_grammar
+        )
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
@@ -289,6 +315,7 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
         logprobs=request.logprobs,
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar_to_message(request.grammar),
     )
 
 
@@ -310,6 +337,7 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
         logprobs=_wanted_logprobs(message),
         min_new_tokens=message.min_new_tokens,
         prompt_logprobs=_wanted_prompt_logprobs(message),
+        grammar=_wanted_grammar(message),
     )
 
 

@@ -101,7 +101,7 @@ class LocalCompleter:
         token_ids, text = generation.prompt_token_ids, ""
         if request.echo:
             text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
-        return Started(len(token_ids), generation.sampling.seed, text)
+        return Started(len(token_ids), generation.sampling.seed, text, has_grammar=request.grammar is not None)
 
     def _of_prompt(self, generation: GenerationRequest, commit: Commit) -> tuple[TokenLogprobs, ...]:
         """What the first commit says of the prompt, with the first token, which follows nothing, and with texts."""
@@ -131,6 +131,7 @@ class LocalCompleter:
             logprobs=request.logprobs,
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
+            grammar=request.grammar,
         )
         # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
         return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))

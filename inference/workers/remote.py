@@ -11,9 +11,9 @@ import grpc
 from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Event
+from inference.commit import Event, Started
 from inference.config import ConnectionConfig
-from inference.errors import IncompatibleDraftError, SpecDecError
+from inference.errors import IncompatibleDraftError, InvalidRequestError, SpecDecError
 from inference.workers.completion import Chat, CompletionRequest, ModelCard
 from inference.workers.convert import (
     card_from_message,
@@ -50,7 +50,11 @@ class RemoteCompleter:
         try:
             with calls_to(self._address):
                 async for message in call:
-                    yield event_from_message(message)
+                    event = event_from_message(message)
+                    if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
+                        fault = "grammar: this server knows none, and would have answered without"
+                        raise InvalidRequestError(fault, field="grammar", address=self._address)
+                    yield event
         finally:
             call.cancel()
 

@@ -12,6 +12,14 @@ class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCHEDULE_SYNC: _ClassVar[Schedule]
     SCHEDULE_ASYNC: _ClassVar[Schedule]
 
+class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_GRAMMAR: _ClassVar[GrammarKind]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -20,6 +28,11 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 SCHEDULE_UNSPECIFIED: Schedule
 SCHEDULE_SYNC: Schedule
 SCHEDULE_ASYNC: Schedule
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
+GRAMMAR_KIND_REGEX: GrammarKind
+GRAMMAR_KIND_CHOICE: GrammarKind
+GRAMMAR_KIND_GRAMMAR: GrammarKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -74,8 +87,18 @@ class TokenIds(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text", "version")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    kind: GrammarKind
+    text: str
+    version: str
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs")
+    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +113,7 @@ class GenerateRequest(_message.Message):
     ECHO_FIELD_NUMBER: _ClassVar[int]
     MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -104,7 +128,8 @@ class GenerateRequest(_message.Message):
     echo: bool
     min_new_tokens: int
     prompt_logprobs: int
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")
@@ -117,16 +142,18 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("num_prompt_tokens", "seed", "prompt_text", "prompt_logprobs")
+    __slots__ = ("num_prompt_tokens", "seed", "prompt_text", "prompt_logprobs", "has_grammar")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HAS_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     seed: int
     prompt_text: str
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_text: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    has_grammar: bool
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_text: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., has_grammar: bool = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "text")
@@ -353,7 +380,7 @@ class AssistClose(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "prompt_token_ids", "num_committed_tokens", "sampling", "max_new_tokens", "stop_token_ids", "schedule", "gamma", "logprobs", "stop_at_eos", "model_id", "min_new_tokens", "prompt_logprobs")
+    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "prompt_token_ids", "num_committed_tokens", "sampling", "max_new_tokens", "stop_token_ids", "schedule", "gamma", "logprobs", "stop_at_eos", "model_id", "min_new_tokens", "prompt_logprobs", "grammar")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +396,7 @@ class Open(_message.Message):
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     tokenizer_fingerprint: str
     vocab_size: int
@@ -384,7 +412,8 @@ class Open(_message.Message):
     model_id: str
     min_new_tokens: int
     prompt_logprobs: int
-    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., num_committed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., gamma: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_at_eos: bool = ..., model_id: _Optional[str] = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., num_committed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., gamma: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_at_eos: bool = ..., model_id: _Optional[str] = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("branches",)
@@ -403,18 +432,20 @@ class Branch(_message.Message):
     def __init__(self, prefix_length: _Optional[int] = ..., parent_node: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session_id", "max_length", "max_tree_tokens", "pass_us", "model_id")
+    __slots__ = ("session_id", "max_length", "max_tree_tokens", "pass_us", "model_id", "grammar_version")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAX_TREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PASS_US_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_VERSION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     max_length: int
     max_tree_tokens: int
     pass_us: int
     model_id: str
-    def __init__(self, session_id: _Optional[str] = ..., max_length: _Optional[int] = ..., max_tree_tokens: _Optional[int] = ..., pass_us: _Optional[int] = ..., model_id: _Optional[str] = ...) -> None: ...
+    grammar_version: str
+    def __init__(self, session_id: _Optional[str] = ..., max_length: _Optional[int] = ..., max_tree_tokens: _Optional[int] = ..., pass_us: _Optional[int] = ..., model_id: _Optional[str] = ..., grammar_version: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "logprobs", "num_received_tokens", "hold_us", "prompt_logprobs")

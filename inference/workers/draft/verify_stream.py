@@ -13,7 +13,7 @@ import grpc
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import NOTHING_COUNTED, Commit, Counts
-from inference.errors import UnavailableError
+from inference.errors import IncompatibleDraftError, UnavailableError
 from inference.request import GenerationRequest
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
@@ -26,9 +26,10 @@ _FRAME_BYTES = 5  # gRPC's length prefix of each message
 
 @dataclass(slots=True)
 class Origin:
-    """Id of the model that began a request, kept over all its streams; empty until the first stream says."""
+    """What began a request, kept over all its streams; empty until the first stream says."""
 
     model_id: str = ""
+    grammar_version: str = ""
 
 
 class VerifyStream:
@@ -47,12 +48,16 @@ class VerifyStream:
         self.proposals = ProposalSender(self._propose, self.round_trip)
         self._bytes_up = 0
         self._bytes_down = 0
+        self._has_grammar = False
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
         """Open the session; does not wait for the answer, so that drafting begins at once."""
         self._opened_at = time.monotonic()
         message = open_to_message(request, fingerprint=vocabulary.fingerprint, vocab_size=vocabulary.size)
         message.model_id = self._origin.model_id
+        self._has_grammar = request.grammar is not None
+        if self._has_grammar:
+            message.grammar.version = self._origin.grammar_version
         await self._write(pb.VerifyRequest(open=message))
 
     async def commit(self) -> Commit:
@@ -60,11 +65,18 @@ class VerifyStream:
         message = await self._read()
         if message.WhichOneof("message") == "opened":  # the target answers Open at once: a round trip
             self.round_trip.record(time.monotonic() - self._opened_at)
-            self._origin.model_id = message.opened.model_id
+            self._begin(message.opened)
             message = await self._read()
         commit = commit_from_message(message.commit)
         self.proposals.answered(commit)
         return commit
+
+    def _begin(self, opened: pb.Opened) -> None:
+        self._origin.model_id, self._origin.grammar_version = opened.model_id, opened.grammar_version
+        if self._has_grammar and not opened.grammar_version:
+            raise IncompatibleDraftError(
+                "the target knows no grammars, and would answer without", address=self._address
+            )
 
     def with_figures(
         self, commit: Commit, *, wait_s: float, draft_s: float = 0.0, counts: Counts = NOTHING_COUNTED

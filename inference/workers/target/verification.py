@@ -19,6 +19,7 @@ from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError
 from inference.speculation.tree import MAX_TREE_TOKENS
+from inference.text.grammar import VERSION as GRAMMAR_VERSION
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.convert import (
     PROTOCOL_VERSION,
@@ -85,7 +86,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     async def Verify(self, _: object, context: Context) -> None:
         """Serve one session from Open to its last Commit."""
         # 1. Open: check that draft and target fit, queue for a slot.
-        session = self._open(await self._first(context))
+        session = await self._open(await self._first(context))
         # 2. From here on three things happen at once: proposals come in, silence is watched, commits go out.
         reading = asyncio.create_task(self._read_proposals(session, context))
         watching = asyncio.create_task(self._watch(session))
@@ -122,12 +123,13 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             raise InvalidRequestError(f"num_slots {message.attach.num_slots} is outside 1..{MAX_WORKER_SLOTS}")
         await serve_worker(StreamWorker(message.attach), self._pool, context, pass_us=self._engine.pass_us)
 
-    def _open(self, message: Any) -> TargetSession:
+    async def _open(self, message: Any) -> TargetSession:
         if message == grpc.aio.EOF or message.WhichOneof("message") != "open":
             raise InvalidRequestError("the first message of a session must be Open")
         self._check_fits(message.open)
         self._check_resumes(message.open)
-        return self._engine.open(open_from_message(message.open), drafted=True)
+        request = open_from_message(message.open)
+        return self._engine.open(request, drafted=True, grammar=await self._engine.compiled(request))
 
     def _check_fits(self, message: pb.Open | pb.Attach) -> None:
         if message.protocol_version != PROTOCOL_VERSION:
@@ -141,6 +143,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         if message.num_committed_tokens and message.model_id not in ("", self._identity.model_id):
             raise IncompatibleDraftError(
                 f"the session began with model {message.model_id}, here is {self._identity.model_id}: it cannot resume"
+            )
+        if message.num_committed_tokens and message.grammar.version not in ("", GRAMMAR_VERSION):
+            raise IncompatibleDraftError(
+                f"the session began with grammars of {message.grammar.version}, here are those of {GRAMMAR_VERSION}: "
+                "it cannot resume"
             )
 
     async def _first(self, context: Context) -> Any:
@@ -158,6 +165,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             max_tree_tokens=MAX_TREE_TOKENS,
             pass_us=self._engine.pass_us,
             model_id=self._identity.model_id,
+            grammar_version=GRAMMAR_VERSION if session.request.grammar is not None else "",
         )
         return pb.VerifyResponse(opened=opened)
 

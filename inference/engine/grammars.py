@@ -1,0 +1,53 @@
+"""Compiling grammars off the event loop: one at a time, within a time, and with few in line."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from inference.errors import CapacityError, InvalidRequestError
+from inference.request import Grammar
+from inference.text.grammar import GrammarCompiler, GrammarMatcher
+
+COMPILE_TIMEOUT_S = 10.0
+"""Far beyond what the compiler's own limits let a grammar take; a machine may be slow."""
+MAX_COMPILING = 16
+_RETRY_AFTER_S = 0.5
+
+
+class Grammars:
+    """The grammars of one model's requests; belongs to an event loop.
+
+    Args:
+        compiler: of the model's tokenizer.
+    """
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._num_compiling = 0
+
+    async def matcher(self, grammar: Grammar) -> GrammarMatcher:
+        """A matcher at the beginning of an output.
+
+        Raises:
+            InvalidRequestError: the grammar has a fault, or is too complex.
+            CapacityError: too many are being compiled.
+        """
+        if self._num_compiling >= MAX_COMPILING:
+            message = f"{self._num_compiling} grammars are being compiled, the limit is {MAX_COMPILING}"
+            raise CapacityError(message, retry_after_s=_RETRY_AFTER_S)
+        work = asyncio.wrap_future(self._thread.submit(self._compiler.compile, grammar))
+        self._num_compiling += 1
+        work.add_done_callback(self._done)
+        try:
+            async with asyncio.timeout(COMPILE_TIMEOUT_S):
+                return await asyncio.shield(work)  # a thread cannot be stopped: it holds its place until it is done
+        except TimeoutError:
+            message = f"{grammar.kind.value}: not compiled after {COMPILE_TIMEOUT_S:g} s"
+            raise InvalidRequestError(message, field="grammar") from None
+
+    def _done(self, work: asyncio.Future[GrammarMatcher]) -> None:
+        self._num_compiling -= 1
+        if not work.cancelled():
+            work.exception()  # whoever waited for it may have left

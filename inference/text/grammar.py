@@ -1,0 +1,187 @@
+"""Grammars over a tokenizer's tokens: compiled by llguidance, followed by a matcher. Knows no model and no noise.
+
+It stands with text and not with sampling, because a grammar speaks of text and only the tokenizer knows which tokens
+write it; sampling sees nothing of it but a mask. What is not the library's is decided here: the whitespace of JSON, the
+limits, and that an end-of-sequence token may follow where the grammar is complete, and nothing after it. The masks are
+part of the law of a request's tokens, so `VERSION` names all that they depend on beside the tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from inference.errors import InternalError, InvalidRequestError
+from inference.request import Grammar, GrammarKind
+from inference.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+VERSION = f"llguidance {version('llguidance')}, compact JSON"
+"""Library and whitespace rule: others mask differently, so a sequence that began with one goes on with no other."""
+_COMPACT = {"whitespace_flexible": False}
+# Fuel is the library's unit of work, counted alike on every machine; see docs/structured.md for what each limit costs.
+_LIMITS = {
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 10_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+_MAX_MESSAGE = 300
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model. Calls take up to a tenth of a second, or so: keep them off the event loop.
+
+    Args:
+        tokenizer: of the model; its end-of-sequence ids end an output.
+        vocab_size: rows of the model's output layer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._words: LLTokenizer | None = None
+
+    def compile(self, grammar: Grammar) -> GrammarMatcher:
+        """A matcher at the beginning of an output; its first mask is made already, which is where most work is.
+
+        Raises:
+            InvalidRequestError: the grammar has a fault, or is too complex.
+        """
+        from llguidance import LLMatcher, LLParserLimits
+
+        eos = self._eos_token_ids()
+        try:
+            limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+            source = _source(grammar)
+            matcher = LLMatcher(self._llg_words(eos), source, log_level=0, limits=limits)
+            _check(matcher)
+            compiled = GrammarMatcher(matcher, eos)
+            compiled.masks((), ())
+        except (ValueError, RecursionError) as exc:
+            raise InvalidRequestError(f"{grammar.kind.value}: {_brief(str(exc))}", field="grammar") from exc
+        return compiled
+
+    def _eos_token_ids(self) -> frozenset[int]:
+        eos = frozenset(each for each in self._tokenizer.eos_token_ids if each < self._vocab_size)
+        if not eos:
+            raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")
+        return eos
+
+    def _llg_words(self, eos: frozenset[int]) -> LLTokenizer:
+        """Made at the first grammar: servers that see none pay nothing."""
+        if self._words is None:
+            from llguidance import LLTokenizer
+
+            self._words = LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=sorted(eos))
+        return self._words
+
+
+class GrammarMatcher:
+    """The `inference.model.Matcher` of one sequence: goes on from the longest prefix that it still holds."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._eos = eos_token_ids
+        self._held: list[int] = []
+
+    def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
+        """See `Matcher`."""
+        self._reach(output)
+        num_taken = self._go_to([*output, *proposal]) - len(output)
+        if num_taken == len(proposal) or not self._may_end(proposal[num_taken]):
+            return num_taken
+        return num_taken + 1
+
+    def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
+        """See `Matcher`."""
+        self._reach(output)
+        masks: list[bytes | None] = [self._mask()]
+        for end in range(len(output) + 1, len(output) + len(proposal) + 1):
+            if self._go_to([*output, *proposal[: end - len(output)]]) < end:
+                break
+            masks.append(self._mask())
+        return masks + [None] * (len(proposal) + 1 - len(masks))
+
+    def forced(self, output: Sequence[int], limit: int) -> list[int]:
+        """See `Matcher`."""
+        if limit <= 0 or not self.goes_on(output):
+            return []
+        tokens: list[int] = self._matcher.compute_ff_tokens()[:limit]
+        if len(tokens) < limit and len(self._eos) == 1 and self.goes_on([*output, *tokens]):
+            tokens += self._eos if self._matcher.is_stopped() else ()
+        return tokens
+
+    def goes_on(self, output: Sequence[int]) -> bool:
+        """See `Matcher`."""
+        return self._go_to(output) == len(output)
+
+    def _reach(self, output: Sequence[int]) -> None:
+        num_taken = self._go_to(output)
+        if num_taken < len(output):
+            token_id = output[num_taken]
+            raise InternalError(f"the grammar refuses token {token_id} of the output, which it had allowed")
+
+    def _go_to(self, tokens: Sequence[int]) -> int:
+        """Stand behind as many of the tokens as the grammar takes, end-of-sequence ones not among them; how many."""
+        common = _common_prefix(self._held, tokens)
+        if common < len(self._held):
+            self._matcher.rollback(len(self._held) - common)
+        rest = list(tokens[common:])
+        end = next((i for i, token_id in enumerate(rest) if token_id in self._eos), len(rest))
+        num_taken: int = common + self._matcher.try_consume_tokens(rest[:end])
+        self._held = list(tokens[:num_taken])
+        return num_taken
+
+    def _may_end(self, token_id: int) -> bool:
+        return token_id in self._eos and self._matcher.is_accepting()
+
+    def _mask(self) -> bytes:
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            message = f"grammar: {_brief(self._matcher.get_error())}"
+            raise InvalidRequestError(message, field="grammar")
+        return mask
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar in the library's own form."""
+    from llguidance import LLMatcher, grammar_from
+
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return LLMatcher.grammar_from_json_schema(grammar.text, _COMPACT)  # type: ignore[arg-type]
+    if grammar.kind is GrammarKind.CHOICE:
+        return LLMatcher.grammar_from_lark(_alternatives(grammar.text))
+    return grammar_from("regex" if grammar.kind is GrammarKind.REGEX else "grammar", grammar.text)
+
+
+def _alternatives(text: str) -> str:
+    choices: Any = json.loads(text)
+    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
+        raise ValueError("a JSON array of one or more texts is expected, none of them empty")
+    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+
+
+def _brief(message: str) -> str:
+    """One line of the library's words; a caller's own text may stand in them at any length."""
+    line = " ".join(message.replace("<non-verbose/>", "").split())
+    return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]} ..."
+
+
+def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    length = min(len(held), len(wanted))
+    if held[:length] == list(wanted[:length]):  # the usual case, at C speed
+        return length
+    return next(i for i in range(length) if held[i] != wanted[i])
