@@ -74,7 +74,8 @@ class Matcher(Protocol):
     """
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
-        """How many of the proposal's first tokens may follow the output.
+        """How many of the proposal's first tokens the grammar takes; masks may allow fewer, where text is forced and
+        a token would only begin it.
 
         Raises:
             InternalError: the output itself is refused, though every token of it was allowed.

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from inference.errors import InternalError, InvalidRequestError
 from inference.request import Grammar, GrammarKind
+from inference.text.schema_fault import path_of_fault
 from inference.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ VERSION = f"llguidance {version('llguidance')}, compact JSON"
 _COMPACT = {"whitespace_flexible": False}
 # Fuel is the library's unit of work, counted alike on every machine; see docs/structured.md for what each limit costs.
 _LIMITS = {
-    "initial_lexer_fuel": 200_000,
-    "step_lexer_fuel": 100_000,
+    "initial_lexer_fuel": 100_000,
+    "step_lexer_fuel": 50_000,
     "step_max_items": 20_000,
     "max_lexer_states": 10_000,
     "max_grammar_size": 100_000,
@@ -54,19 +56,37 @@ class GrammarCompiler:
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
         """
-        from llguidance import LLMatcher, LLParserLimits
-
         eos = self._eos_token_ids()
         try:
-            limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
-            source = _source(grammar)
-            matcher = LLMatcher(self._llg_words(eos), source, log_level=0, limits=limits)
-            _check(matcher)
+            matcher = self._matcher(_source(grammar), eos)
+            if matcher.is_error():
+                raise ValueError(matcher.get_error())
             compiled = GrammarMatcher(matcher, eos)
             compiled.masks((), ())
         except (ValueError, RecursionError) as exc:
-            raise InvalidRequestError(f"{grammar.kind.value}: {_brief(str(exc))}", field="grammar") from exc
+            path = self._path(grammar, eos)
+            message = f"{grammar.kind.value}: {path and f'{path}: '}{_brief(str(exc))}"
+            raise InvalidRequestError(message, field="grammar") from exc
         return compiled
+
+    def _matcher(self, source: str, eos: frozenset[int]) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+        return LLMatcher(self._llg_words(eos), source, log_level=0, limits=limits)
+
+    def _path(self, grammar: Grammar, eos: frozenset[int]) -> str:
+        """Where the fault of a schema is; empty if there is no telling."""
+        if grammar.kind is not GrammarKind.JSON_SCHEMA:
+            return ""
+
+        def message_of(schema: Any) -> str:
+            return self._matcher(_source(replace(grammar, text=json.dumps(schema))), eos).get_error()
+
+        try:
+            return path_of_fault(json.loads(grammar.text), message_of)
+        except (ValueError, RecursionError, InvalidRequestError):  # no JSON, or too much of it
+            return ""
 
     def _eos_token_ids(self) -> frozenset[int]:
         eos = frozenset(each for each in self._tokenizer.eos_token_ids if each < self._vocab_size)
@@ -125,6 +145,7 @@ class GrammarMatcher:
     def _reach(self, output: Sequence[int]) -> None:
         num_taken = self._go_to(output)
         if num_taken < len(output):
+            self._check()
             token_id = output[num_taken]
             raise InternalError(f"the grammar refuses token {token_id} of the output, which it had allowed")
 
@@ -144,10 +165,14 @@ class GrammarMatcher:
 
     def _mask(self) -> bytes:
         mask = self._matcher.compute_bitmask()
+        self._check()
+        return mask
+
+    def _check(self) -> None:
+        """An error is a limit that was reached: that the grammar has no other fault, its compilation said."""
         if self._matcher.is_error():
             message = f"grammar: {_brief(self._matcher.get_error())}"
             raise InvalidRequestError(message, field="grammar")
-        return mask
 
 
 def _source(grammar: Grammar) -> str:
@@ -166,11 +191,6 @@ def _alternatives(text: str) -> str:
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
         raise ValueError("a JSON array of one or more texts is expected, none of them empty")
     return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
-
-
-def _check(matcher: LLMatcher) -> None:
-    if matcher.is_error():
-        raise ValueError(matcher.get_error())
 
 
 def _brief(message: str) -> str:

@@ -1,0 +1,122 @@
+"""Under a grammar the output has exactly the law of the masked logits: masked before temperature and truncation.
+
+A toy grammar says which token may follow which. As in test_law.py one G-test judges right and wrong variants alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from inference.request import SamplingParams
+from inference.sampling.choice import choose_tokens, process_logits
+from inference.sampling.noise import gumbel_noise, noise_keys
+from inference.sampling.penalties import TokensBefore
+from inference.speculation.verify import verify
+from tests.support import law
+
+VOCAB_SIZE = 6
+NUM_SEEDS = 3000
+NUM_POSITIONS = 5
+TARGET = law.toy_logits(np.random.default_rng(4), VOCAB_SIZE)
+DRAFT = TARGET + law.toy_logits(np.random.default_rng(5), VOCAB_SIZE, spread=0.5)
+ALLOWED = np.array([[(u * u + v) % 3 != 0 for v in range(VOCAB_SIZE)] for u in range(VOCAB_SIZE)])
+MASKED = np.where(ALLOWED, TARGET, -np.inf)
+SETTINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_k=2),
+    SamplingParams(temperature=1.3, top_p=0.7),
+    SamplingParams(temperature=1.0, min_p=0.15),
+]
+ALPHA = 0.01 / len(SETTINGS)
+ALPHA_WRONG = ALPHA * 1e-6
+
+Rows = Callable[[SamplingParams, list[SamplingParams], list[int], list[int]], list[int]]
+"""(parameters, per row: the same seeded, positions, previous tokens) -> tokens."""
+
+
+def bits(row: np.ndarray) -> bytes:
+    return np.packbits(row, bitorder="little").tobytes() + bytes(3)  # masks are whole words
+
+
+def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
+    """What the project does: masks beside the rows."""
+
+    def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:
+        before = [TokensBefore(frozenset(), Counter(), allowed=bits(allowed[u])) for u in previous]
+        return choose_tokens(logits[previous], sampling, at, before)
+
+    return choose
+
+
+def masked_after_truncation(
+    _: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]
+) -> list[int]:
+    """As if the grammar filtered what truncation left; where that is nothing, whatever it allows."""
+    scores = np.where(ALLOWED[previous], process_logits(TARGET[previous], sampling), -np.inf)
+    nothing = ~np.isfinite(scores).any(axis=-1)
+    scores[nothing] = MASKED[previous][nothing]
+    keys = np.asarray(noise_keys([params.seed for params in sampling], at), dtype=np.int64)
+    return np.argmax(scores + gumbel_noise(keys[:, None], np.arange(VOCAB_SIZE)[None, :]), axis=-1).tolist()  # type: ignore[no-any-return]
+
+
+def table(choose: Rows, sampling: SamplingParams) -> law.Choices:
+    rows = [(s, t, u) for s in range(NUM_SEEDS) for t in range(NUM_POSITIONS) for u in range(VOCAB_SIZE)]
+    seeded = [replace(sampling, seed=seed) for seed in range(NUM_SEEDS)]
+    chosen = choose(sampling, [seeded[s] for s, _, _ in rows], [t for _, t, _ in rows], [u for _, _, u in rows])
+    return np.reshape(chosen, (NUM_SEEDS, NUM_POSITIONS, VOCAB_SIZE)).tolist()
+
+
+@cache
+def target_table(sampling: SamplingParams) -> law.Choices:
+    return table(masked(TARGET), sampling)
+
+
+def p_value(outputs: list[list[int]], sampling: SamplingParams) -> float:
+    return law.law_p_value(outputs, MASKED, sampling)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+@pytest.mark.parametrize("grammared", [True, False], ids=["draft with grammar", "draft without"])
+def test_the_law_is_that_of_masked_logits(sampling: SamplingParams, grammared: bool) -> None:
+    target = target_table(sampling)
+    everything = np.ones_like(ALLOWED)
+    draft = table(masked(DRAFT, ALLOWED if grammared else everything), sampling)
+    outputs = law.speculate(target, draft, gamma=3, verify=verify).outputs
+    assert outputs == law.decode(target)
+    assert p_value(outputs, sampling) > ALPHA
+
+
+def test_a_grammared_draft_is_accepted_more_often() -> None:
+    rates = []
+    for allowed in (ALLOWED, np.ones_like(ALLOWED)):
+        run = law.speculate(
+            target_table(SETTINGS[1]), table(masked(DRAFT, allowed), SETTINGS[1]), gamma=3, verify=verify
+        )
+        rates.append(run.num_accepted_tokens / run.num_draft_tokens)
+    assert rates[0] > rates[1] + 0.1
+
+
+WRONG: dict[str, tuple[Rows, SamplingParams]] = {
+    "no mask": (masked(TARGET, np.ones_like(ALLOWED)), SETTINGS[1]),
+    "mask of another state": (masked(TARGET, np.roll(ALLOWED, 1, axis=0)), SETTINGS[1]),
+    "mask after top_k": (masked_after_truncation, SETTINGS[2]),
+    "mask after top_p": (masked_after_truncation, SETTINGS[3]),
+    "mask after min_p": (masked_after_truncation, SETTINGS[4]),
+}
+
+
+@pytest.mark.parametrize(("choose", "sampling"), WRONG.values(), ids=WRONG)
+def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
+    assert p_value(law.decode(table(choose, sampling)), sampling) < ALPHA_WRONG
+
+
+def test_a_mask_after_truncation_is_no_mistake_where_nothing_is_truncated() -> None:
+    """So that the variant above fails for its order, and not for another reason."""
+    assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

@@ -1,0 +1,160 @@
+"""A grammar in decoders: tokens do not depend on drafts, forced tokens cost no pass, failures end one session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.errors import InternalError
+from inference.model import Draft, Proposer, Turn, Verdict
+from inference.request import Grammar, GrammarKind, SamplingParams
+from inference.scheduling.draft_length import DraftLength
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.ngram import NgramProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from inference.text.grammar import GrammarCompiler, GrammarMatcher
+from inference.text.tokenizer import Tokenizer
+from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
+
+TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
+COMPILER = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "on": {"type": "boolean"}},
+    "required": ["name", "on"],
+    "additionalProperties": False,
+}
+GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+PROMPT = [7, 8, 9]
+MAX_LENGTH = 120
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0, seed=3),
+    SamplingParams(temperature=1.3, top_k=1, seed=4),
+    SamplingParams(temperature=2.0, top_k=5, top_p=0.9, seed=5),
+    SamplingParams(temperature=1.0, min_p=0.3, repetition_penalty=1.3, logit_bias=((40, 5.0), (200, 100.0)), seed=6),
+]
+
+
+def backend(seed: int = 1, num_slots: int = 2) -> TorchBackend:
+    return TorchBackend(tiny_model("llama", seed=seed), num_slots=num_slots, max_length=MAX_LENGTH)
+
+
+class Counting(SlotDecoder):
+    """Counts its passes."""
+
+    num_passes = 0
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        self.num_passes += 1
+        return super().step(turns)
+
+
+def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Grammar = GRAMMAR) -> list[int]:
+    """One sequence to its end, with the decoder's own drafts if it has any."""
+    matcher, tokens, start = COMPILER.compile(grammar), list(PROMPT), 0
+    while EOS_TOKEN_ID not in tokens and len(tokens) < MAX_LENGTH - gamma - 1:
+        turn = Turn(0, start, list(tokens), sampling, gamma=gamma, output_start=len(PROMPT), grammar=matcher)
+        (verdict,) = decoder.step([turn])
+        assert verdict.error is None
+        start = len(tokens) + verdict.num_accepted_tokens
+        tokens += verdict.token_ids
+    end = tokens.index(EOS_TOKEN_ID) + 1 if EOS_TOKEN_ID in tokens else len(tokens)
+    return tokens[len(PROMPT) : end]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("gamma", [1, 4, 9])
+def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) -> None:
+    """Target alone, without and with forced tokens; drafts of three qualities, with and without a fixed length."""
+    plain = generate(SlotDecoder(backend()), sampling, gamma=0)
+    assert set(json.loads(TOKENIZER.decode(plain))) == {"name", "on"}
+    assert generate(SlotDecoder(backend()), sampling, gamma=gamma) == plain
+    proposers: list[Proposer] = [
+        ModelProposer(backend()),
+        ModelProposer(backend(seed=2, num_slots=6), num_branches=2),
+        NgramProposer(num_slots=2, max_length=1000),
+    ]
+    for proposer in proposers:
+        for length in (None, DraftLength()):
+            decoder = SpeculativeDecoder(SlotDecoder(backend()), proposer, length)
+            assert generate(decoder, sampling, gamma=gamma) == plain
+
+
+def test_forced_tokens_cost_no_pass() -> None:
+    """Of `{"name":"..."` and what follows, the tiny model has to choose the name, its end, and one bit."""
+    plain, forced = Counting(backend()), Counting(backend())
+    output = generate(plain, SAMPLINGS[1], gamma=0)
+    assert generate(forced, SAMPLINGS[1], gamma=32) == output
+    assert plain.num_passes == len(output)
+    assert forced.num_passes <= len(output) - 15
+
+
+def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
+    """A draft that knows no grammar: what comes behind the first refused token is not worth a row."""
+    decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
+    proposal = TOKENIZER.encode('{"nonsense and more')
+    turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)
+    (verdict,) = decoder.step([turn])
+    assert verdict.num_accepted_tokens < verdict.num_draft_tokens < len(proposal)
+    assert TOKENIZER.decode(verdict.token_ids).startswith('{"n')
+
+
+def test_a_refused_output_ends_one_session_and_no_other() -> None:
+    decoder = SlotDecoder(backend())
+    bad = Turn(0, 0, [*PROMPT, 200], SamplingParams(), output_start=3, grammar=COMPILER.compile(GRAMMAR))
+    good = replace(bad, slot=1, token_ids=PROMPT, grammar=COMPILER.compile(GRAMMAR))
+    refused, served = decoder.step([bad, good])
+    assert isinstance(refused.error, InternalError)
+    assert (refused.token_ids, served.error, len(served.token_ids)) == ((), None, 1)
+
+
+def test_rows_without_a_grammar_are_not_touched() -> None:
+    turns = [Turn(slot, 0, PROMPT, SAMPLINGS[1], output_start=3) for slot in range(2)]
+    alone = SlotDecoder(backend()).step(turns)
+    beside = SlotDecoder(backend()).step([turns[0], replace(turns[1], grammar=COMPILER.compile(GRAMMAR))])
+    assert beside[0] == alone[0]
+    assert beside[1] != alone[1]
+
+
+class NoModel(ModelProposer):
+    """Breaks where it is asked."""
+
+    def _forward(self, drafts: Sequence[Draft]) -> Any:
+        raise AssertionError("the model was asked")
+
+
+def test_a_draft_takes_forced_tokens_without_its_model() -> None:
+    proposer = NoModel(backend(seed=2))
+    matcher: GrammarMatcher = COMPILER.compile(GRAMMAR)
+    draft = Draft(0, PROMPT, SamplingParams(), limit=20, output_start=3, grammar=matcher)
+    (tokens,) = proposer.extend([draft])
+    (ranked,) = proposer.extend_ranked([draft])
+    assert tokens is not None
+    assert ranked is not None
+    assert TOKENIZER.decode(tokens) == '{"name":"'
+    assert [token.token_id for token in ranked] == tokens
+    assert proposer.extend([replace(draft, token_ids=[*PROMPT, 200])]) == [[]]  # can never be right
+
+
+@pytest.mark.parametrize("device_tokens", [1, 2])
+def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
+    """And its runner-ups, which become branches, are within it too, or none."""
+    proposer, matcher = ModelProposer(backend(seed=2)), COMPILER.compile(Grammar(GrammarKind.REGEX, "(a|b)c"))
+    draft = Draft(0, PROMPT, SAMPLINGS[device_tokens], limit=1, output_start=3, grammar=matcher)
+    (tokens,) = proposer.extend_ranked([draft])
+    assert tokens is not None
+    within = {TOKENIZER.encode(text)[0] for text in "ab"}
+    assert tokens[0].token_id in within
+    assert tokens[0].runner_up in {*within, None}
+    assert (tokens[0].runner_up is None) == (SAMPLINGS[device_tokens].top_k == 1)
+
+
+torch.set_num_threads(1)
