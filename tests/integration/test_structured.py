@@ -1,0 +1,298 @@
+"""Grammars on every topology and schedule: the tokens are those of the target alone without any draft.
+
+Servers of this process behind real sockets and a proxy, so that a link can be slow or cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from grpc_comm.channel import open_channel
+from grpc_comm.server import Server
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.commit import Delta, FinishReason
+from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from inference.engine.draft import DraftEngine
+from inference.engine.grammars import Grammars
+from inference.engine.pool import DraftPool
+from inference.errors import IncompatibleDraftError, InvalidRequestError
+from inference.observe.metrics import Metrics
+from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
+from inference.serving.assembly import draft_worker, fused_engine, load_proposer, running, target_engine
+from inference.text.grammar import GrammarCompiler
+from inference.workers import convert
+from inference.workers.completion import CompletionRequest, ModelCard
+from inference.workers.draft.pool_member import PoolHelp
+from inference.workers.generation import GenerationServicer
+from inference.workers.local import LocalCompleter
+from inference.workers.observed import Observer
+from inference.workers.remote import RemoteCompleter
+from inference.workers.status import to_status
+from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from tests.conftest import ModelDirectories
+from tests.support.servers import Completion, complete_all
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "on": {"type": "boolean"}},
+    "required": ["name", "on"],
+    "additionalProperties": False,
+}
+GRAMMARS = (
+    Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    Grammar(GrammarKind.REGEX, r"(the|a)+[0-9]{2,4}(in|ing)*"),
+    Grammar(GrammarKind.CHOICE, '["the end", "the ending", "other"]'),
+    Grammar(GrammarKind.GRAMMAR, 'start: "(" start ")" | /[0-9]{1,3}/'),
+)
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=2.0, top_k=20, repetition_penalty=1.2),
+)
+
+
+def some_requests() -> list[CompletionRequest]:
+    """With grammars of every kind, and some without any in the same passes."""
+    return [
+        CompletionRequest(f"the {i} wind", sampling, seed=i, max_new_tokens=60, grammar=grammar)
+        for i, grammar in enumerate((*GRAMMARS, None))
+        for sampling in SAMPLINGS
+    ]
+
+
+def keeps(text: str, grammar: Grammar) -> bool:
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return set(json.loads(text)) == {"name", "on"}
+    if grammar.kind is GrammarKind.REGEX:
+        return re.fullmatch(grammar.text, text) is not None
+    if grammar.kind is GrammarKind.CHOICE:
+        return text in json.loads(grammar.text)
+    return re.fullmatch(r"\(*[0-9]{1,3}\)*", text) is not None and text.count("(") == text.count(")")
+
+
+def model(path: Path, num_slots: int = 8) -> ModelConfig:
+    return ModelConfig(path, num_slots=num_slots, num_threads=1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
+    async with target_engine(model(models.target), max_waiting=64) as loaded:
+        pool, words = DraftPool(loaded.engine), loaded.vocabulary
+        observer = Observer(Metrics("target"))
+        identity = TargetIdentity(words, "m")
+        verifier = VerificationServicer(loaded.engine, pool, identity, idle_timeout_s=60.0, observer=observer)
+        card = ModelCard("target", "target", 128, words.size, words.fingerprint)
+        generation = GenerationServicer(LocalCompleter(pool, loaded.tokenizer), card)
+        server = Server("127.0.0.1:0", [verifier, generation], status_of=to_status)
+        await server.open()
+        yield server
+        await loaded.engine.stop()
+        await server.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plain(target: Server) -> list[Completion]:
+    """The target alone, one token a pass: no draft, and nothing forced either."""
+    return await complete_at(target, [replace(request, gamma=0) for request in some_requests()])
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def link(target: Server) -> AsyncGenerator[DelayProxy, None]:
+    async with delay_proxy(target.port, LinkConditions()) as proxy:
+        yield proxy
+
+
+async def complete_at(target: Server, requests: Sequence[CompletionRequest]) -> list[Completion]:
+    return await complete_all(f"127.0.0.1:{target.port}", requests)
+
+
+async def complete_with(completer: LocalCompleter, requests: Sequence[CompletionRequest]) -> list[Completion]:
+    async def one(request: CompletionRequest) -> Completion:
+        completion = Completion()
+        async for event in completer.complete(request):
+            completion.record(event)
+        return completion
+
+    return list(await asyncio.gather(*map(one, requests)))
+
+
+@asynccontextmanager
+async def worker(
+    draft: Path | None, models: ModelDirectories, link: DelayProxy
+) -> AsyncGenerator[LocalCompleter, None]:
+    """A draft worker of this process; None looks drafts up."""
+    config = ProposerConfig(draft or models.target, model(draft) if draft else None, num_slots=4, branches=2)
+    loaded = await load_proposer(config)
+    link_config = DraftConfig(ConnectionConfig("127.0.0.1", link.port), reconnect_timeout_s=10.0)
+    async with open_channel(link.address) as channel, draft_worker(loaded, link_config, channel) as (draft_side, _):
+        yield LocalCompleter(draft_side, loaded.tokenizer)
+
+
+def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishReason | None]]:
+    return [(completion.token_ids, completion.reason) for completion in completions]
+
+
+async def test_outputs_keep_to_their_grammars(plain: list[Completion]) -> None:
+    finished = 0
+    for request, completion in zip(some_requests(), plain, strict=True):
+        if request.grammar is not None and completion.reason is FinishReason.STOP:
+            finished += 1
+            assert keeps(completion.text, request.grammar), completion.text
+    assert finished >= 8
+
+
+async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
+    """No draft anywhere: a target with a grammar is speculative for free, and every forced token is accepted."""
+    forced = await complete_at(target, some_requests())
+    assert answers(forced) == answers(plain)
+    assert sum(completion.num_accepted_tokens for completion in forced[:3]) > 30
+    assert all(completion.num_accepted_tokens == completion.num_draft_tokens for completion in forced)
+    assert all(completion.num_draft_tokens == 0 for completion in plain)
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("conditions", [LinkConditions(), FAR], ids=["near", "far"])
+@pytest.mark.parametrize("draft", ["related", "stranger", "ngram"])
+async def test_distributed(
+    models: ModelDirectories,
+    link: DelayProxy,
+    plain: list[Completion],
+    schedule: Schedule,
+    conditions: LinkConditions,
+    draft: str,
+) -> None:
+    link.conditions = conditions
+    async with worker(getattr(models, draft, None), models, link) as completer:
+        helped = await complete_with(completer, [replace(each, schedule=schedule) for each in some_requests()])
+    assert answers(helped) == answers(plain)
+    assert sum(completion.num_accepted_tokens for completion in helped) > 0
+
+
+async def test_pool(models: ModelDirectories, target: Server, link: DelayProxy, plain: list[Completion]) -> None:
+    loaded = await load_proposer(ProposerConfig(models.related, model(models.related), num_slots=4, branches=2))
+    grammars = Grammars(GrammarCompiler(loaded.tokenizer, loaded.vocabulary.size))
+    async with running(DraftEngine(loaded.proposer)) as engine:
+        helping = PoolHelp(
+            engine, [link.address], vocabulary=loaded.vocabulary, gamma=4, num_slots=4, grammars=grammars
+        )
+        try:
+            for _ in range(3):
+                assert answers(await complete_at(target, some_requests())) == answers(plain)
+        finally:
+            await helping.stop(grace_s=0)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+async def test_fused(models: ModelDirectories, plain: list[Completion], adaptive: bool) -> None:
+    draft = ProposerConfig(models.related, model(models.related), num_slots=8)
+    config = FusedConfig(model(models.target), draft, gamma=4, adaptive_gamma=adaptive)
+    async with fused_engine(config, max_waiting=64) as loaded:
+        helped = await complete_with(LocalCompleter(loaded.engine, loaded.tokenizer), some_requests())
+    assert answers(helped) == answers(plain)
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+async def test_a_cut_link_changes_no_token(
+    models: ModelDirectories, link: DelayProxy, plain: list[Completion], schedule: Schedule
+) -> None:
+    """The new stream recomputes the state of the grammar from the committed tokens."""
+    link.conditions = FAR
+    async with worker(models.stranger, models, link) as completer:
+        helped, cut = Completion(), False
+        async for event in completer.complete(replace(some_requests()[1], schedule=schedule)):
+            helped.record(event)
+            if isinstance(event, Delta) and not cut and len(helped.token_ids) >= 12:
+                cut = True
+                link.cut()
+                asyncio.get_running_loop().call_later(0.2, link.restore)
+    assert cut
+    assert answers([helped]) == answers(plain[1:2])
+
+
+async def test_a_limit_is_reported_as_such(target: Server) -> None:
+    (cut,) = await complete_at(target, [replace(some_requests()[0], max_new_tokens=5)])
+    assert (cut.reason, len(cut.token_ids)) == (FinishReason.LENGTH, 5)
+
+
+REFUSED = {
+    "schema": (Grammar(GrammarKind.JSON_SCHEMA, '{"properties":{"a":{"type":"nonsense"}}}'), {}, "properties/a"),
+    "regex": (Grammar(GrammarKind.REGEX, "("), {}, "regex"),
+    "endless": (GRAMMARS[0], {"ignore_eos": True}, "ignore_eos"),
+}
+
+
+@pytest.mark.parametrize(("grammar", "others", "part"), REFUSED.values(), ids=REFUSED)
+async def test_refused_alike(
+    models: ModelDirectories, target: Server, link: DelayProxy, grammar: Grammar, others: dict[str, bool], part: str
+) -> None:
+    request = CompletionRequest("the wind", grammar=grammar, **others)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=part):
+        await complete_at(target, [request])
+    async with worker(models.related, models, link) as completer:
+        with pytest.raises(InvalidRequestError, match=part):
+            await complete_with(completer, [request])
+
+
+async def opened_with(target: Server, message: pb.Open) -> pb.VerifyResponse:
+    async with open_channel(f"127.0.0.1:{target.port}") as channel:
+        stream = rpc.VerificationServiceStub(channel).Verify(timeout=20)
+        await stream.write(pb.VerifyRequest(open=message))
+        return await stream.read()  # type: ignore[no-any-return]
+
+
+async def test_a_resume_needs_the_same_grammar_library(target: Server) -> None:
+    card = await _card(target)
+    message = pb.Open(
+        protocol_version=convert.PROTOCOL_VERSION,
+        tokenizer_fingerprint=card.tokenizer_fingerprint,
+        vocab_size=card.vocab_size,
+        prompt_token_ids=[5, 6, 92],
+        num_committed_tokens=1,
+        sampling=pb.SamplingParams(seed=1),
+        max_new_tokens=5,
+        stop_at_eos=True,
+        grammar=convert.grammar_to_message(GRAMMARS[0]),
+    )
+    opened = await opened_with(target, message)
+    assert "llguidance" in opened.opened.grammar_version
+    message.grammar.version = opened.opened.grammar_version
+    assert (await opened_with(target, message)).opened.grammar_version == opened.opened.grammar_version
+    message.grammar.version = "llguidance 0.1"
+    with pytest.raises(grpc.aio.AioRpcError, match=r"llguidance 0\.1") as caught:
+        await opened_with(target, message)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def _card(target: Server) -> ModelCard:
+    address = f"127.0.0.1:{target.port}"
+    async with open_channel(address) as channel:
+        return await RemoteCompleter(channel, address, deadline_s=20).model()
+
+
+async def test_peers_of_yesterday_do_not_answer_without_the_grammar(
+    models: ModelDirectories, target: Server, link: DelayProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not know the field; whoever asks them must notice, and not take any text for structured."""
+    monkeypatch.setattr(convert, "_wanted_grammar", lambda _: None)
+    with pytest.raises(InvalidRequestError, match="grammar"):
+        await complete_at(target, some_requests()[:1])
+    async with AsyncExitStack() as stack:
+        completer = await stack.enter_async_context(worker(models.related, models, link))
+        for schedule in Schedule:
+            with pytest.raises(IncompatibleDraftError, match="grammar"):
+                await complete_with(completer, [replace(some_requests()[0], schedule=schedule)])
