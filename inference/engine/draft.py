@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from inference.engine.draft_path import DraftPath
 from inference.engine.draft_session import DraftSession
+from inference.engine.grammars import Grammars
 from inference.engine.loop import Engine
 from inference.model import BranchingProposer, Draft, DraftToken, Matcher, Proposer, num_branches
-from inference.request import SamplingParams
+from inference.request import Grammar, SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import Pacing
 
@@ -36,11 +37,12 @@ class _Extending:
 
 
 class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
-    """Batches the chains of many sessions over one proposer."""
+    """Batches the chains of many sessions over one proposer; without `grammars` it drafts within none."""
 
-    def __init__(self, proposer: Proposer, *, max_waiting: int = 64) -> None:
+    def __init__(self, proposer: Proposer, *, max_waiting: int = 64, grammars: Grammars | None = None) -> None:
         super().__init__(num_slots=proposer.num_slots, max_waiting=max_waiting)
         self._proposer = proposer
+        self._grammars = grammars
         self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
         self._confidence = Confidence()
         self.num_branches = num_branches(proposer)
@@ -50,6 +52,15 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
     def step_s(self) -> float:
         """Recent median of one step in seconds; 0 while unknown."""
         return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
+
+    async def compiled(self, grammar: Grammar | None) -> Matcher | None:
+        """A request's grammar, for `open`.
+
+        Raises:
+            InvalidRequestError: it has a fault.
+            CapacityError: too many are being compiled.
+        """
+        return None if grammar is None or self._grammars is None else await self._grammars.matcher(grammar)
 
     def open(
         self,

@@ -15,7 +15,12 @@ from inference.gateway.noops import UNSUPPORTED
 logger = logging.getLogger(__name__)
 
 INVALID_REQUEST = "invalid_request_error"
-_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "prompt_logprobs": "logprobs"}
+_RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "prompt_logprobs": "logprobs",
+    "grammar": "response_format",
+}
 # Where a field may have several shapes, the complaint about one of them would mislead.
 _SHAPES = {
     "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",

@@ -65,6 +65,7 @@ def _repeated(
             gamma=body.gamma,
             stop=stop,
             min_new_tokens=body.min_tokens,
+            grammar=body.grammar_of_output(),
             prompt_logprobs=logprobs if template.echo else None,
         )
         for i in range(body.n)

@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from inference.gateway import noops
+from inference.gateway import noops, structured
 from inference.gateway.noops import NoOps, without_no_ops
-from inference.request import BIAS, MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, RANGES, Range, SamplingParams
+from inference.request import BIAS, MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, RANGES, Grammar, Range, SamplingParams
 from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 from inference.text.unicode import first_lone_surrogate
 from inference.workers.completion import Chat
@@ -104,6 +104,14 @@ def _conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[_
     return extend
 
 
+_EXCLUSIONS = tuple(structured.exclusions())
+
+
+def _one_of_structured(schema: dict[str, Any], body: type[_Body]) -> None:
+    _complete(schema, body)
+    structured.exactly_one(schema)
+
+
 class _Body(BaseModel):
     """Strict: a number is no string. Unknown fields are refused; a null says nothing, nor does what is so anyway."""
 
@@ -129,9 +137,49 @@ class StreamOptions(_Body):
 
 
 class TextFormat(_Body):
-    """The one format there is."""
+    """Any text."""
 
     type: Literal["text"]
+
+
+class JsonObjectFormat(_Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(_Body):
+    """A JSON schema, and what OpenAI's clients send beside it."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = Field(None, description="Taken, without effect: an output always keeps to its schema.")
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class JsonSchemaFormat(_Body):
+    """JSON as a schema says."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class StructuredOutputs(_Body):
+    """vLLM's; exactly one."""
+
+    model_config = ConfigDict(json_schema_extra=_one_of_structured)
+
+    json_: structured.Schema | None = Field(None, alias="json", description="A JSON schema.")
+    regex: structured.GrammarText | None = None
+    choice: structured.Choices | None = None
+    grammar: structured.GrammarText | None = Field(None, description="Lark or GBNF.")
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> StructuredOutputs:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("structured_outputs needs exactly one of json, regex, choice, grammar and json_object")
+        return self
 
 
 class GenerationBody(_Body):
@@ -170,7 +218,14 @@ class GenerationBody(_Body):
     gamma: Annotated[int, Field(ge=0, le=MAX_GAMMA), _WHOLE] | None = Field(
         None, description="Ours: draft tokens per pass; 0 drafts none."
     )
-    response_format: TextFormat | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
+        None
+    )
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's; instead of response_format.")
+    guided_json: structured.Schema | None = Field(None, description="vLLM's: a JSON schema.")
+    guided_regex: structured.GrammarText | None = None
+    guided_choice: structured.Choices | None = None
+    guided_grammar: structured.GrammarText | None = Field(None, description="Lark or GBNF.")
     user: str | None = Field(None, description="Taken, without effect: it names the end user.")
     safety_identifier: str | None = Field(None, description="Taken, without effect: it names the end user.")
     session_id: str | None = Field(None, description="Taken, without effect: it names the conversation.")
@@ -182,6 +237,16 @@ class GenerationBody(_Body):
         if "stream_options" in self.model_fields_set and not self.stream:
             raise ValueError("stream_options needs stream: true")
         return self
+
+    @model_validator(mode="after")
+    def _check_grammar(self) -> GenerationBody:
+        self.grammar_of_output()
+        return self
+
+    def grammar_of_output(self) -> Grammar | None:
+        """What the output must look like."""
+        given = self.model_dump(mode="json", by_alias=True, include=set(structured.NAMES))
+        return structured.the_grammar(given)
 
     def sampling(self) -> SamplingParams:
         """How tokens are chosen; the seed stands apart."""
@@ -196,7 +261,9 @@ class GenerationBody(_Body):
 class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
 
-    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO))
+    model_config = ConfigDict(
+        json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO, *_EXCLUSIONS)
+    )
 
     no_ops = noops.COMPLETION
     prompt: Prompt
@@ -252,7 +319,9 @@ class Message(_Body):
 class ChatBody(GenerationBody):
     """Body of /v1/chat/completions."""
 
-    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS))
+    model_config = ConfigDict(
+        json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS, *_EXCLUSIONS)
+    )
 
     no_ops = noops.CHAT
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)

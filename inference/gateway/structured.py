@@ -1,42 +1,79 @@
-"""What the fields of structured output mean: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`."""
+"""Structured output over HTTP: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`; what they mean.
+
+Schemas may be given as objects, or as their text where vLLM takes that. `strict` changes nothing: an output keeps to
+its schema or is cut by the limit of tokens.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
-from inference.request import ANY_JSON_OBJECT, Grammar, GrammarKind
+from pydantic import Field, StringConstraints
 
-GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_KINDS = {
+from inference.request import ANY_JSON_OBJECT, MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
+from inference.text.unicode import check_unicode
+
+GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
+Schema = dict[str, Any] | GrammarText
+Choices = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(min_length=1, max_length=1024)]
+
+KINDS = {
     "json": GrammarKind.JSON_SCHEMA,
     "regex": GrammarKind.REGEX,
     "choice": GrammarKind.CHOICE,
     "grammar": GrammarKind.GRAMMAR,
 }
+GUIDED = tuple(f"guided_{name}" for name in KINDS)
+NAMES = ("response_format", "structured_outputs", *GUIDED)
+"""Fields of a body that say what its output looks like; one at most."""
+_SAYS = {"type": "object", "properties": {"type": {"enum": ["json_object", "json_schema"]}}, "required": ["type"]}
 
 
 def the_grammar(given: Mapping[str, Any]) -> Grammar | None:
-    """The one grammar among fields by their names; None if there is none.
-
-    Args:
-        given: values of `GUIDED`, of `json`, `regex`, `choice`, `grammar` and `json_object`, or None.
+    """The one grammar among the values of a body's `NAMES`, as JSON; None if there is none.
 
     Raises:
         ValueError: there are several.
-        InvalidRequestError: it is empty or too long.
+        InvalidRequestError: it is too long.
     """
-    present = {name: value for name, value in given.items() if value not in (None, False)}
-    if len(present) > 1:
-        raise ValueError(f"{' and '.join(present)} exclude each other")
-    for name, value in present.items():
-        if name == "json_object":
-            return ANY_JSON_OBJECT
-        return Grammar(_KINDS[name.removeprefix("guided_")], _text(value))
+    found = {name: grammar for name in NAMES if (grammar := _grammar_of(name, given.get(name))) is not None}
+    if len(found) > 1:
+        raise ValueError(f"{' and '.join(found)} exclude each other")
+    return next(iter(found.values()), None)
+
+
+def _grammar_of(name: str, value: Any) -> Grammar | None:
+    if value is None:
+        return None
+    if name == "response_format":
+        return _of_format(value)
+    if name == "structured_outputs":
+        ((name, value),) = ((key, each) for key, each in value.items() if each is not None)
+        return ANY_JSON_OBJECT if name == "json_object" else _grammar_of(f"guided_{name}", value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    check_unicode(text, name)
+    return Grammar(KINDS[name.removeprefix("guided_")], text)
+
+
+def _of_format(value: Mapping[str, Any]) -> Grammar | None:
+    if value["type"] == "json_object":
+        return ANY_JSON_OBJECT
+    if value["type"] == "json_schema":
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value["json_schema"]["schema"]))
     return None
 
 
-def _text(value: str | bool | Mapping[str, Any] | Sequence[str]) -> str:
-    """Texts are taken as they are; what is JSON in the body is JSON text for the server behind."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def exclusions() -> Iterator[dict[str, Any]]:
+    """That the fields exclude each other, as JSON Schema has it."""
+    for pair in itertools.combinations(NAMES, 2):
+        present = {name: _SAYS if name == "response_format" else {"not": {"type": "null"}} for name in pair}
+        yield {"not": {"properties": present, "required": list(pair)}}
+
+
+def exactly_one(schema: dict[str, Any]) -> None:
+    """Say in the schema of `structured_outputs` that it has one field."""
+    names = [*KINDS, "json_object"]
+    schema["oneOf"] = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names]

@@ -169,16 +169,16 @@ async def draft_worker(
     draft: LoadedDraft, config: DraftConfig, channel: grpc.aio.Channel
 ) -> AsyncGenerator[tuple[DraftWorker, DraftEngine], None]:
     """A running draft engine, and the worker that joins it to the target at the channel's other end."""
-    async with running(DraftEngine(draft.proposer, max_waiting=config.max_waiting)) as engine:
+    async with running(draft_engine(draft, max_waiting=config.max_waiting)) as engine:
         stub = rpc.VerificationServiceStub(channel)
         max_length = draft.proposer.max_length
-        grammars = Grammars(GrammarCompiler(draft.tokenizer, draft.vocabulary.size))
-        yield (
-            DraftWorker(
-                engine, stub, config=config, vocabulary=draft.vocabulary, max_length=max_length, grammars=grammars
-            ),
-            engine,
-        )
+        yield DraftWorker(engine, stub, config=config, vocabulary=draft.vocabulary, max_length=max_length), engine
+
+
+def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
+    """An engine over what drafts, not running yet."""
+    grammars = Grammars(GrammarCompiler(draft.tokenizer, draft.vocabulary.size))
+    return DraftEngine(draft.proposer, max_waiting=max_waiting, grammars=grammars)
 
 
 async def load(config: ModelConfig) -> LoadedModel:

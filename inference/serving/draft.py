@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
-from inference.engine.draft import DraftEngine
-from inference.engine.grammars import Grammars
 from inference.observe.metrics import Metrics
 from inference.request import NO_DEFAULTS
-from inference.serving.assembly import draft_worker, load_proposer, model_card, running
+from inference.serving.assembly import draft_engine, draft_worker, load_proposer, model_card, running
 from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
 from inference.serving.host import Front, Host
 from inference.serving.observers import Observers, observed, timeline
-from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import ModelCard
 from inference.workers.draft.pool_member import PoolHelp
@@ -82,8 +79,7 @@ async def help_targets(
     """
     loaded = await load_proposer(proposer)
     slots, words = proposer.num_slots, loaded.vocabulary
-    async with running(DraftEngine(loaded.proposer, max_waiting=0)) as engine:
-        grammars = Grammars(GrammarCompiler(loaded.tokenizer, words.size))
-        pool_help = PoolHelp(engine, addresses, vocabulary=words, gamma=gamma, num_slots=slots, grammars=grammars)
+    async with running(draft_engine(loaded, max_waiting=0)) as engine:
+        pool_help = PoolHelp(engine, addresses, vocabulary=words, gamma=gamma, num_slots=slots)
         with timeline(observe, engine):
             await Host(pool_help, grace_s=0.0).run(until=pool_help.refused())

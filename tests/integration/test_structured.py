@@ -24,14 +24,11 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta, FinishReason
 from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
-from inference.engine.draft import DraftEngine
-from inference.engine.grammars import Grammars
 from inference.engine.pool import DraftPool
 from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.observe.metrics import Metrics
 from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
-from inference.serving.assembly import draft_worker, fused_engine, load_proposer, running, target_engine
-from inference.text.grammar import GrammarCompiler
+from inference.serving.assembly import draft_engine, draft_worker, fused_engine, load_proposer, running, target_engine
 from inference.workers import convert
 from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.draft.pool_member import PoolHelp
@@ -185,11 +182,8 @@ async def test_distributed(
 
 async def test_pool(models: ModelDirectories, target: Server, link: DelayProxy, plain: list[Completion]) -> None:
     loaded = await load_proposer(ProposerConfig(models.related, model(models.related), num_slots=4, branches=2))
-    grammars = Grammars(GrammarCompiler(loaded.tokenizer, loaded.vocabulary.size))
-    async with running(DraftEngine(loaded.proposer)) as engine:
-        helping = PoolHelp(
-            engine, [link.address], vocabulary=loaded.vocabulary, gamma=4, num_slots=4, grammars=grammars
-        )
+    async with running(draft_engine(loaded, max_waiting=4)) as engine:
+        helping = PoolHelp(engine, [link.address], vocabulary=loaded.vocabulary, gamma=4, num_slots=4)
         try:
             for _ in range(3):
                 assert answers(await complete_at(target, some_requests())) == answers(plain)

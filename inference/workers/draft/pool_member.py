@@ -16,7 +16,6 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Commit
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
-from inference.engine.grammars import Grammars
 from inference.errors import CapacityError, RequestError, SpecDecError
 from inference.request import Grammar
 from inference.scheduling.round_trip import RoundTrip
@@ -42,25 +41,16 @@ class PoolMember:
         vocabulary: of the draft.
         gamma: draft tokens of one pass at most, in every session that does not say.
         num_slots: sessions to offer room for.
-        grammars: compiles those of sessions; without it they are drafted for without.
     """
 
     def __init__(
-        self,
-        engine: DraftEngine,
-        address: str,
-        *,
-        vocabulary: Vocabulary,
-        gamma: int,
-        num_slots: int,
-        grammars: Grammars | None = None,
+        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, gamma: int, num_slots: int
     ) -> None:
         self._engine = engine
         self._address = address
         self._vocabulary = vocabulary
         self._gamma = gamma
         self._num_slots = num_slots
-        self._grammars = grammars
 
     async def run(self) -> None:
         """Draft for the target's sessions, redialling for ever when the link is lost.
@@ -89,7 +79,7 @@ class PoolMember:
         call = stub.Assist()
         try:
             with calls_to(self._address):
-                await _Help(self._engine, call, self._gamma, self._grammars).run(self._attach())
+                await _Help(self._engine, call, self._gamma).run(self._attach())
         finally:
             call.cancel()
 
@@ -105,11 +95,10 @@ class PoolMember:
 class _Help:
     """The sessions on one stream."""
 
-    def __init__(self, engine: DraftEngine, call: AssistCall, gamma: int, grammars: Grammars | None) -> None:
+    def __init__(self, engine: DraftEngine, call: AssistCall, gamma: int) -> None:
         self._engine = engine
         self._call = call
         self._gamma = gamma
-        self._grammars = grammars
         self._round_trip = RoundTrip()
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue()
         self._sessions: dict[str, _Helped] = {}
@@ -162,8 +151,8 @@ class _Help:
 
         proposals = ProposalSender(send, self._round_trip)
         helped = self._sessions[message.session_id] = _Helped(self._engine, draft, proposals, runner)
-        if self._grammars is not None and request.grammar is not None:
-            helped.learn(self._grammars, request.grammar)
+        if request.grammar is not None:
+            helped.learn(request.grammar)
 
 
 class _Helped:
@@ -177,13 +166,13 @@ class _Helped:
         self._sender = asyncio.create_task(send_drafts(draft, proposals))
         self._learner: asyncio.Task[None] | None = None
 
-    def learn(self, grammars: Grammars, grammar: Grammar) -> None:
+    def learn(self, grammar: Grammar) -> None:
         """Draft within a grammar, from when it is compiled: commits that come meanwhile must find the session."""
-        self._learner = asyncio.create_task(self._learn(grammars, grammar))
+        self._learner = asyncio.create_task(self._learn(grammar))
 
-    async def _learn(self, grammars: Grammars, grammar: Grammar) -> None:
+    async def _learn(self, grammar: Grammar) -> None:
         try:
-            self._draft.grammar = await grammars.matcher(grammar)
+            self._draft.grammar = await self._engine.compiled(grammar)
         except SpecDecError as exc:  # the target took it: another version, or no room here
             logger.warning("a session is drafted for without its grammar: %s", exc)
 
@@ -206,24 +195,16 @@ class PoolHelp:
     Args:
         engine: drafts.
         addresses: HOST:PORT of each target.
-        vocabulary, gamma, grammars: see `PoolMember`.
+        vocabulary, gamma: see `PoolMember`.
         num_slots: sessions to offer room for, to all targets together.
     """
 
     def __init__(
-        self,
-        engine: DraftEngine,
-        addresses: Sequence[str],
-        *,
-        vocabulary: Vocabulary,
-        gamma: int,
-        num_slots: int,
-        grammars: Grammars | None = None,
+        self, engine: DraftEngine, addresses: Sequence[str], *, vocabulary: Vocabulary, gamma: int, num_slots: int
     ) -> None:
         share = max(1, num_slots // len(addresses))
         members = [
-            PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share, grammars=grammars)
-            for address in addresses
+            PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share) for address in addresses
         ]
         self._task = asyncio.create_task(_help_all(members))
 

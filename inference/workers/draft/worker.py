@@ -18,7 +18,6 @@ from inference.commit import Commit
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
-from inference.engine.grammars import Grammars
 from inference.engine.target import check_token_ids
 from inference.errors import CapacityError, UnavailableError
 from inference.request import GenerationRequest, Schedule
@@ -41,7 +40,6 @@ class DraftWorker:
         config: the target's address; schedule and speculation length of requests that ask for none.
         vocabulary: of the draft.
         max_length: of the draft; the target's own limit decides where a request is refused.
-        grammars: compiles those of requests for the draft, which without it proposes what the target refuses.
     """
 
     def __init__(
@@ -52,14 +50,12 @@ class DraftWorker:
         config: DraftConfig,
         vocabulary: Vocabulary,
         max_length: int,
-        grammars: Grammars | None = None,
     ) -> None:
         self._engine = engine
         self._stub = stub
         self._config = config
         self._vocabulary = vocabulary
         self._max_length = max_length
-        self._grammars = grammars
 
     @property
     def max_length(self) -> int:
@@ -72,9 +68,11 @@ class DraftWorker:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
         """See `Generator`."""
         check_token_ids(request.prompt_token_ids, vocab_size=self._vocabulary.size)
-        grammar = await self._grammars.matcher(request.grammar) if self._grammars and request.grammar else None
         draft = self._engine.open(
-            request.prompt_token_ids, request.sampling, output_start=request.output_start, grammar=grammar
+            request.prompt_token_ids,
+            request.sampling,
+            output_start=request.output_start,
+            grammar=await self._engine.compiled(request.grammar),
         )
         try:
             await draft.admitted()  # a session at the target without a draft would hold a slot in vain
