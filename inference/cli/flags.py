@@ -358,6 +358,16 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     text = "the output ends before this text; may be given several times"
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=text)
     group.add_argument("--seed", type=int, metavar="N", help="key of the noise, 0 .. 2^64-1 (default: drawn at random)")
+    _add_grammar(parser)
+
+
+def _add_grammar(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("structured output (docs/structured.md)").add_mutually_exclusive_group()
+    group.add_argument("--json_schema", type=Path, metavar="FILE", help="the output is JSON that fits this schema")
+    group.add_argument("--regex", metavar="REGEX", help="the output matches this as a whole")
+    text = "the output is this text, or another one: give it several times"
+    group.add_argument("--choice", action="append", metavar="TEXT", help=text)
+    group.add_argument("--grammar", type=Path, metavar="FILE", help="the output keeps to this grammar, in Lark or GBNF")
 
 
 def add_defaults(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from inference.config import (
     check_batch,
 )
 from inference.errors import ConfigError, InvalidRequestError
-from inference.request import GenerationRequest, RequestDefaults, SamplingParams, Schedule
+from inference.request import GenerationRequest, Grammar, GrammarKind, RequestDefaults, SamplingParams, Schedule
 from inference.workers.completion import CompletionRequest
 
 logger = logging.getLogger(__name__)
@@ -179,4 +179,29 @@ def _request_template(args: argparse.Namespace, gamma: int | None) -> Completion
         max_new_tokens=args.max_new_tokens,
         gamma=gamma,
         stop=tuple(args.stop),
+        grammar=_grammar(args),
     )
+
+
+def _grammar(args: argparse.Namespace) -> Grammar | None:
+    """What the output must look like, of the one flag that says so.
+
+    Raises:
+        ConfigError: a file cannot be read.
+        InvalidRequestError: the grammar is empty or too long.
+    """
+    if args.regex is not None:
+        return Grammar(GrammarKind.REGEX, args.regex)
+    if args.choice is not None:
+        return Grammar(GrammarKind.CHOICE, json.dumps(args.choice))
+    for kind, path in ((GrammarKind.JSON_SCHEMA, args.json_schema), (GrammarKind.GRAMMAR, args.grammar)):
+        if path is not None:
+            return Grammar(kind, _text_of(path))
+    return None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"grammar file {path} cannot be read: {exc}") from exc

@@ -241,7 +241,11 @@ CHAT_REFUSED = {
     "no messages": ({"messages": []}, "messages"),
     "image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
     "tools": ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools"),
-    "json": ({"messages": [HELLO], "response_format": {"type": "json_object"}}, "response_format"),
+    "format": ({"messages": [HELLO], "response_format": {"type": "xml"}}, "response_format"),
+    "schema": ({"messages": [HELLO], "response_format": {"type": "json_schema"}}, "response_format"),
+    "two grammars": ({"messages": [HELLO], "guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
+    "no choice": ({"messages": [HELLO], "guided_choice": []}, "guided_choice"),
+    "two structured": ({"messages": [HELLO], "structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
     "top_logprobs alone": ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
 }  # fmt: skip
 

@@ -26,7 +26,10 @@ class OneDraft:
     def __init__(self) -> None:
         self.committed = list(REQUEST.prompt_token_ids)
 
-    def open(self, token_ids: object, sampling: object) -> OneDraft:
+    async def compiled(self, grammar: object) -> None:
+        return None
+
+    def open(self, token_ids: object, sampling: object, **others: object) -> OneDraft:
         return self
 
     async def admitted(self) -> None:
