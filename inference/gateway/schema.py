@@ -104,9 +104,6 @@ def _conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[_
     return extend
 
 
-_EXCLUSIONS = tuple(structured.exclusions())
-
-
 def _one_of_structured(schema: dict[str, Any], body: type[_Body]) -> None:
     _complete(schema, body)
     structured.exactly_one(schema)
@@ -261,9 +258,7 @@ class GenerationBody(_Body):
 class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
 
-    model_config = ConfigDict(
-        json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO, *_EXCLUSIONS)
-    )
+    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO))
 
     no_ops = noops.COMPLETION
     prompt: Prompt
@@ -319,9 +314,7 @@ class Message(_Body):
 class ChatBody(GenerationBody):
     """Body of /v1/chat/completions."""
 
-    model_config = ConfigDict(
-        json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS, *_EXCLUSIONS)
-    )
+    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS))
 
     no_ops = noops.CHAT
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)

@@ -6,9 +6,8 @@ its schema or is cut by the limit of tokens.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
@@ -28,8 +27,8 @@ KINDS = {
 }
 GUIDED = tuple(f"guided_{name}" for name in KINDS)
 NAMES = ("response_format", "structured_outputs", *GUIDED)
-"""Fields of a body that say what its output looks like; one at most."""
-_SAYS = {"type": "object", "properties": {"type": {"enum": ["json_object", "json_schema"]}}, "required": ["type"]}
+"""Fields of a body that say what its output looks like; one at most, which the OpenAPI schema does not say: conditions
+between six fields are more than its readers cope with."""
 
 
 def the_grammar(given: Mapping[str, Any]) -> Grammar | None:
@@ -64,13 +63,6 @@ def _of_format(value: Mapping[str, Any]) -> Grammar | None:
     if value["type"] == "json_schema":
         return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value["json_schema"]["schema"]))
     return None
-
-
-def exclusions() -> Iterator[dict[str, Any]]:
-    """That the fields exclude each other, as JSON Schema has it."""
-    for pair in itertools.combinations(NAMES, 2):
-        present = {name: _SAYS if name == "response_format" else {"not": {"type": "null"}} for name in pair}
-        yield {"not": {"properties": present, "required": list(pair)}}
 
 
 def exactly_one(schema: dict[str, Any]) -> None:

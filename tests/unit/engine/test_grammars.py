@@ -1,0 +1,124 @@
+"""Grammars in the engine: compiled off the loop and within bounds; what fails ends one request, with a word."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator
+
+import pytest
+import pytest_asyncio
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.commit import Commit
+from inference.engine import grammars as module
+from inference.engine.grammars import MAX_COMPILING, Grammars
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.errors import CapacityError, InternalError, InvalidRequestError
+from inference.request import GenerationRequest, Grammar, GrammarKind
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.text.grammar import GrammarCompiler, GrammarMatcher
+from inference.text.tokenizer import Tokenizer
+from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
+from tests.support.scripted import ScriptedDecoder
+
+TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
+COMPILER = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
+WORDS = Grammar(GrammarKind.REGEX, "(the|a)[0-9]{3}")
+REQUEST = GenerationRequest((7, 8, 9), max_new_tokens=20, stop_at_eos=True, grammar=WORDS)
+
+
+class SlowCompiler(GrammarCompiler):
+    """Compiles when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(TOKENIZER, DEFAULT_VOCAB_SIZE)
+        self.let = threading.Event()
+
+    def compile(self, grammar: Grammar) -> GrammarMatcher:
+        self.let.wait(20)
+        return super().compile(grammar)
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncGenerator[TargetEngine, None]:
+    backend = TorchBackend(tiny_model("llama", seed=1), num_slots=2, max_length=60)
+    limits = EngineLimits(eos_token_ids=frozenset([EOS_TOKEN_ID]))
+    engine = TargetEngine(SlotDecoder(backend), limits, Grammars(COMPILER))
+    engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def commits(engine: TargetEngine, request: GenerationRequest = REQUEST) -> list[Commit]:
+    return [commit async for commit in engine.generate(request)]
+
+
+async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
+    compiler = SlowCompiler()
+    compiling = asyncio.create_task(Grammars(compiler).matcher(WORDS))
+    started = time.monotonic()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert time.monotonic() - started < 1.0
+    assert not compiling.done()
+    compiler.let.set()
+    assert (await compiling).goes_on(())
+
+
+async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar that takes too long holds its place until it is done: the thread cannot be stopped."""
+    monkeypatch.setattr(module, "COMPILE_TIMEOUT_S", 0.05)
+    compiler = SlowCompiler()
+    grammars = Grammars(compiler)
+    slow = await asyncio.gather(*(grammars.matcher(WORDS) for _ in range(MAX_COMPILING)), return_exceptions=True)
+    assert all(isinstance(error, InvalidRequestError) and "0.05 s" in str(error) for error in slow)
+    with pytest.raises(CapacityError, match=str(MAX_COMPILING)):
+        await grammars.matcher(WORDS)
+    compiler.let.set()
+    monkeypatch.setattr(module, "COMPILE_TIMEOUT_S", 10.0)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                assert (await grammars.matcher(WORDS)).goes_on(())
+                return
+            except CapacityError:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_matcher_that_refuses_what_it_allowed_is_internal(
+    engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And ends its own session alone."""
+    lying = COMPILER.compile(WORDS)
+    monkeypatch.setattr(lying, "_go_to", lambda tokens: max(0, len(tokens) - 1))
+    session = engine.open(REQUEST, drafted=False, grammar=lying)
+    other = asyncio.create_task(commits(engine))
+    with pytest.raises(InternalError, match="refuses token"):
+        async for _ in engine.commits(session):
+            pass
+    assert (await other)[-1].token_ids[-1] == EOS_TOKEN_ID
+    assert engine.num_running == 0
+
+
+async def test_a_faulty_grammar_takes_no_slot(engine: TargetEngine) -> None:
+    with pytest.raises(InvalidRequestError, match="regex"):
+        await commits(engine, GenerationRequest((7,), stop_at_eos=True, grammar=Grammar(GrammarKind.REGEX, "(")))
+    assert (engine.num_running, engine.num_waiting) == (0, 0)
+
+
+async def test_a_decoder_that_chooses_elsewhere_refuses_by_name() -> None:
+    engine = TargetEngine(ScriptedDecoder(), grammars=Grammars(COMPILER))
+    with pytest.raises(InvalidRequestError, match="ScriptedDecoder") as caught:
+        await commits(engine)
+    assert caught.value.field == "grammar"
+
+
+@pytest.mark.parametrize(
+    ("name", "others"), [("ignore_eos", {"stop_at_eos": False}), ("min_new_tokens", {"min_new_tokens": 3})]
+)
+def test_what_contradicts_a_grammar_is_refused(name: str, others: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequestError, match=name) as caught:
+        GenerationRequest((1,), **{"stop_at_eos": True, "grammar": WORDS, **others})  # type: ignore[arg-type]
+    assert caught.value.field == name
