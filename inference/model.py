@@ -350,9 +350,5 @@ def check_request(decoder: object, request: GenerationRequest) -> None:
     if isinstance(decoder, LimitedDecoder):
         decoder.check(request)
     if request.grammar is not None and not (isinstance(decoder, MaskingDecoder) and decoder.keeps_grammars):
-        name = type(decoder).__name__
-        raise InvalidRequestError(
-            f"grammar: {name} chooses tokens in a compiled graph, which cannot keep to one: use "
-            "--speculation_method vanilla",
-            field="grammar",
-        )
+        fault = f"grammar: {type(decoder).__name__} chooses tokens in a compiled graph, which cannot keep to one"
+        raise InvalidRequestError(f"{fault}: use --speculation_method vanilla", field="grammar")

@@ -7,7 +7,6 @@ Synchronous rounds set the window, await the chain, and close the window; run-ah
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from inference.model import BranchingProposer, Draft, DraftToken, Matcher, Propo
 from inference.request import Grammar, SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import Pacing
+from inference.speculation.grammar import asked_model
 
 _NUM_STEPS = 15  # the first ones of a process are slow
 _Extension = list[DraftToken] | None
@@ -115,10 +115,10 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         ]
 
     def _compute(self, work: list[_Extending]) -> list[_Extension]:
-        started = time.monotonic()
-        extensions = self._extend([piece.draft for piece in work], ranked=any(piece.ranked for piece in work))
+        drafts, started = [piece.draft for piece in work], time.monotonic()
+        extensions = self._extend(drafts, ranked=any(piece.ranked for piece in work))
         elapsed_s = time.monotonic() - started
-        if all(map(_is_step, work, extensions)):
+        if None not in extensions and any(map(asked_model, drafts, extensions)):  # reading a prompt is no drafting
             self._recent_steps_s.append(elapsed_s)
         return extensions
 
@@ -130,13 +130,6 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
     def _deliver(self, session: DraftSession, work: _Extending, result: _Extension) -> None:
         if result is not None:
             session.extend(work.path, result)
-
-
-def _is_step(work: _Extending, extension: _Extension) -> bool:
-    """Reading a prompt is no step of drafting; nor are tokens that a grammar forces, which have no runner-up."""
-    if work.draft.grammar is None or extension is None:
-        return extension is not None
-    return bool(extension) and extension[0].margin < math.inf
 
 
 def _unranked(token_ids: list[int] | None) -> _Extension:

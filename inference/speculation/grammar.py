@@ -6,12 +6,13 @@ without a pass of the draft model, and a pass of the target gets them behind wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from inference.errors import SpecDecError
-from inference.model import Draft, Matcher, Turn
+from inference.model import Draft, DraftToken, Matcher, Turn
 
 MAX_FORCED_TOKENS = 32
 """Of one pass or step: forced text may be as long as a schema's names, but other sequences share the pass."""
@@ -87,6 +88,11 @@ def _forced(draft: Draft) -> list[int] | None:
     if not draft.grammar.goes_on(output):
         return []
     return draft.grammar.forced(output, min(draft.limit, MAX_FORCED_TOKENS)) or None
+
+
+def asked_model(draft: Draft, tokens: Sequence[DraftToken] | None) -> bool:
+    """Whether these tokens cost a pass: those that a grammar forces cost none, and have no runner-up."""
+    return draft.grammar is None or (bool(tokens) and tokens is not None and tokens[0].margin < math.inf)
 
 
 def draft_mask(draft: Draft) -> bytes | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.model import BranchingProposer, Decoder, Draft, DraftToken, MaskingDecoder, Proposer, Turn, Verdict
 from inference.scheduling.draft_length import DraftLength
+from inference.speculation.grammar import asked_model
 
 
 class SpeculativeDecoder:
@@ -113,7 +113,7 @@ class SpeculativeDecoder:
                 None if token_ids is None else [DraftToken(token_id) for token_id in token_ids]
                 for token_ids in self._proposer.extend(drafts)
             ]
-        if self._length is not None and None not in extended and _asked_model(drafts, extended):
+        if self._length is not None and None not in extended and any(map(asked_model, drafts, extended)):
             self._length.record_step(len(turns), time.monotonic() - started)
         return extended
 
@@ -128,12 +128,6 @@ class SpeculativeDecoder:
                 self._length.record_verdict(turn.slot, chain, min(len(chain), verdict.num_accepted_tokens))
         if all(len(turn.token_ids) - turn.start == 1 for turn in turns):  # reading a prompt says nothing of drafts
             self._length.record_pass(len(turns), sum(verdict.num_draft_tokens for verdict in verdicts), seconds)
-
-
-def _asked_model(drafts: Sequence[Draft], extended: Sequence[Sequence[DraftToken] | None]) -> bool:
-    """Whether the step cost a pass: tokens that a grammar forces cost none, and have no runner-up."""
-    pairs = zip(drafts, extended, strict=True)
-    return any(draft.grammar is None or (tokens and tokens[0].margin < math.inf) for draft, tokens in pairs)
 
 
 def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:

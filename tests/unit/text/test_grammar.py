@@ -163,6 +163,7 @@ def test_what_a_schema_says_can_be_written(data: st.DataObject, schema: dict[str
     this version of hypothesis."""
     text = json.dumps(data.draw(from_schema(schema)), separators=(",", ":"), ensure_ascii=False)
     assume(not re.search(r"[0-9][eE.]", text))  # how a number is written down is left to the grammar
+    text = text.replace("\x7f", "\\u007f")  # the one character that may be written down in one way alone
     token_ids = [*TOKENIZER.encode(text), EOS_TOKEN_ID]
     matcher = compiled(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     assert matcher.num_allowed((), token_ids) == len(token_ids), text
