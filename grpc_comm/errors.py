@@ -63,6 +63,14 @@ class Status:
             yield error_details_pb2.ErrorInfo(reason=self.code.name, domain=_DOMAIN, metadata=metadata)
 
 
+class StatusError(Exception):
+    """What fails a call with just this status; for what is found before a servicer sees the request."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
 def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)

@@ -26,7 +26,10 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self._is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
-        self.fingerprint = fingerprint(tokenizer.get_vocab())
+        vocabulary = tokenizer.get_vocab()
+        self.fingerprint = fingerprint(vocabulary)
+        self.longest_token = max(map(len, vocabulary), default=1)
+        """Characters of the longest one: no text of n tokens is longer than n times that."""
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

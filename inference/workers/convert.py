@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import fields
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
@@ -20,19 +21,24 @@ from inference.commit import (
 from inference.errors import InvalidRequestError
 from inference.request import (
     LEFT_TO_SERVER,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKEN_IDS,
     GenerationRequest,
     RequestDefaults,
     SamplingParams,
     Schedule,
     check_logit_bias,
 )
-from inference.speculation.tree import Branch
+from inference.speculation.tree import MAX_TREE_TOKENS, Branch
+from inference.text.stop_strings import MAX_STOPS
 from inference.workers import completion
 
 PROTOCOL_VERSION = 1
 
 MAX_BRANCHES_OF_MESSAGE = 1024
 """Far more than any draft has use for; each is kept until its place in the tree is decided."""
+MAX_TOKENS_OF_MESSAGE = 4096
+"""Draft tokens that one Propose may hold, over all its branches."""
 
 _REASON_TO_MESSAGE = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -46,6 +52,16 @@ _SCHEDULE_TO_MESSAGE = {
 _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
+
+
+def _check_count(values: Sized, limit: int, field: str) -> None:
+    """Compare a number of elements before any of them is touched: each becomes a Python object.
+
+    Raises:
+        InvalidRequestError: naming the number and the limit.
+    """
+    if len(values) > limit:
+        raise InvalidRequestError(f"{field} has {len(values)} elements, the limit is {limit}", field=field)
 
 
 def reason_to_message(reason: FinishReason) -> pb.FinishReason:
@@ -76,6 +92,7 @@ def sampling_to_message(
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
     """Fields go by their names; unset ones are none, such as a temperature of 0."""
+    _check_count(message.logit_bias, MAX_LOGIT_BIASES, "logit_bias")
     values = {field.name: value for field, value in message.ListFields() if field.name != "logit_bias"}
     return SamplingParams(**values, logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias))
 
@@ -195,11 +212,14 @@ def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] |
 def _chat_from_message(message: pb.Chat) -> completion.Chat:
     if not message.messages:
         raise InvalidRequestError("messages: the chat has none", field="messages")
+    _check_count(message.messages, completion.MAX_MESSAGES, "messages")
     return completion.Chat(tuple((each.role, each.content) for each in message.messages))
 
 
 def completion_from_message(message: pb.GenerateRequest) -> completion.CompletionRequest:
     has_limit = message.HasField("max_new_tokens")
+    _check_count(message.stop, MAX_STOPS, "stop")
+    _check_count(message.stop_token_ids, MAX_STOP_TOKEN_IDS, "stop_token_ids")
     return completion.CompletionRequest(
         prompt=_prompt_from_message(message),
         sampling=sampling_from_message(message.sampling),
@@ -295,12 +315,13 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
 def open_from_message(message: pb.Open) -> GenerationRequest:
     if not message.sampling.HasField("seed"):
         raise InvalidRequestError("sampling.seed is unset: draft and target need the same one", field="seed")
+    _check_count(message.stop_token_ids, MAX_STOP_TOKEN_IDS, "stop_token_ids")
+    sampling = sampling_from_message(message.sampling)
     if message.vocab_size:  # unset where it was named already, in Attach
-        sampling = sampling_from_message(message.sampling)
         check_logit_bias(sampling, vocab_size=message.vocab_size)
     return GenerationRequest(
         prompt_token_ids=tuple(message.prompt_token_ids),
-        sampling=sampling_from_message(message.sampling),
+        sampling=sampling,
         max_new_tokens=message.max_new_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         stop_at_eos=message.stop_at_eos,
@@ -316,6 +337,9 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
 def branches_from_message(message: pb.Propose) -> list[Branch]:
     if len(message.branches) > MAX_BRANCHES_OF_MESSAGE:
         raise InvalidRequestError(f"{len(message.branches)} branches of one message exceed {MAX_BRANCHES_OF_MESSAGE}")
+    num_tokens = sum(len(branch.token_ids) for branch in message.branches)
+    if num_tokens > MAX_TOKENS_OF_MESSAGE:
+        raise InvalidRequestError(f"{num_tokens} draft tokens of one message exceed {MAX_TOKENS_OF_MESSAGE}")
     return [_branch_from_message(branch) for branch in message.branches]
 
 
@@ -325,6 +349,9 @@ def _branch_from_message(message: pb.Branch) -> Branch:
         raise InvalidRequestError("a branch has no parent: set prefix_length or parent_node")
     if not message.token_ids:
         raise InvalidRequestError("a branch has no token; to ask for the target's own token, propose no branch")
+    if len(message.token_ids) > MAX_TREE_TOKENS:
+        num_tokens = len(message.token_ids)
+        raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
     parent_node = message.parent_node if kind == "parent_node" else None
     return Branch(parent_node, message.prefix_length, tuple(message.token_ids))
 

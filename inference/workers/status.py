@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import grpc
 
 from grpc_comm.channel import UnreachableError
-from grpc_comm.errors import Status, status_of
+from grpc_comm.errors import Status, StatusError, status_of
 from inference import errors
 
 _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
@@ -26,9 +26,13 @@ _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CO
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 
+_TOO_LONG = "message larger than max"  # how gRPC's own refusal reads; no retry makes the message shorter
+
 
 def to_status(error: Exception) -> Status | None:
-    """Status of one of our exceptions; None for anything else."""
+    """Status of one of our exceptions, or of grpc_comm's; None for anything else."""
+    if isinstance(error, StatusError):
+        return error.status
     code = _CODES.get(type(error))  # type: ignore[arg-type]
     if code is None or not isinstance(error, errors.SpecDecError):
         return None
@@ -62,6 +66,8 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
     if code == grpc.StatusCode.INVALID_ARGUMENT:
         invalid = _INVALID.get(status.reason or "", errors.InvalidRequestError)
         return invalid(message, field=status.field, address=where)
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LONG in message:
+        return errors.InvalidRequestError(f"the request is too long: {message}", address=where)
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.CapacityError(message, retry_after_s=status.retry_after_s or 1.0, address=where)
     if code == grpc.StatusCode.UNIMPLEMENTED:
