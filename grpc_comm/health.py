@@ -45,7 +45,7 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
         call.cancel()
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+class HealthServicer(health_pb2_grpc.HealthServicer):
     """grpc.health.v1.Health.
 
     Not the library's, which writes to each watcher under the lock that a change of health needs: one watcher that does

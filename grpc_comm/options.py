@@ -5,7 +5,7 @@ from __future__ import annotations
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """gRPC's own default. A server whose context is so long that requests need more takes more; see `server_options`."""
 MIN_REQUEST_BYTES = 640 * 1024
-"""Requests of so many bytes parse within 50 ms at worst, when they are all empty submessages; a text of 128k tokens fits."""
+"""So many bytes parse within 50 ms even if they are all empty submessages; a text of 128k tokens fits in."""
 _BYTES_PER_TOKEN = 5
 _BYTES_BESIDE_TOKENS = 64 * 1024
 MAX_STREAMS_PER_CONNECTION = 256

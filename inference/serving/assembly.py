@@ -17,6 +17,7 @@ from inference.backends.registry import load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
+from inference.engine.loop import PASS_TIMEOUT_S
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from inference.model import (
     Backend,
@@ -70,23 +71,28 @@ class RunningTarget:
 
 
 @asynccontextmanager
-async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenerator[RunningTarget, None]:
+async def target_engine(
+    config: ModelConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S
+) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over one model."""
     compiled = await _load_compiled(config, None)
     if compiled is not None:
         decoder, tokenizer = compiled
-        async with running(TargetEngine(decoder, EngineLimits(max_waiting, 0, tokenizer.eos_token_ids))) as engine:
+        limits = EngineLimits(max_waiting, 0, tokenizer.eos_token_ids, pass_timeout_s)
+        async with running(TargetEngine(decoder, limits)) as engine:
             yield RunningTarget(engine, tokenizer)
         return
     model = await load(config)
     gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
-    limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids)
+    limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids, pass_timeout_s)
     async with running(TargetEngine(SlotDecoder(model.backend), limits)) as engine:
         yield RunningTarget(engine, model.tokenizer)
 
 
 @asynccontextmanager
-async def fused_engine(config: FusedConfig, *, max_waiting: int) -> AsyncGenerator[RunningTarget, None]:
+async def fused_engine(
+    config: FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S
+) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over a target and what drafts for it.
 
     Raises:
@@ -94,7 +100,7 @@ async def fused_engine(config: FusedConfig, *, max_waiting: int) -> AsyncGenerat
     """
     compiled = None if config.draft.model is None else await _load_compiled(config.target, config.draft.model)
     decoder, tokenizer = compiled or await _load_pair(config)
-    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids)
+    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s)
     async with running(TargetEngine(decoder, limits)) as engine:
         yield RunningTarget(engine, tokenizer)
 

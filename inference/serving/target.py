@@ -25,7 +25,9 @@ async def serve_target(
     """
     check_ports(server, observe, http)
     with observed(observe) as observers:
-        async with target_engine(model, max_waiting=server.max_waiting) as running:
+        async with target_engine(
+            model, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s
+        ) as running:
             host = _host(running, model, server, http, observers)
             with timeline(observe, running.engine):
                 await host.run()
@@ -54,4 +56,4 @@ def _host(
         *http_fronts(http, generation, metrics, server, observers),
         GrpcFront(server, [verification, generation], observers),
     ]
-    return Host(engine, fronts, grace_s=server.grace_s)
+    return Host(engine, fronts, config=server, metrics=metrics)

@@ -183,6 +183,8 @@ class PoolHelp:
         num_slots: sessions to offer room for, to all targets together.
     """
 
+    fault = broken = None
+
     def __init__(
         self, engine: DraftEngine, addresses: Sequence[str], *, vocabulary: Vocabulary, gamma: int, num_slots: int
     ) -> None:

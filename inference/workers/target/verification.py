@@ -192,6 +192,6 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._end(session, UnavailableError(f"no proposal came for {self._idle_timeout_s:g} s"))
 
     def _end(self, session: TargetSession, error: Exception) -> None:
-        """Fail a session, and free its slot now: whoever should tell the draft may hang in a write that nobody reads."""
+        """Fail a session, and free its slot now: whoever tells the draft may hang in a write that nobody reads."""
         session.fail(error)
         self._engine.close(session)
