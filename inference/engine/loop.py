@@ -70,7 +70,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._step_began: float | None = None
         self._num_failed_steps = 0
         self._suspects: deque[SessionT] = deque()
-        self._num_together = self._num_slots = num_slots
+        self._num_together: int | None = None  # sessions of a step at most, while memory is short for more
         self._shrunk_until = self._num_steps = 0
         self.timeline: Timeline | None = None
 
@@ -196,8 +196,8 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         """As many as may share a step, by turns."""
         self._num_steps += 1
         if self._num_steps > self._shrunk_until:
-            self._num_together = self._num_slots
-        if len(scheduled) <= self._num_together:
+            self._num_together = None
+        if self._num_together is None or len(scheduled) <= self._num_together:
             return scheduled
         first = self._num_steps * self._num_together % len(scheduled)
         return [*scheduled[first:], *scheduled[:first]][: self._num_together]

@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi.telemetry import TelemetryConfig
@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from inference.gateway.errors import ApiError
 
 if TYPE_CHECKING:
-    from inference.gateway.app import Gateway
     from inference.observe.spans import Spans
 
 
@@ -68,17 +67,22 @@ class ShapeLimit:
 
     Pydantic collects every error, some 10 us and 1.5 kB each: two megabytes of wrong items took ten seconds. Bodies
     that are small, or no JSON, or too long in all, are others' affair.
+
+    Args:
+        max_bytes: of a body; longer ones are `BodyLimit`'s.
+        max_ids: says how many token ids a prompt of the present model may have.
     """
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_ids: Callable[[], int]) -> None:
         self._app = app
-        self._gateway = gateway
+        self._max_bytes = max_bytes
+        self._max_ids = max_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        messages = await _body(receive, self._gateway.config.max_body_bytes)
+        messages = await _body(receive, self._max_bytes)
         fault = await self._fault(b"".join(message.get("body", b"") for message in messages))
         if fault is not None:
             await _answer(send, ApiError(400, fault))
@@ -90,12 +94,11 @@ class ShapeLimit:
         await self._app(scope, again, send)
 
     async def _fault(self, body: bytes) -> str | None:
-        if not _SMALL_BYTES < len(body) <= self._gateway.config.max_body_bytes:
+        if not _SMALL_BYTES < len(body) <= self._max_bytes:
             return None
-        max_ids = self._gateway.card.max_length
         if len(body) > _INLINE_BYTES:
-            return await asyncio.to_thread(shape_fault, body, max_ids)
-        return shape_fault(body, max_ids)
+            return await asyncio.to_thread(shape_fault, body, self._max_ids())
+        return shape_fault(body, self._max_ids())
 
 
 async def _body(receive: Receive, max_bytes: int) -> list[Message]:
@@ -139,9 +142,9 @@ def _are_ids(place: list[Any] | dict[str, Any], max_ids: int) -> bool:
 class Probes:
     """Answers /livez and /readyz: whether a restart would help, and whether requests are welcome; also for /health."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]]) -> None:
         self._app = app
-        self._gateway = gateway
+        self._is_healthy = is_healthy
         self.is_alive = self.is_ready = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +152,7 @@ class Probes:
         if path == "/livez":
             await _tell(send, self.is_alive)
         elif path == "/readyz" or (path == "/health" and not self.is_ready):
-            await _tell(send, self.is_ready and await self._gateway.is_healthy())
+            await _tell(send, self.is_ready and await self._is_healthy())
         else:
             await self._app(scope, receive, send)
 

@@ -29,7 +29,9 @@ class HttpFront:
     def __init__(self, gateway: Gateway, server: ServerConfig) -> None:
         self._gateway = gateway
         self._config = server
-        self._probes = Probes(ShapeLimit(create_app(gateway), gateway), gateway)
+        max_bytes = gateway.config.max_body_bytes
+        app = ShapeLimit(create_app(gateway), max_bytes=max_bytes, max_ids=lambda: gateway.card.max_length)
+        self._probes = Probes(app, lambda: gateway.is_healthy())
 
     async def open(self) -> None:
         """Listen.

@@ -21,6 +21,7 @@ from inference.commit import (
 from inference.errors import InvalidRequestError
 from inference.request import (
     LEFT_TO_SERVER,
+    MAX_COUNT,
     MAX_LOGIT_BIASES,
     MAX_STOP_TOKEN_IDS,
     GenerationRequest,
@@ -371,7 +372,7 @@ def commit_to_message(commit: Commit) -> pb.Commit:
         timings=timings_to_message(commit.timings, commit.counts),
         finish_reason=_REASON_TO_MESSAGE[commit.finish_reason] if commit.finish_reason else None,
         logprobs=map(logprobs_to_message, commit.logprobs),
-        num_received_tokens=commit.num_received_tokens,
+        num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
         hold_us=commit.hold_us,
         prompt_logprobs=map(logprobs_to_message, commit.prompt_logprobs),
     )
