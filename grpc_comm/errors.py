@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "specdec.v1"
@@ -95,4 +96,5 @@ def _details(error: grpc.RpcError) -> Iterator[any_pb2.Any]:
     metadata: Any = error.trailing_metadata() or ()  # an iterable of pairs, whatever the stubs say
     for key, value in metadata:
         if key == _DETAILS_KEY:
-            yield from status_pb2.Status.FromString(value).details
+            with suppress(DecodeError):  # a proxy's, or a hostile peer's
+                yield from status_pb2.Status.FromString(value).details
