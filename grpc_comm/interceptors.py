@@ -71,9 +71,10 @@ class ErrorInterceptor(HandlerInterceptor):
         abort = asyncio.ensure_future(context.abort(status.code, status.message, status.trailing_metadata()))
         abort.add_done_callback(lambda task: task.cancelled() or task.exception())  # it always raises
         await asyncio.wait([abort], timeout=ABORT_S)
-        if not abort.done():
+        if not abort.done() or isinstance(abort.exception(), grpc.aio.InternalError):
+            # It waits, or is refused, behind a write that nobody reads. Leaving without a status resets the stream.
             abort.cancel()
-            raise grpc.aio.AbortError("the peer does not read its status")
+            raise asyncio.CancelledError
         abort.result()
 
     def _status(self, exc: Exception) -> Status:

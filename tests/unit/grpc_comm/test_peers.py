@@ -62,8 +62,10 @@ async def serving() -> AsyncGenerator[tuple[TalkativeServicer, Server], None]:
     servicer = TalkativeServicer()
     server = Server("127.0.0.1:0", [servicer], status_of=status_of, inner=[StallInterceptor(STALL_S)])
     await server.open()
-    yield servicer, server
-    await server.close()
+    try:
+        yield servicer, server
+    finally:
+        await server.close()
 
 
 def status_of(error: Exception) -> Status | None:
