@@ -23,6 +23,7 @@ from inference.model import (
     Backend,
     CompiledDecoder,
     Decoder,
+    Identified,
     Proposer,
     Span,
     max_pass_draft_tokens,
@@ -60,10 +61,11 @@ class LoadedDraft:
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """An engine that runs, and the tokenizer of its model."""
+    """An engine that runs, the tokenizer of its model, and what its logits depend on beside the weights."""
 
     engine: TargetEngine
     tokenizer: Tokenizer
+    arithmetic: str = ""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -86,7 +88,14 @@ async def target_engine(
     gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
     limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids, pass_timeout_s)
     async with running(TargetEngine(SlotDecoder(model.backend), limits)) as engine:
-        yield RunningTarget(engine, model.tokenizer)
+        yield RunningTarget(engine, model.tokenizer, _arithmetic(config, model.backend))
+
+
+def _arithmetic(config: ModelConfig, backend: Backend) -> str:
+    """What its logits depend on beside the weights; the settings, of a backend that does not say."""
+    if isinstance(backend, Identified):
+        return backend.arithmetic
+    return f"{config.backend} {config.dtype} {config.device} {config.neuron}"
 
 
 @asynccontextmanager

@@ -39,7 +39,7 @@ def _host(
     engine, metrics, name = running.engine, Metrics(model.name, role="target"), model.name
     metrics.watch(engine)
     pool = DraftPool(engine)
-    model_id = model_identity(model.path, model.dtype, model.backend, model.device)
+    model_id = model_identity(model.path, running.arithmetic, str(sorted(running.tokenizer.eos_token_ids)))
     verification = VerificationServicer(
         engine,
         pool,

@@ -36,6 +36,7 @@ from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
+HARD_OF_HEARING: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]
 SENDS_ANYTHING: list[tuple[str, int]] = [("grpc.max_send_message_length", -1)]
 RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}
 SLOW_S = 3.0
@@ -194,7 +195,7 @@ async def test_a_first_message_that_never_comes() -> None:
 
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
     """The story: its outbox grew for as long as it answered pings, and its sessions had no drafts."""
-    async with serving() as target, open_channel(target.address) as good, dialled(target, DEAF) as deaf:
+    async with serving() as target, open_channel(target.address) as good, dialled(target, HARD_OF_HEARING) as deaf:
         call = rpc.VerificationServiceStub(deaf).Assist()
         attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=4096)
         await call.write(pb.AssistRequest(attach=attach))
