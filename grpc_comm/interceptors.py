@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 StatusOf = Callable[[Exception], Status | None]
 Handler = Callable[[Any, Context], Awaitable[Any]]
+MAX_MESSAGE_CHARACTERS = 2000
+"""Of a status; above 16 kB of trailers a client would read RESOURCE_EXHAUSTED, which means something else."""
 ABORT_S = 1.0
 """How long a status waits for a peer that does not read; then the call is dropped without one."""
 
@@ -68,7 +70,8 @@ class ErrorInterceptor(HandlerInterceptor):
 
     async def _abort(self, context: Context, exc: Exception) -> None:
         status = self._status(exc)
-        abort = asyncio.ensure_future(context.abort(status.code, status.message, status.trailing_metadata()))
+        message = " ".join(status.message.split())[:MAX_MESSAGE_CHARACTERS]  # it may quote what a client sent
+        abort = asyncio.ensure_future(context.abort(status.code, message, status.trailing_metadata()))
         abort.add_done_callback(lambda task: task.cancelled() or task.exception())  # it always raises
         await asyncio.wait([abort], timeout=ABORT_S)
         if not abort.done() or isinstance(abort.exception(), grpc.aio.InternalError):

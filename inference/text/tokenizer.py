@@ -174,7 +174,7 @@ def _load_with_transformers(path: Path) -> Any:
     # AutoTokenizer of Transformers 5 goes by the model's family even where the directory names the generic class, so
     # that one tokenizer.json would mean different tokenizers beside a Llama target and a Qwen2 draft.
     loader = PreTrainedTokenizerFast if names_generic_class(path) else AutoTokenizer
-    return loader.from_pretrained(path, local_files_only=True)
+    return loader.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def fingerprint(vocabulary: dict[str, int]) -> str:
