@@ -82,7 +82,7 @@ async def target_engine(
         decoder, tokenizer = compiled
         limits = EngineLimits(max_waiting, 0, tokenizer.eos_token_ids, pass_timeout_s)
         async with running(TargetEngine(decoder, limits)) as engine:
-            yield RunningTarget(engine, tokenizer)
+            yield RunningTarget(engine, tokenizer, _arithmetic(config, decoder))
         return
     model = await load(config)
     gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
@@ -91,10 +91,10 @@ async def target_engine(
         yield RunningTarget(engine, model.tokenizer, _arithmetic(config, model.backend))
 
 
-def _arithmetic(config: ModelConfig, backend: Backend) -> str:
-    """What its logits depend on beside the weights; the settings, of a backend that does not say."""
-    if isinstance(backend, Identified):
-        return backend.arithmetic
+def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
+    """What its logits depend on beside the weights; the settings, of a model that does not say."""
+    if isinstance(model, Identified):
+        return model.arithmetic
     return f"{config.backend} {config.dtype} {config.device} {config.neuron}"
 
 

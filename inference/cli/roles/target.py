@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from inference.cli import flags, settings
 from inference.cli.roles.role import Role
