@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "specdec.v1"
@@ -63,6 +64,14 @@ class Status:
             yield error_details_pb2.ErrorInfo(reason=self.code.name, domain=_DOMAIN, metadata=metadata)
 
 
+class StatusError(Exception):
+    """What fails a call with just this status; for what is found before a servicer sees the request."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
 def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
@@ -87,4 +96,5 @@ def _details(error: grpc.RpcError) -> Iterator[any_pb2.Any]:
     metadata: Any = error.trailing_metadata() or ()  # an iterable of pairs, whatever the stubs say
     for key, value in metadata:
         if key == _DETAILS_KEY:
-            yield from status_pb2.Status.FromString(value).details
+            with suppress(DecodeError):  # a proxy's, or a hostile peer's
+                yield from status_pb2.Status.FromString(value).details

@@ -1,13 +1,26 @@
-"""Asking a server whether it serves, by the standard health service."""
+"""The standard health service: asking a server whether it serves, and answering."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from grpc_comm.interceptors import Context
+
 TIMEOUT_S = 2.0
+LIVENESS = "liveness"
+"""Service name for whoever restarts the process: NOT_SERVING only when a restart is what helps."""
+READINESS = "readiness"
+"""Service name for whoever sends requests, as are "" and the services' own names."""
+MAX_WATCHERS = 1024
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 async def is_serving(channel: grpc.aio.Channel) -> bool:
@@ -17,4 +30,58 @@ async def is_serving(channel: grpc.aio.Channel) -> bool:
         answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
     except grpc.aio.AioRpcError:
         return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+    return bool(answer.status == SERVING)
+
+
+async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
+    """Whether the server at the other end serves, whenever that changes; for as long as one connection holds."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    call = stub.Watch(health_pb2.HealthCheckRequest())
+    try:
+        with suppress(grpc.aio.AioRpcError):
+            async for answer in call:
+                yield bool(answer.status == SERVING)
+    finally:
+        call.cancel()
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """grpc.health.v1.Health.
+
+    Not the library's, which writes to each watcher under the lock that a change of health needs: one watcher that does
+    not read kept a server from ever draining. Here a watcher waits for itself alone, and is told the latest status.
+    """
+
+    def __init__(self) -> None:
+        self._statuses: dict[str, int] = {}
+        self._watchers: set[asyncio.Event] = set()
+
+    def set(self, name: str, status: int) -> None:
+        """Say what the service of this name is; never waits."""
+        self._statuses[name] = status
+        for changed in self._watchers:
+            changed.set()
+
+    async def Check(self, request: Any, context: Context) -> Any:
+        """The present status."""
+        status = self._statuses.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no service of this name has a health")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(self, request: Any, context: Context) -> None:
+        """The present status and, until the caller leaves, every other one."""
+        if len(self._watchers) >= MAX_WATCHERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} others watch this server's health")
+        changed, told = asyncio.Event(), None
+        self._watchers.add(changed)
+        try:
+            while True:
+                changed.clear()
+                status = self._statuses.get(request.service, _UNKNOWN)
+                if status != told:
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                    told = status
+                await changed.wait()
+        finally:
+            self._watchers.discard(changed)

@@ -1,14 +1,16 @@
-"""What a handler is given besides its request."""
+"""What stands around handlers: what a handler is given besides its request, what it may be sent, how long it waits."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from grpc_comm.errors import Status
+from grpc_comm.errors import Status, StatusError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """Its messages are typed where they are converted; here they are anything."""
@@ -17,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 StatusOf = Callable[[Exception], Status | None]
 Handler = Callable[[Any, Context], Awaitable[Any]]
+MAX_MESSAGE_CHARACTERS = 2000
+"""Of a status; above 16 kB of trailers a client would read RESOURCE_EXHAUSTED, which means something else."""
+ABORT_S = 1.0
+"""How long a status waits for a peer that does not read; then the call is dropped without one."""
 
 
 class HandlerInterceptor(grpc.aio.ServerInterceptor):
@@ -52,6 +58,8 @@ class ErrorInterceptor(HandlerInterceptor):
 
         async def guarded(request: Any, context: Context) -> Any:
             try:
+                if isinstance(request, StatusError):  # from `RequestLimit`
+                    raise request
                 return await behavior(request, context)
             except grpc.aio.AbortError:
                 raise
@@ -61,8 +69,124 @@ class ErrorInterceptor(HandlerInterceptor):
         return guarded
 
     async def _abort(self, context: Context, exc: Exception) -> None:
+        status = self._status(exc)
+        message = " ".join(status.message.split())[:MAX_MESSAGE_CHARACTERS]  # it may quote what a client sent
+        abort = asyncio.ensure_future(context.abort(status.code, message, status.trailing_metadata()))
+        abort.add_done_callback(lambda task: task.cancelled() or task.exception())  # it always raises
+        await asyncio.wait([abort], timeout=ABORT_S)
+        if not abort.done() or isinstance(abort.exception(), grpc.aio.InternalError):
+            # It waits, or is refused, behind a write that nobody reads. Leaving without a status resets the stream.
+            abort.cancel()
+            raise asyncio.CancelledError
+        abort.result()
+
+    def _status(self, exc: Exception) -> Status:
+        if isinstance(exc, StatusError):
+            return exc.status
+        if isinstance(exc, grpc.aio.InternalError | grpc.aio.UsageError):  # a write or read that nobody is there for
+            return Status(grpc.StatusCode.CANCELLED, "the client has left")
         status = self._status_of(exc)
         if status is None:
             logger.error("a call failed unexpectedly", exc_info=exc)
-            status = Status(grpc.StatusCode.INTERNAL, "unexpected failure; the server's log has the cause")
-        await context.abort(status.code, status.message, status.trailing_metadata())
+            return Status(grpc.StatusCode.INTERNAL, "unexpected failure; the server's log has the cause")
+        return status
+
+
+class RequestLimit(grpc.aio.ServerInterceptor):
+    """Refuses request messages above their service's limit before they are parsed, and what is no message at all.
+
+    A message of empty submessages takes a hundred times its size and seconds to read, in which nobody else is served.
+
+    Args:
+        max_bytes: of one message, by service name; methods of other services take what gRPC takes.
+    """
+
+    def __init__(self, max_bytes: Mapping[str, int]) -> None:
+        self._max_bytes = max_bytes
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        max_bytes = self._max_bytes.get(method.split("/")[1])
+        if handler is None or max_bytes is None:
+            return handler
+        read = _limited(handler.request_deserializer, method, max_bytes)
+        return handler._replace(request_deserializer=read if handler.request_streaming else _returning(read))
+
+
+def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Callable[[bytes], Any]:
+    """The parser, for messages up to a length.
+
+    Raises:
+        StatusError: the message is longer, or is none.
+    """
+
+    def limited(data: bytes) -> Any:
+        if len(data) > max_bytes:
+            raise _refused(method, f"a message of {len(data)} bytes exceeds the limit of {max_bytes}")
+        try:
+            return parse(data)
+        except DecodeError:
+            raise _refused(method, f"{len(data)} bytes that are no message of this method") from None
+
+    return limited
+
+
+def _refused(method: str, message: str) -> StatusError:
+    logger.info("%s: %s", method, message)
+    return StatusError(Status(grpc.StatusCode.INVALID_ARGUMENT, message))
+
+
+def _returning(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """The parser, giving its error back: of a single request, gRPC reads before any handler could catch it."""
+
+    def returning(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except StatusError as error:
+            return error
+
+    return returning
+
+
+class StallInterceptor(HandlerInterceptor):
+    """Ends calls whose peer has read nothing for so many seconds while there is something to read."""
+
+    def __init__(self, stall_timeout_s: float) -> None:
+        self._stall_timeout_s = stall_timeout_s
+
+    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        """See `HandlerInterceptor`."""
+
+        async def impatient(request: Any, context: Context) -> Any:
+            return await behavior(request, cast(Context, _Impatient(context, self._stall_timeout_s)))
+
+        return impatient
+
+
+class _Impatient:
+    """A context whose writes do not wait for ever."""
+
+    def __init__(self, context: Context, stall_timeout_s: float) -> None:
+        self._context = context
+        self._stall_timeout_s = stall_timeout_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        """As the context's.
+
+        Raises:
+            StatusError: the peer does not read.
+        """
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await self._context.write(message)
+        except TimeoutError:
+            text = f"the peer has read nothing for {self._stall_timeout_s:g} s"
+            raise StatusError(Status(grpc.StatusCode.ABORTED, text)) from None

@@ -11,24 +11,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.channel import states
-from grpc_comm.interceptors import ErrorInterceptor, HandlerInterceptor, StatusOf
-from grpc_comm.options import SERVER_OPTIONS
+from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer, health_of
+from grpc_comm.interceptors import ErrorInterceptor, HandlerInterceptor, RequestLimit, StatusOf
+from grpc_comm.options import server_options
 
 logger = logging.getLogger(__name__)
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
-_STATUS_BEHIND = {
-    grpc.ChannelConnectivity.READY: health_pb2.HealthCheckResponse.SERVING,
-    grpc.ChannelConnectivity.TRANSIENT_FAILURE: health_pb2.HealthCheckResponse.NOT_SERVING,
-}
-"""What a server can do whose upstream's channel is in this state."""
-
-
 CLOSE_GRACE_S = 1.0
 
 
@@ -43,6 +36,10 @@ class Servicer(Protocol):
     def service_name(self) -> str:
         """Full name, such as specdec.v1.GenerationService."""
 
+    @property
+    def max_request_bytes(self) -> int:
+        """The longest message that its methods take; see `grpc_comm.options.max_request_bytes`."""
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server that has not started."""
 
@@ -55,7 +52,7 @@ class Server:
         servicers: what is served.
         status_of: maps exceptions of handlers to statuses.
         inner: interceptors that see these exceptions first.
-        upstream: the channel to a server without which nothing can be served: health follows its connection.
+        upstream: the channel to a server without which nothing can be served: health follows that server's.
 
     Raises:
         PortTakenError: the address cannot be listened on.
@@ -70,13 +67,16 @@ class Server:
         inner: Sequence[HandlerInterceptor] = (),
         upstream: grpc.aio.Channel | None = None,
     ) -> None:
-        interceptors = [ErrorInterceptor(status_of), *inner]
-        self._server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
+        limits = {servicer.service_name: servicer.max_request_bytes for servicer in servicers}
+        interceptors = [ErrorInterceptor(status_of), *inner, RequestLimit(limits)]
+        options = server_options(max(limits.values(), default=0))
+        self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = HealthServicer()
         self._upstream = upstream
         self._following: asyncio.Task[None] | None = None
+        self._fit = self._reachable = True
         names = [servicer.service_name for servicer in servicers]
-        self._names = [*names, ""]  # "" is the server as a whole
+        self._names = [*names, READINESS, ""]  # "" is the server as a whole
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([*names, _HEALTH_SERVICE, reflection.SERVICE_NAME], self._server)
         for servicer in servicers:
@@ -88,26 +88,40 @@ class Server:
 
     async def open(self) -> None:
         """Listen, and report SERVING."""
+        self._health.set(LIVENESS, SERVING)
+        self._tell()
         await self._server.start()
-        await self._report(health_pb2.HealthCheckResponse.SERVING)
         if self._upstream is not None:
             self._following = asyncio.create_task(self._follow(self._upstream))
 
     async def _follow(self, upstream: grpc.aio.Channel) -> None:
-        """Report whether upstream is there; of the states between, none says that it is lost, or back."""
+        """Report whether the server behind serves: what it says itself, for as long as there is a connection."""
         async for state in states(upstream):
-            if (status := _STATUS_BEHIND.get(state)) is not None:
-                await self._report(status)
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                self._reach(False)
+            elif state is grpc.ChannelConnectivity.READY:
+                async for serves in health_of(upstream):
+                    self._reach(serves)
 
-    async def _report(self, status: int) -> None:
+    def _reach(self, reachable: bool) -> None:
+        self._reachable = reachable
+        self._tell()
+
+    def _tell(self) -> None:
         for name in self._names:
-            await self._health.set(name, status)
+            self._health.set(name, SERVING if self._fit and self._reachable else NOT_SERVING)
+
+    def report(self, *, ready: bool, alive: bool = True) -> None:
+        """Say whether requests are welcome, and whether a restart would help; calls go on either way."""
+        self._fit = ready
+        self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
+        self._tell()
 
     async def refuse_new(self) -> None:
         """Report NOT_SERVING, so that nobody sends more; calls that run go on."""
         if self._following is not None:
             self._following.cancel()
-        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.report(ready=False)
 
     async def close(self) -> None:
         """End the streams that are left, after a moment for what is on its way."""

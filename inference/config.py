@@ -231,6 +231,9 @@ class ServerConfig:
         idle_timeout_s: seconds a session may hold its slot without a proposal.
         grace_s: seconds that running requests get on SIGTERM.
         defaults: for requests that do not say; of a draft worker or gateway, the target's own count instead.
+        drain_delay_s: seconds before that, in which the server says that it is not ready, and still takes requests.
+        stall_timeout_s: seconds that a peer may read nothing while there is something to read.
+        pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
     """
 
     host: str = "127.0.0.1"
@@ -239,13 +242,20 @@ class ServerConfig:
     idle_timeout_s: float = 60.0
     grace_s: float = 10.0
     defaults: RequestDefaults = NO_DEFAULTS
+    drain_delay_s: float = 0.0
+    stall_timeout_s: float = 30.0
+    pass_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"port {self.port} is outside 0..65535")
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
         _require(self.idle_timeout_s > 0, f"idle_timeout_s {self.idle_timeout_s} is not above 0")
-        _require(self.grace_s >= 0, f"grace_s {self.grace_s} is below 0")
-        _require(math.isfinite(self.grace_s), f"grace_s {self.grace_s} is not finite")
+        for name in ("grace_s", "drain_delay_s"):
+            value = getattr(self, name)
+            _require(value >= 0, f"{name} {value} is below 0")
+            _require(math.isfinite(value), f"{name} {value} is not finite")
+        _require(self.stall_timeout_s > 0, f"stall_timeout_s {self.stall_timeout_s} is not above 0")
+        _require(self.pass_timeout_s > 0, f"pass_timeout_s {self.pass_timeout_s} is not above 0")
 
     @property
     def on_loopback(self) -> bool:

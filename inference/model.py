@@ -272,6 +272,15 @@ class MaskingDecoder(Protocol):
 
 
 @runtime_checkable
+class Identified(Protocol):
+    """A backend that can say on what arithmetic its logits depend, as it was resolved and not as it was asked for."""
+
+    @property
+    def arithmetic(self) -> str:
+        """Backend, dtype, kind of device, levels of quantization: unlike replicas do not resume each other."""
+
+
+@runtime_checkable
 class ForkingBackend(Protocol):
     """A backend that copies what one slot holds to another."""
 

@@ -84,7 +84,7 @@ def _load_fastest(config: ModelConfig) -> Backend:
     try:
         return _load("onnx", config)
     except Exception as error:  # a model it cannot run, a full disk: if the model is at fault, torch says so again
-        logger.info("model %s: backend torch, because %s", config.path.name, error)
+        logger.warning("model %s: backend torch, because %s", config.path.name, error)
         return _load("torch", config)
 
 

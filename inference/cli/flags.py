@@ -207,6 +207,12 @@ def add_listen(parser: argparse.ArgumentParser) -> None:
     _add_grace(group)
 
 
+def add_watchdog(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("watchdog")
+    text = "not ready, and not alive, while a pass of the model takes longer than this (%(default)s s)"
+    group.add_argument("--pass_timeout_s", type=float, default=60.0, metavar="S", help=text)
+
+
 def add_metrics(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("metrics")
     text = "serve Prometheus metrics at /metrics of this port, on the server's host (default: nowhere)"
@@ -246,6 +252,10 @@ def add_sessions(parser: argparse.ArgumentParser) -> None:
 def _add_grace(group: argparse._ArgumentGroup) -> None:
     text = "on SIGTERM, time for running requests (%(default)s s)"
     group.add_argument("--grace_s", type=float, default=10.0, metavar="S", help=text)
+    text = "before that, time in which balancers hear that this server is not ready; it still serves (%(default)s s)"
+    group.add_argument("--drain_delay_s", type=float, default=0.0, metavar="S", help=text)
+    text = "drop a client that has read nothing for this long (%(default)s s)"
+    group.add_argument("--stall_timeout_s", type=float, default=30.0, metavar="S", help=text)
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:

@@ -91,7 +91,8 @@ def proposer_config(
 
 def server_config(args: argparse.Namespace, port: int) -> ServerConfig:
     """Where the flags want a server to listen."""
-    return ServerConfig(args.host, port, args.max_waiting, grace_s=args.grace_s)
+    names = ("max_waiting", "grace_s", "drain_delay_s", "stall_timeout_s", "pass_timeout_s", "idle_timeout_s")
+    return ServerConfig(args.host, port, **{name: getattr(args, name) for name in names if name in args})
 
 
 def request_defaults(args: argparse.Namespace, model: Path) -> RequestDefaults:

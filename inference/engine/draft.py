@@ -128,6 +128,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return [_unranked(token_ids) for token_ids in self._proposer.extend(drafts)]
 
     def _deliver(self, session: DraftSession, work: _Extending, result: _Extension) -> None:
+        session.is_suspect = False
         if result is not None:
             session.extend(work.path, result)
 

@@ -54,6 +54,7 @@ class DraftSession:
         self._branches: list[DraftPath] = []
         self._changed = asyncio.Event()
         self._error: Exception | None = None
+        self.is_suspect = False
 
     def enter(self, slot: int) -> None:
         """Take a slot, and with it those of its branches."""
@@ -65,6 +66,10 @@ class DraftSession:
     def fail(self, error: Exception) -> None:
         self._error = error
         self._changed.set()
+
+    def replay(self) -> None:
+        """See `EngineSession`: a proposer finds out by itself what its slots hold."""
+        self.is_suspect = True
 
     @property
     def chain(self) -> list[int]:

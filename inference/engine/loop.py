@@ -2,7 +2,10 @@
 
 One asyncio task owns all sessions; only it changes them. Each round it gives free slots to waiting sessions, asks the
 subclass for the work of one step, runs that on the model thread, and hands the results out. What a step is, and when a
-session has work, is the subclass's affair: a target verifies (target.py), a draft model extends chains (drafting.py).
+session has work, is the subclass's affair: a target verifies (target.py), a draft model extends chains (draft.py).
+
+A step that fails costs nobody a token, since tokens are a function of what is committed: its sessions are under
+suspicion, and each takes its next step alone, from its committed tokens. Who fails alone ends; the others saw a pause.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,6 +33,21 @@ class EngineSession(Holder, Protocol):
     def fail(self, error: Exception) -> None:
         """End the session with an error."""
 
+    def replay(self) -> None:
+        """Forget what a failed step may have left half done: begin again from the committed tokens, under suspicion."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it has not come further since `replay`."""
+
+
+PASS_TIMEOUT_S = 60.0
+"""A step that takes longer is one that may never end: the server is not ready meanwhile."""
+MAX_FAILED_STEPS = 8
+"""So many in a row, of whomever, and the engine is broken."""
+SHRUNK_STEPS = 100
+"""Steps for which fewer sessions go together, after memory was short for more."""
+SHUTTING_DOWN = "the server is shutting down"
 
 SessionT = TypeVar("SessionT", bound=EngineSession)
 WorkT = TypeVar("WorkT")
@@ -38,13 +57,21 @@ ResultT = TypeVar("ResultT")
 class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     """Sessions, slots, and the loop. Start it inside a running event loop; use it from that loop alone."""
 
-    def __init__(self, *, num_slots: int, max_waiting: int) -> None:
+    def __init__(self, *, num_slots: int, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S) -> None:
         self._admission: Admission[SessionT] = Admission(num_slots=num_slots, max_waiting=max_waiting)
         self._thread = ModelThread()
         self._wake = asyncio.Event()
         self._left = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
-        self._draining = False
+        self._refusal = ""  # why no session may enter, if none may
+        self.broken: str | None = None
+        """Why no request can be served any more; only a restart helps."""
+        self._pass_timeout_s = pass_timeout_s
+        self._step_began: float | None = None
+        self._num_failed_steps = 0
+        self._suspects: deque[SessionT] = deque()
+        self._num_together: int | None = None  # sessions of a step at most, while memory is short for more
+        self._shrunk_until = self._num_steps = 0
         self.timeline: Timeline | None = None
 
     @abc.abstractmethod
@@ -58,6 +85,10 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     @abc.abstractmethod
     def _deliver(self, session: SessionT, work: WorkT, result: ResultT) -> None:
         """Apply one result to a session that still holds its slot."""
+
+    def _can_replay(self, session: SessionT) -> bool:
+        """Whether a session's tokens can be computed again."""
+        return True
 
     _step_name = "step"
 
@@ -77,21 +108,31 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     def num_waiting(self) -> int:
         return len(self._admission.waiting)
 
+    @property
+    def fault(self) -> str | None:
+        """Why nothing is served at the moment, in words; None: all is well."""
+        running_s = 0.0 if self._step_began is None else time.monotonic() - self._step_began
+        if self.broken is None and running_s > self._pass_timeout_s:
+            return f"a {self._step_name} has run for {running_s:.0f} s, the limit is {self._pass_timeout_s:g} s"
+        return self.broken
+
     def start(self) -> None:
         self._loop_task = asyncio.create_task(self._run(), name=type(self).__name__)
 
     async def stop(self, *, grace_s: float = 0.0) -> None:
         """Refuse new sessions, let the present ones finish for `grace_s` seconds, fail the rest, end the loop."""
-        self._draining = True
+        self._refusal = self._refusal or SHUTTING_DOWN
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._all_left()
         for session in self._sessions():
-            session.fail(UnavailableError("the server is shutting down"))
+            session.fail(UnavailableError(SHUTTING_DOWN))
             self.close(session)
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
+        if self._thread.is_busy:  # the interpreter would wait for it at its end
+            self.broken = self.broken or f"a {self._step_name} was still running when the server stopped"
         self._thread.close()
 
     async def _all_left(self) -> None:
@@ -103,8 +144,8 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         return [*self._admission.running, *self._admission.waiting]
 
     def _enter(self, session: SessionT) -> None:
-        if self._draining:
-            raise UnavailableError("the server is shutting down")
+        if self._refusal:
+            raise UnavailableError(self._refusal)
         self._admission.enqueue(session)
         self.wake()
 
@@ -122,37 +163,97 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         try:
             await self._turn()
         except Exception:
-            logger.exception("the engine broke; it takes no more requests")
-            self._draining = True
-            self._fail(self._sessions())
+            logger.exception("the engine broke")
+            self._break("the engine broke; the server's log has the cause")
+
+    def _break(self, why: str) -> None:
+        """Take no more requests: whoever watches restarts the server."""
+        logger.error("no more requests are taken: %s", why)
+        self.broken = self._refusal = why
+        for session in self._sessions():
+            self._end(session, UnavailableError(why))
 
     async def _turn(self) -> None:
-        while True:
+        while self.broken is None:
             self._wake.clear()
             self._admission.admit()
-            scheduled = self._schedule(tuple(self._admission.running))
+            scheduled = self._next()
             if scheduled:
                 await self._step(scheduled)
             else:
                 await self._wake.wait()
 
+    def _next(self) -> list[tuple[SessionT, WorkT]]:
+        """The work of the next step: of one suspect alone, while there are any."""
+        while self._suspects:
+            suspect = self._suspects[0]
+            if suspect.slot is not None and suspect.is_suspect and (work := self._schedule((suspect,))):
+                return work
+            self._suspects.popleft()
+        return self._together(self._schedule(tuple(self._admission.running)))
+
+    def _together(self, scheduled: list[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT]]:
+        """As many as may share a step, by turns."""
+        self._num_steps += 1
+        if self._num_steps > self._shrunk_until:
+            self._num_together = None
+        if self._num_together is None or len(scheduled) <= self._num_together:
+            return scheduled
+        first = self._num_steps * self._num_together % len(scheduled)
+        return [*scheduled[first:], *scheduled[:first]][: self._num_together]
+
     async def _step(self, scheduled: list[tuple[SessionT, WorkT]]) -> None:
         work = [work for _, work in scheduled]
         slots = [session.slot for session, _ in scheduled]
-        started = time.monotonic()
+        self._step_began = started = time.monotonic()
         try:
             results = await self._thread.run(lambda: self._compute(work))
-        except Exception:
-            logger.exception("a step over %d sessions failed; they end, the server goes on", len(scheduled))
-            self._fail([session for session, _ in scheduled])
+        except Exception as exc:
+            self._step_failed([session for session, _ in scheduled], exc)
             return
+        finally:
+            self._step_began = None
+        self._num_failed_steps = 0
         if self.timeline is not None:
             self.timeline.span(self._step_name, started, time.monotonic(), **self._describe(work, results))
         for (session, piece), slot, result in zip(scheduled, slots, results, strict=True):
             if session.slot == slot:  # else it was closed meanwhile
                 self._deliver(session, piece, result)
 
-    def _fail(self, sessions: Sequence[SessionT]) -> None:
+    def _step_failed(self, sessions: Sequence[SessionT], exc: Exception) -> None:
+        """Find out whose fault it was: try each of them alone."""
+        logger.error("a step over %d sessions failed", len(sessions), exc_info=exc)
+        self._num_failed_steps += 1
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            self._break(f"{MAX_FAILED_STEPS} steps in a row failed")
+            return
+        if _is_short_of_memory(exc):
+            self._num_together = max(1, len(sessions) // 2)
+            self._shrunk_until = self._num_steps + SHRUNK_STEPS
+        tried = len(sessions) == 1 and sessions[0].is_suspect
         for session in sessions:
-            session.fail(InternalError("the model failed on this request; the server's log has the cause"))
-            self.close(session)
+            if session.slot is None:  # closed meanwhile
+                continue
+            if tried or not self._can_replay(session):
+                self._end(session, _failure(exc, tried=tried))
+            else:
+                session.replay()
+                self._suspects.append(session)
+
+    def _end(self, session: SessionT, error: Exception) -> None:
+        session.fail(error)
+        self.close(session)
+
+
+def _failure(exc: Exception, *, tried: bool) -> Exception:
+    """What a session is told that a failed step ends."""
+    if isinstance(exc, InternalError):
+        return exc
+    if tried:
+        return InternalError("the model failed on this request; the server's log has the cause")
+    return InternalError("the model failed, and what it samples on the device cannot be computed again; ask anew")
+
+
+def _is_short_of_memory(exc: Exception) -> bool:
+    """MemoryError, or a device's own, whose class no engine imports."""
+    return isinstance(exc, MemoryError) or "OutOfMemory" in type(exc).__name__

@@ -15,10 +15,18 @@ class ModelThread:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self.is_busy = False
 
     async def run(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, function)
+
+    def _run(self, function: Callable[[], T]) -> T:
+        self.is_busy = True
+        try:
+            return function()
+        finally:
+            self.is_busy = False
 
     def close(self) -> None:
-        """Wait for the running pass and end the thread."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """End the thread after the running pass, which may never end: nobody waits for it."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -2,6 +2,9 @@
 
 Sessions live at the target and decode by themselves; a worker that has room is lent to them. Workers come and go at any
 time. A session whose worker goes is moved to another, or decodes alone until there is one.
+
+A worker is believed no more than it gives: it begins with few sessions, whatever it claims to have room for, gets more
+as its drafts are accepted, and less for each session that it leaves without a word; those are moved on.
 """
 
 from __future__ import annotations
@@ -9,16 +12,23 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference.commit import Commit
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
-from inference.errors import InvalidRequestError
+from inference.errors import CapacityError, InvalidRequestError
 from inference.request import GenerationRequest
 from inference.speculation.tree import Branch
 
 logger = logging.getLogger(__name__)
+
+MAX_WORKERS = 1024
+FIRST_SESSIONS = 4
+"""Sessions of a worker of whom nothing is known."""
+MAX_SILENT_COMMITS = 64
+"""Commits of a session for which its worker may propose nothing; run-ahead sends something after 16 at the latest."""
 
 
 class Worker(Protocol):
@@ -40,13 +50,42 @@ class Worker(Protocol):
         """Draft no more for this session."""
 
 
+@dataclass(slots=True)
+class _Record:
+    """What is known of one worker.
+
+    Attributes:
+        sessions: those it helps, by id.
+        trust: how many it is given at most.
+    """
+
+    sessions: dict[str, TargetSession] = field(default_factory=dict)
+    trust: int = FIRST_SESSIONS
+
+
+@dataclass(slots=True)
+class _Help:
+    """One session's help.
+
+    Attributes:
+        worker: whose.
+        num_silent: commits since it has proposed anything.
+        useless: workers that have left the session without a word.
+    """
+
+    worker: Worker | None = None
+    num_silent: int = 0
+    useless: set[str] = field(default_factory=set)
+
+
 class DraftPool:
     """Lends workers to sessions, by free capacity. Serves `Generator` in front of the engine."""
 
     def __init__(self, engine: TargetEngine) -> None:
         self._engine = engine
-        self._helped: dict[Worker, dict[str, TargetSession]] = {}
+        self._workers: dict[Worker, _Record] = {}
         self._alone: dict[str, TargetSession] = {}
+        self._help: dict[str, _Help] = {}
 
     @property
     def max_length(self) -> int:
@@ -59,30 +98,36 @@ class DraftPool:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
         """See `Generator`; gamma 0 keeps the workers out."""
         session = self._engine.open(request, drafted=False, grammar=await self._engine.compiled(request))
-        if request.gamma != 0:
-            self._alone[session.id] = session
-            self._lend()
         try:
+            if request.gamma != 0:
+                self._alone[session.id], self._help[session.id] = session, _Help()
+                self._lend()
             async with aclosing(self._engine.commits(session)) as commits:
                 async for commit in commits:
                     self._tell(session, commit)
                     yield commit
         finally:
             self._leave(session)
+            self._engine.close(session)
 
     def attach(self, worker: Worker) -> None:
-        """Take in a worker."""
-        self._helped[worker] = {}
+        """Take in a worker.
+
+        Raises:
+            CapacityError: there are `MAX_WORKERS` already.
+        """
+        if len(self._workers) >= MAX_WORKERS:
+            raise CapacityError(f"{MAX_WORKERS} draft workers are attached already", retry_after_s=60.0)
+        self._workers[worker] = _Record()
         logger.info("draft worker %s attached with %d slots", worker.id, worker.num_slots)
         self._lend()
 
     def detach(self, worker: Worker) -> None:
         """A worker has gone; its sessions move on."""
-        sessions = self._helped.pop(worker, {})
-        logger.info("draft worker %s left; %d sessions move on", worker.id, len(sessions))
-        for session in sessions.values():
-            self._engine.end_help(session)
-        self._alone.update(sessions)
+        record = self._workers.pop(worker, _Record())
+        logger.info("draft worker %s left; %d sessions move on", worker.id, len(record.sessions))
+        for session in record.sessions.values():
+            self._put_back(session)
         self._lend()
 
     def propose(self, worker: Worker, session_id: str, branches: Sequence[Branch]) -> None:
@@ -91,38 +136,67 @@ class DraftPool:
         Raises:
             InvalidRequestError: the branches grow from nowhere, or hold tokens that do not exist.
         """
-        session = self._helped.get(worker, {}).get(session_id)
+        session = self._workers[worker].sessions.get(session_id) if worker in self._workers else None
         if session is None:
             return
         if not branches:
             raise InvalidRequestError("a pool worker has nothing to ask for: an empty proposal")
+        self._help[session_id].num_silent = 0
         self._engine.propose(session, branches)
 
     def _lend(self) -> None:
         """Give sessions that are alone to the workers with most room."""
         for session in list(self._alone.values()):
-            worker = max(self._helped, key=self._room, default=None)
-            if worker is None or self._room(worker) < 1:
-                return
-            self._helped[worker][session.id] = self._alone.pop(session.id)
+            help_ = self._help[session.id]
+            worker = self._choice(help_.useless)
+            if worker is None:
+                continue
+            self._workers[worker].sessions[session.id] = self._alone.pop(session.id)
+            help_.worker, help_.num_silent = worker, 0
             self._engine.begin_help(session)
             worker.open(session)
 
-    def _room(self, worker: Worker) -> int:
-        return worker.num_slots - len(self._helped[worker])
+    def _choice(self, useless: set[str]) -> Worker | None:
+        """The worker with most room, of those that may be of use."""
+        willing = (worker for worker in self._workers if worker.id not in useless and self._room(worker) >= 1)
+        return max(willing, key=self._room, default=None)
 
-    def _worker_of(self, session: TargetSession) -> Worker | None:
-        return next((worker for worker, sessions in self._helped.items() if session.id in sessions), None)
+    def _room(self, worker: Worker) -> int:
+        record = self._workers[worker]
+        return min(worker.num_slots, record.trust) - len(record.sessions)
 
     def _tell(self, session: TargetSession, commit: Commit) -> None:
-        worker = self._worker_of(session)
-        if worker is not None:
-            worker.commit(session, commit)
+        help_ = self._help.get(session.id)
+        if help_ is None or help_.worker is None:
+            return
+        help_.num_silent += 1
+        if commit.num_accepted_tokens:
+            record = self._workers[help_.worker]
+            record.trust = min(record.trust + 1, help_.worker.num_slots)
+        if help_.num_silent >= MAX_SILENT_COMMITS:
+            self._take_back(session, help_.worker)
+        else:
+            help_.worker.commit(session, commit)
+
+    def _take_back(self, session: TargetSession, worker: Worker) -> None:
+        """End the help of a worker that says nothing: the next one may."""
+        record = self._workers[worker]
+        del record.sessions[session.id]
+        record.trust = max(1, record.trust // 2)
+        self._help[session.id].useless.add(worker.id)
+        worker.close(session)
+        self._put_back(session)
+        self._lend()
+
+    def _put_back(self, session: TargetSession) -> None:
+        self._help[session.id].worker = None
+        self._engine.end_help(session)
+        self._alone[session.id] = session
 
     def _leave(self, session: TargetSession) -> None:
         self._alone.pop(session.id, None)
-        worker = self._worker_of(session)
-        if worker is not None:
-            del self._helped[worker][session.id]
-            worker.close(session)
+        help_ = self._help.pop(session.id, None)
+        if help_ is not None and help_.worker is not None:
+            del self._workers[help_.worker].sessions[session.id]
+            help_.worker.close(session)
             self._lend()

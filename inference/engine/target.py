@@ -13,7 +13,7 @@ from typing import Any
 
 from inference.commit import Commit
 from inference.engine.grammars import Grammars
-from inference.engine.loop import Engine
+from inference.engine.loop import PASS_TIMEOUT_S, Engine
 from inference.engine.target_session import TargetSession
 from inference.errors import ContextLengthError, InvalidRequestError
 from inference.model import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
@@ -37,11 +37,13 @@ class EngineLimits:
         max_waiting: sessions that may queue for a slot.
         gamma: draft tokens of one session in one pass at most, unless the request says otherwise.
         eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
+        pass_timeout_s: seconds after which a pass counts as one that may never end.
     """
 
     max_waiting: int = 64
     gamma: int = MAX_PASS_DRAFT_TOKENS
     eos_token_ids: frozenset[int] = frozenset()
+    pass_timeout_s: float = PASS_TIMEOUT_S
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -56,7 +58,9 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
     def __init__(
         self, decoder: Decoder, limits: EngineLimits = EngineLimits(), grammars: Grammars | None = None
     ) -> None:
-        super().__init__(num_slots=decoder.num_slots, max_waiting=limits.max_waiting)
+        super().__init__(
+            num_slots=decoder.num_slots, max_waiting=limits.max_waiting, pass_timeout_s=limits.pass_timeout_s
+        )
         self._decoder = decoder
         self._limits = limits
         self._grammars = grammars
@@ -196,6 +200,9 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self._times.record(len(work), sum(len(turn.proposal) for turn in work), ended - started)
         return [(verdict, started, ended) for verdict in verdicts]
 
+    def _can_replay(self, session: TargetSession) -> bool:
+        return self.seed_invariant or session.request.sampling.greedy
+
     _step_name = "pass"
 
     def _describe(self, work: list[Turn], results: list[_Timed]) -> dict[str, Any]:
@@ -242,6 +249,6 @@ def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) 
 
 def check_token_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
     """Refuse ids outside the vocabulary."""
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocab_size}", field="prompt")
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        outside = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+        raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {vocab_size}", field="prompt")

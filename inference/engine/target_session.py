@@ -11,7 +11,7 @@ from dataclasses import replace
 from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.model import Matcher, Turn, Verdict
-from inference.request import GenerationRequest, Schedule
+from inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from inference.scheduling.acceptance import Acceptance
 from inference.scheduling.arrivals import Arrivals
 from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
@@ -79,6 +79,7 @@ class TargetSession:
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
+        self._suspect_at: int | None = None
         self.schedule = schedule
         self.acceptance = Acceptance()
         self.arrivals = Arrivals()
@@ -104,6 +105,16 @@ class TargetSession:
 
     def fail(self, error: Exception) -> None:
         self.commits.fail(error)
+
+    def replay(self) -> None:
+        """See `EngineSession`: whatever its slot holds is written again."""
+        self._num_cached = 0
+        self._suspect_at = len(self.token_ids)
+
+    @property
+    def is_suspect(self) -> bool:
+        """See `EngineSession`."""
+        return self._suspect_at == len(self.token_ids)
 
     @property
     def idle_s(self) -> float:
@@ -153,7 +164,7 @@ class TargetSession:
             return self._turn(self.token_ids[:chunk_end], chooses=False)
         if self._ready:
             room = self._end - end - 1  # the pass adds one token of the target's own
-            limit = room if self._waits_for_draft else min(self._gamma, room)
+            limit = min(MAX_GAMMA if self._waits_for_draft else self._gamma, room)
             return self._turn(self.token_ids, proposal=self.tree.path(limit), gamma=limit)
         if self._num_cached < end - 1:
             return self._turn(self.token_ids[:-1], chooses=False)

@@ -10,10 +10,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from inference.config import ServerConfig, address
 from inference.errors import ConfigError
 from inference.gateway.app import Gateway, create_app
+from inference.gateway.middleware import Probes, ShapeLimit
+from inference.gateway.protocol import LimitedProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,9 @@ class HttpFront:
     def __init__(self, gateway: Gateway, server: ServerConfig) -> None:
         self._gateway = gateway
         self._config = server
+        max_bytes = gateway.config.max_body_bytes
+        app = ShapeLimit(create_app(gateway), max_bytes=max_bytes, max_ids=lambda: gateway.card.max_length)
+        self._probes = Probes(app, lambda: gateway.is_healthy())
 
     async def open(self) -> None:
         """Listen.
@@ -35,10 +41,14 @@ class HttpFront:
         """
         host = self._config.host
         listener = _listener(host, self._gateway.config.port)
-        self._server = _Server(_uvicorn_config(self._gateway, grace_s=self._config.grace_s))
+        self._server = _Server(_uvicorn_config(self._probes, self._config))
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         await self._server.ready.wait()
         logger.info("HTTP on http://%s", address(host, listener.getsockname()[1]))
+
+    def report(self, *, ready: bool, alive: bool = True) -> None:
+        """See `Front`."""
+        self._probes.is_ready, self._probes.is_alive = ready, alive
 
     async def refuse_new(self) -> None:
         """Stop listening; requests that run go on."""
@@ -68,17 +78,18 @@ class _Server(uvicorn.Server):
         self.ready.set()
 
 
-def _uvicorn_config(gateway: Gateway, *, grace_s: float) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, server: ServerConfig) -> uvicorn.Config:
+    protocol = type("Protocol", (LimitedProtocol,), {"stall_timeout_s": server.stall_timeout_s})
     return uvicorn.Config(
-        create_app(gateway),
-        http="httptools",
+        app,
+        http=protocol,
         ws="none",
         lifespan="off",
         access_log=False,  # a line per request costs more than a token; /metrics counts them
         log_config=None,
         log_level="warning",
         timeout_keep_alive=75,  # longer than the pools of usual clients keep a connection: they close it, not we
-        timeout_graceful_shutdown=max(1, math.ceil(grace_s) + 1),
+        timeout_graceful_shutdown=max(1, math.ceil(server.grace_s) + 1),
         backlog=BACKLOG,
         server_header=False,
     )

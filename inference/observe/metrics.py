@@ -7,6 +7,7 @@ MAX_GAMMA. Knows neither gRPC nor HTTP; docs/gateway.md lists what there is.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
@@ -111,6 +112,9 @@ class Metrics:
         self._directions = {way: wire_bytes.labels(model_name, way) for way in DIRECTIONS}
         self._positions = [self._accepted_per_pos.labels(model_name, "0")]  # others as they come
         self._add_run_ahead()
+        self._loop_lags: deque[float] = deque([0.0], maxlen=100)
+        lag = self._gauge("specdec_event_loop_lag_seconds", "How late the event loop came, at worst, in the last 10 s.")
+        lag.set_function(lambda: max(self._loop_lags))
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
         self._itl = self._histogram("vllm:inter_token_latency_seconds", "Gap between commits.", ITL_BUCKETS)
         self._tpot = self._histogram(
@@ -129,9 +133,10 @@ class Metrics:
         self._pass_draft_tokens = self._histogram(
             "specdec_pass_draft_tokens", "Draft tokens that one session had verified in a pass.", WIDTH_BUCKETS
         )
-        self._round_trip = Gauge(
-            "specdec_round_trip_seconds", "Latest estimate, draft worker to target.", _MODEL, registry=self.registry
-        ).labels(self._name)
+        self._round_trip = self._gauge("specdec_round_trip_seconds", "Latest estimate, draft worker to target.")
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, _MODEL, registry=self.registry).labels(self._name)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _MODEL, registry=self.registry).labels(self._name)
@@ -141,14 +146,17 @@ class Metrics:
 
     def watch(self, load: Load) -> None:
         """Read gauges from what knows them, at every scrape."""
-        running = Gauge("vllm:num_requests_running", "Requests with a slot.", _MODEL, registry=self.registry)
-        waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue.", _MODEL, registry=self.registry)
-        running.labels(self._name).set_function(lambda: load.num_running)
-        waiting.labels(self._name).set_function(lambda: load.num_waiting)
+        running = self._gauge("vllm:num_requests_running", "Requests with a slot.")
+        waiting = self._gauge("vllm:num_requests_waiting", "Requests in the queue.")
+        running.set_function(lambda: load.num_running)
+        waiting.set_function(lambda: load.num_waiting)
         if isinstance(load, SlotLoad):
             text = "Share of the KV slots that requests hold, 0 to 1; at 1 the next request waits."
-            usage = Gauge("vllm:kv_cache_usage_perc", text, _MODEL, registry=self.registry)
-            usage.labels(self._name).set_function(lambda: load.num_running / load.num_slots)
+            self._gauge("vllm:kv_cache_usage_perc", text).set_function(lambda: load.num_running / load.num_slots)
+
+    def take_loop_lag(self, seconds: float) -> None:
+        """By how much the event loop has just come too late; while it is, nobody is served."""
+        self._loop_lags.append(max(0.0, seconds))
 
     def request(self) -> RequestMetrics:
         """A request that has just arrived."""
@@ -270,6 +278,9 @@ class MetricsServer:
             self._server, self._thread = start_http_server(self._port, self._host, self._metrics.registry)
         except OSError as exc:
             raise ConfigError(f"cannot serve metrics on {self._host}:{self._port}: {exc.strerror}") from exc
+
+    def report(self, *, ready: bool, alive: bool = True) -> None:
+        """Nothing: whoever watches sees it in the figures."""
 
     async def refuse_new(self) -> None:
         """Nothing: scrapes are welcome to the end."""

@@ -20,8 +20,9 @@ from typing import Any, TextIO
 from inference.observe.stats import RequestStats
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
-MAX_REQUESTS = 100_000
-"""What a long-lived server keeps at most; later requests are not profiled."""
+MAX_REQUESTS = 10_000
+"""What a long-lived server keeps at most, some 200 kB each; later requests are not profiled."""
+MAX_LABEL_CHARACTERS = 40
 
 
 class Profile:
@@ -35,7 +36,7 @@ class Profile:
     def add(self, label: str, stats: RequestStats) -> None:
         """Add a request; `stats` may still be filled."""
         if len(self._requests) < MAX_REQUESTS:
-            self._requests.append((label, stats))
+            self._requests.append((label[:MAX_LABEL_CHARACTERS], stats))
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per request that gave a token; times in seconds."""

@@ -10,6 +10,9 @@ from typing import Protocol
 
 from inference.commit import Commit, Counts, Delta, Event, Started, Timings
 
+MAX_PASS_TOKENS = 4096
+"""Draft tokens of one pass that are counted; no pass has more."""
+
 
 class Pass(Protocol):
     """What commits, deltas and records of them say of one pass of the target."""
@@ -71,7 +74,9 @@ class RequestStats:
         return stats
 
     def _count_pass(self, one: Pass, num_tokens: int) -> None:
-        num_draft_tokens, num_accepted_tokens = one.num_draft_tokens, one.num_accepted_tokens
+        # A peer's counts make lists below; it may claim four billion.
+        num_draft_tokens = min(one.num_draft_tokens, MAX_PASS_TOKENS)
+        num_accepted_tokens = min(one.num_accepted_tokens, num_draft_tokens)
         self.timings.append(one.timings)
         self.counts.append(one.counts)
         passes = self.passes_by_draft_tokens

@@ -128,6 +128,8 @@ def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
     token by token.
     """
     seconds = pacing.round_s + len(survivals) * pacing.step_s
+    if survivals[-1] <= 0.0:  # a draft that was never right: the product has underflown
+        return True
     next_survival = survivals[-1] * (survivals[-1] / survivals[-2] if len(survivals) > 1 else survivals[-1])
     return next_survival * seconds < pacing.step_s * (1.0 + sum(survivals))
 

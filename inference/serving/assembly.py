@@ -18,11 +18,13 @@ from inference.commit import Generator
 from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
+from inference.engine.loop import PASS_TIMEOUT_S
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from inference.model import (
     Backend,
     CompiledDecoder,
     Decoder,
+    Identified,
     Proposer,
     Span,
     max_pass_draft_tokens,
@@ -61,10 +63,11 @@ class LoadedDraft:
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """An engine that runs, and the tokenizer of its model."""
+    """An engine that runs, the tokenizer of its model, and what its logits depend on beside the weights."""
 
     engine: TargetEngine
     tokenizer: Tokenizer
+    arithmetic: str = ""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -72,24 +75,36 @@ class RunningTarget:
 
 
 @asynccontextmanager
-async def target_engine(config: ModelConfig, *, max_waiting: int) -> AsyncGenerator[RunningTarget, None]:
+async def target_engine(
+    config: ModelConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S
+) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over one model."""
     compiled = await _load_compiled(config, None)
     if compiled is not None:
         decoder, tokenizer = compiled
-        async with running(TargetEngine(decoder, EngineLimits(max_waiting, 0, tokenizer.eos_token_ids))) as engine:
-            yield RunningTarget(engine, tokenizer)
+        limits = EngineLimits(max_waiting, 0, tokenizer.eos_token_ids, pass_timeout_s)
+        async with running(TargetEngine(decoder, limits)) as engine:
+            yield RunningTarget(engine, tokenizer, _arithmetic(config, decoder))
         return
     model = await load(config)
     gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
-    limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids)
+    limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids, pass_timeout_s)
     grammars = Grammars(GrammarCompiler(model.tokenizer, model.backend.vocab_size))
     async with running(TargetEngine(SlotDecoder(model.backend), limits, grammars)) as engine:
-        yield RunningTarget(engine, model.tokenizer)
+        yield RunningTarget(engine, model.tokenizer, _arithmetic(config, model.backend))
+
+
+def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
+    """What its logits depend on beside the weights; the settings, of a model that does not say."""
+    if isinstance(model, Identified):
+        return model.arithmetic
+    return f"{config.backend} {config.dtype} {config.device} {config.neuron}"
 
 
 @asynccontextmanager
-async def fused_engine(config: FusedConfig, *, max_waiting: int) -> AsyncGenerator[RunningTarget, None]:
+async def fused_engine(
+    config: FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S
+) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over a target and what drafts for it.
 
     Raises:
@@ -97,7 +112,7 @@ async def fused_engine(config: FusedConfig, *, max_waiting: int) -> AsyncGenerat
     """
     compiled = None if config.draft.model is None else await _load_compiled(config.target, config.draft.model)
     decoder, tokenizer = compiled or await _load_pair(config)
-    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids)
+    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s)
     grammars = Grammars(GrammarCompiler(tokenizer, decoder.vocab_size))
     async with running(TargetEngine(decoder, limits, grammars)) as engine:
         yield RunningTarget(engine, tokenizer)

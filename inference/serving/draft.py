@@ -55,7 +55,7 @@ async def serve_draft(
                     GrpcFront(server, [generation], observers, upstream=channel),
                 ]
                 with timeline(observe, engine):
-                    await Host(engine, fronts, grace_s=server.grace_s).run()
+                    await Host(engine, fronts, config=server, metrics=metrics).run()
 
 
 def _generation(
@@ -82,4 +82,4 @@ async def help_targets(
     async with running(draft_engine(loaded, max_waiting=0)) as engine:
         pool_help = PoolHelp(engine, addresses, vocabulary=words, gamma=gamma, num_slots=slots)
         with timeline(observe, engine):
-            await Host(pool_help, grace_s=0.0).run(until=pool_help.refused())
+            await Host(pool_help, config=ServerConfig(grace_s=0.0)).run(until=pool_help.refused())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from grpc_comm.interceptors import StallInterceptor
 from grpc_comm.server import PortTakenError, Server, Servicer
 from inference.config import HttpConfig, ObserveConfig, ServerConfig, address
 from inference.errors import ConfigError
@@ -38,9 +39,10 @@ class GrpcFront(Server):
         upstream: grpc.aio.Channel | None = None,
     ) -> None:
         self._host = config.host
-        where, spans = address(config.host, config.port), observers.interceptors()
+        where = address(config.host, config.port)
+        inner = [*observers.interceptors(), StallInterceptor(config.stall_timeout_s)]
         try:
-            super().__init__(where, servicers, status_of=to_status, inner=spans, upstream=upstream)
+            super().__init__(where, servicers, status_of=to_status, inner=inner, upstream=upstream)
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 

@@ -23,7 +23,9 @@ async def serve_fused(
     """
     check_ports(server, observe, http)
     with observed(observe) as observers:
-        async with fused_engine(config, max_waiting=server.max_waiting) as running:
+        async with fused_engine(
+            config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s
+        ) as running:
             host = _host(running, config.target.name, server, http, observers)
             with timeline(observe, running.engine):
                 await host.run()
@@ -43,4 +45,4 @@ def _host(
         *http_fronts(http, generation, metrics, server, observers),
         GrpcFront(server, [generation], observers),
     ]
-    return Host(engine, fronts, grace_s=server.grace_s)
+    return Host(engine, fronts, config=server, metrics=metrics)

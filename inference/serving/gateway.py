@@ -41,7 +41,7 @@ async def serve_gateway(
             gateway = Gateway(completer, card, metrics, lambda: is_serving(channel), http, observers.spans, remote)
             following = asyncio.create_task(_follow_model(gateway, remote, channel))
             try:
-                await Host(draining, [HttpFront(gateway, server)], grace_s=server.grace_s).run()
+                await Host(draining, [HttpFront(gateway, server)], config=server, metrics=metrics).run()
             finally:
                 following.cancel()
 

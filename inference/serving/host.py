@@ -1,20 +1,32 @@
 """One life of a server, whatever it serves: open its fronts, wait for a signal, drain, close. The one drain there is.
 
-Draining means, in this order: no front takes new requests any more; what runs gets its grace, and the rest fails with a
-word; then the fronts close. Every role that serves lives so, also one that has no port of its own.
+Draining means, in this order: all fronts say that they are not ready; a while later, when balancers have heard it, they
+take no new requests; what runs gets its grace, and the rest fails with a word; then the fronts close. Whatever hangs
+meanwhile, the process ends. Every role that serves lives so, also one that has no port of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
+import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from grpc_comm.server import end_at_once_on_signal, stop_signal
+from inference.config import ServerConfig
+from inference.errors import InternalError
+from inference.observe.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+WATCH_S = 0.1
+"""How often a host looks at its work, and at how late it comes to do so."""
+FORCE_AFTER_S = 2.0
+"""Seconds after the grace, when a process that still has not ended ends at once."""
 
 
 class Front(Protocol):
@@ -23,8 +35,11 @@ class Front(Protocol):
     async def open(self) -> None:
         """Listen, and say that requests are welcome."""
 
+    def report(self, *, ready: bool, alive: bool = True) -> None:
+        """Tell who asks whether requests are welcome, and whether a restart would help; takes them either way."""
+
     async def refuse_new(self) -> None:
-        """Say that no more are; those that run go on."""
+        """Take no more; those that run go on."""
 
     async def close(self) -> None:
         """End what is left of them."""
@@ -32,6 +47,14 @@ class Front(Protocol):
 
 class Work(Protocol):
     """What a host drains: an engine, or whatever else runs requests."""
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing is served at the moment; None: all is well."""
+
+    @property
+    def broken(self) -> str | None:
+        """Why nothing will ever be served again."""
 
     async def stop(self, *, grace_s: float) -> None:
         """Take nothing new, let what runs finish for `grace_s` seconds, fail the rest."""
@@ -41,43 +64,91 @@ class Host:
     """A process that serves.
 
     Args:
-        work: is drained.
+        work: is watched, and drained.
         fronts: in the order in which they open.
-        grace_s: seconds that running requests get.
+        config: how long draining takes.
+        metrics: are told how late the event loop is.
     """
 
-    def __init__(self, work: Work, fronts: Sequence[Front] = (), *, grace_s: float) -> None:
+    def __init__(
+        self, work: Work, fronts: Sequence[Front] = (), *, config: ServerConfig, metrics: Metrics | None = None
+    ) -> None:
         self._work = work
         self._fronts = fronts
-        self._grace_s = grace_s
+        self._config = config
+        self._metrics = metrics
 
     async def run(self, until: Awaitable[None] | None = None) -> None:
         """Serve until a signal, or until something ends by which all work has ended.
 
         Raises:
             Exception: what `until` ended with.
+            InternalError: the work broke.
         """
         async with AsyncExitStack() as stack:
             for front in self._fronts:
                 await stack.enter_async_context(opened(front))
             await self._serve(until)
-            for front in reversed(self._fronts):
-                await front.refuse_new()
-            await self._work.stop(grace_s=self._grace_s)
+            last_resort = self._last_resort()
+            await self._drain()
+        if self._work.fault is None:  # else a thread may hang, for which the interpreter would wait
+            last_resort.cancel()
         logger.info("stopped")
+        if self._work.broken is not None:
+            raise InternalError(self._work.broken)
+
+    async def _drain(self) -> None:
+        for front in self._fronts:
+            front.report(ready=False, alive=self._work.broken is None)
+        if self._work.broken is None:
+            await asyncio.sleep(self._config.drain_delay_s)
+        for front in reversed(self._fronts):
+            await front.refuse_new()
+        await self._work.stop(grace_s=self._config.grace_s)
+
+    def _last_resort(self) -> threading.Timer:
+        """Ends the process however busy its event loop and its threads are, once draining should long be over."""
+        delay_s = self._config.drain_delay_s + self._config.grace_s + FORCE_AFTER_S
+        timer = threading.Timer(delay_s, _give_up)
+        timer.daemon = True
+        timer.start()
+        return timer
 
     async def _serve(self, until: Awaitable[None] | None) -> None:
-        signal = asyncio.create_task(stop_signal())
+        signal, watching = asyncio.create_task(stop_signal()), asyncio.create_task(self._watch())
         end = asyncio.ensure_future(until if until is not None else asyncio.Event().wait())
-        await asyncio.wait({signal, end}, return_when=asyncio.FIRST_COMPLETED)
-        if signal.done():
-            end.cancel()
+        await asyncio.wait({signal, end, watching}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (signal, end, watching):
+            if not task.done():
+                task.cancel()
+        if signal.done() and not signal.cancelled():
             end_at_once_on_signal()
-            name, grace_s = signal.result().name, self._grace_s
+            name, grace_s = signal.result().name, self._config.grace_s
             logger.info("%s: running requests get %g s; a second signal ends at once", name, grace_s)
-            return
-        signal.cancel()
-        end.result()
+        elif end.done() and not end.cancelled():
+            end.result()
+
+    async def _watch(self) -> None:
+        """Tell the fronts what becomes of the work, until it breaks."""
+        was_well = True
+        while self._work.broken is None:
+            fault = self._work.fault
+            if (fault is None) != was_well:
+                was_well = fault is None
+                logger.warning("ready again" if fault is None else f"not ready: {fault}")
+                for front in self._fronts:
+                    front.report(ready=was_well, alive=was_well)
+            before = time.monotonic()
+            await asyncio.sleep(WATCH_S)
+            if self._metrics is not None:
+                self._metrics.take_loop_lag(time.monotonic() - before - WATCH_S)
+
+
+def _give_up() -> None:
+    """End the process without waiting for anything."""
+    logger.error("still not stopped: the process ends now")
+    logging.shutdown()
+    os._exit(1)
 
 
 @asynccontextmanager

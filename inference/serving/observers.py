@@ -84,13 +84,15 @@ def observed(config: ObserveConfig) -> Generator[Observers, None, None]:
 
 @contextmanager
 def _profiled(config: ObserveConfig) -> Generator[Profile | None, None, None]:
-    """A profile that is written when the block ends well."""
+    """A profile that is written when the block ends, however it does."""
     if not config.profile:
         yield None
         return
     profile = Profile(config.role)
-    yield profile
-    report_profile(profile)
+    try:
+        yield profile
+    finally:
+        report_profile(profile)
 
 
 def report_profile(profile: Profile) -> None:

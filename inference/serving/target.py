@@ -25,7 +25,9 @@ async def serve_target(
     """
     check_ports(server, observe, http)
     with observed(observe) as observers:
-        async with target_engine(model, max_waiting=server.max_waiting) as running:
+        async with target_engine(
+            model, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s
+        ) as running:
             host = _host(running, model, server, http, observers)
             with timeline(observe, running.engine):
                 await host.run()
@@ -37,7 +39,7 @@ def _host(
     engine, metrics, name = running.engine, Metrics(model.name, role="target"), model.name
     metrics.watch(engine)
     pool = DraftPool(engine)
-    model_id = model_identity(model.path, model.dtype, model.backend, model.device)
+    model_id = model_identity(model.path, running.arithmetic, str(sorted(running.tokenizer.eos_token_ids)))
     verification = VerificationServicer(
         engine,
         pool,
@@ -54,4 +56,4 @@ def _host(
         *http_fronts(http, generation, metrics, server, observers),
         GrpcFront(server, [verification, generation], observers),
     ]
-    return Host(engine, fronts, grace_s=server.grace_s)
+    return Host(engine, fronts, config=server, metrics=metrics)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import array_api_compat
+
 from inference.commit import TokenLogprobs
-from inference.errors import SpecDecError
+from inference.errors import InternalError, SpecDecError
 from inference.model import Array, Backend, Span, Turn, Verdict, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
@@ -66,6 +68,9 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
     Returns:
         One verdict per turn, without log-probabilities of its prompt.
     """
+    choosing = [turn for turn in turns if turn.chooses]
+    if choosing:
+        _require_finite(logits, choosing)
     allowed = [allowed_by_grammar(turn) for turn in turns]
     chosen = iter(_choose(logits, [each for each in zip(turns, allowed, strict=True) if each[0].chooses]))
     verdicts = [_verdict(turn, chosen, each.error) for turn, each in zip(turns, allowed, strict=True)]
@@ -83,6 +88,23 @@ def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogpr
         scores.append(token_logprobs(rows, turn.scored, turn.prompt_logprobs) if turn.scored else ())
         kept.extend(range(end - _num_choices(turn), end))
     return scores, logits[kept]
+
+
+def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
+    """Refuse to choose a token where there is no distribution: the first NaN would win, or token 0, without a word.
+
+    Raises:
+        InternalError: naming the first such position, and how many there are.
+    """
+    xp = array_api_compat.array_namespace(logits)
+    finite = xp.isfinite(xp.max(logits, axis=-1))  # [num_rows]; a NaN is the maximum of its row
+    if bool(xp.all(finite)):
+        return
+    positions = [len(turn.token_ids) + i for turn in turns for i in range(_num_choices(turn))]
+    bad = [position for position, good in zip(positions, finite.tolist(), strict=True) if not good]
+    raise InternalError(
+        f"the model's logits are not finite at position {bad[0]}, and at {len(bad)} of {len(positions)}"
+    )
 
 
 def _choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:

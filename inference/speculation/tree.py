@@ -2,7 +2,8 @@
 
 Owns which proposed tokens may still come true. Does not know the wire, the model, or when a pass happens. Nodes are
 numbered in order of arrival, on both sides of the wire, so that a later branch can name its parent; a number stays
-valid after its token was committed or lost, since messages cross on the way.
+valid after its token was committed or lost, since messages cross on the way, for as long as any message can be on its
+way: `MAX_NUMBERS` later ones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from inference.errors import InvalidRequestError
 
 MAX_TREE_TOKENS = 256
+MAX_NUMBERS = 4096
+"""Latest numbers by which tokens can be named; what hangs on an older one is ignored, as on a token that has lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +99,27 @@ class DraftTree:
     def _grow(self, length: int, node: _Node, token_ids: Sequence[int]) -> None:
         first = self._num_numbers
         self._num_numbers += len(token_ids)
-        for number, token_id in enumerate(token_ids, start=first):
-            if length < len(self._committed):
-                if self._committed[length] != token_id:
-                    return
-                length += 1
-                node = self._root if length == len(self._committed) else _Node(length)
-            else:
-                child = node.children.get(token_id) or self._add_child(node, token_id)
-                if child is None:
-                    return
-                node, length = child, child.length
-            self._nodes[number] = node
-            node.numbers.append(number)
+        num_late = max(0, min(len(token_ids), len(self._committed) - length))
+        num_agreed = _num_equal(token_ids[:num_late], self._committed[length : length + num_late])
+        for number, end in enumerate(range(length + 1, length + num_agreed + 1), start=first):
+            self._name(number, self._root if end == len(self._committed) else _Node(end))
+        if num_agreed < num_late:
+            return
+        node = self._root if num_late else node
+        for number, token_id in enumerate(token_ids[num_late:], start=first + num_late):
+            child = node.children.get(token_id) or self._add_child(node, token_id)
+            if child is None:
+                return
+            node = child
+            self._name(number, node)
+
+    def _name(self, number: int, node: _Node) -> None:
+        """Number a node, and forget numbers that nobody can mean any more."""
+        self._nodes[number] = node
+        node.numbers.append(number)
+        while len(self._nodes) > MAX_NUMBERS:
+            oldest = next(iter(self._nodes))
+            self._nodes.pop(oldest).numbers.remove(oldest)
 
     def _add_child(self, node: _Node, token_id: int) -> _Node | None:
         if self._num_live >= self._max_tokens:
@@ -145,3 +156,10 @@ class DraftTree:
             for number in node.numbers:
                 del self._nodes[number]
             stack.extend(node.children.values())
+
+
+def _num_equal(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many of the first tokens of two equally long sequences agree."""
+    if list(ours) == list(theirs):  # the usual case, at C speed
+        return len(ours)
+    return next(i for i, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other)

@@ -26,7 +26,10 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self._is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
-        self.fingerprint = fingerprint(tokenizer.get_vocab())
+        vocabulary = tokenizer.get_vocab()
+        self.fingerprint = fingerprint(vocabulary)
+        self.longest_token = max(map(len, vocabulary), default=1)
+        """Characters of the longest one: no text of n tokens is longer than n times that."""
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -175,7 +178,7 @@ def _load_with_transformers(path: Path) -> Any:
     # AutoTokenizer of Transformers 5 goes by the model's family even where the directory names the generic class, so
     # that one tokenizer.json would mean different tokenizers beside a Llama target and a Qwen2 draft.
     loader = PreTrainedTokenizerFast if names_generic_class(path) else AutoTokenizer
-    return loader.from_pretrained(path, local_files_only=True)
+    return loader.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def fingerprint(vocabulary: dict[str, int]) -> str:

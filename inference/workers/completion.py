@@ -25,6 +25,10 @@ class ModelCard:
     defaults: RequestDefaults = NO_DEFAULTS
 
 
+MAX_MESSAGES = 1024
+"""Of one conversation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation to answer, as (role, content) pairs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import fields
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
@@ -20,6 +21,9 @@ from inference.commit import (
 from inference.errors import InvalidRequestError
 from inference.request import (
     LEFT_TO_SERVER,
+    MAX_COUNT,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKEN_IDS,
     GenerationRequest,
     Grammar,
     GrammarKind,
@@ -28,13 +32,16 @@ from inference.request import (
     Schedule,
     check_logit_bias,
 )
-from inference.speculation.tree import Branch
+from inference.speculation.tree import MAX_TREE_TOKENS, Branch
+from inference.text.stop_strings import MAX_STOPS
 from inference.workers import completion
 
 PROTOCOL_VERSION = 1
 
 MAX_BRANCHES_OF_MESSAGE = 1024
 """Far more than any draft has use for; each is kept until its place in the tree is decided."""
+MAX_TOKENS_OF_MESSAGE = 4096
+"""Draft tokens that one Propose may hold, over all its branches."""
 
 _REASON_TO_MESSAGE = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -55,6 +62,16 @@ _GRAMMAR_TO_MESSAGE = {
 }
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
+
+
+def _check_count(values: Sized, limit: int, field: str) -> None:
+    """Compare a number of elements before any of them is touched: each becomes a Python object.
+
+    Raises:
+        InvalidRequestError: naming the number and the limit.
+    """
+    if len(values) > limit:
+        raise InvalidRequestError(f"{field} has {len(values)} elements, the limit is {limit}", field=field)
 
 
 def reason_to_message(reason: FinishReason) -> pb.FinishReason:
@@ -85,6 +102,7 @@ def sampling_to_message(
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
     """Fields go by their names; unset ones are none, such as a temperature of 0."""
+    _check_count(message.logit_bias, MAX_LOGIT_BIASES, "logit_bias")
     values = {field.name: value for field, value in message.ListFields() if field.name != "logit_bias"}
     return SamplingParams(**values, logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias))
 
@@ -217,11 +235,14 @@ def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] |
 def _chat_from_message(message: pb.Chat) -> completion.Chat:
     if not message.messages:
         raise InvalidRequestError("messages: the chat has none", field="messages")
+    _check_count(message.messages, completion.MAX_MESSAGES, "messages")
     return completion.Chat(tuple((each.role, each.content) for each in message.messages))
 
 
 def completion_from_message(message: pb.GenerateRequest) -> completion.CompletionRequest:
     has_limit = message.HasField("max_new_tokens")
+    _check_count(message.stop, MAX_STOPS, "stop")
+    _check_count(message.stop_token_ids, MAX_STOP_TOKEN_IDS, "stop_token_ids")
     return completion.CompletionRequest(
         prompt=_prompt_from_message(message),
         sampling=sampling_from_message(message.sampling),
@@ -322,12 +343,13 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
 def open_from_message(message: pb.Open) -> GenerationRequest:
     if not message.sampling.HasField("seed"):
         raise InvalidRequestError("sampling.seed is unset: draft and target need the same one", field="seed")
+    _check_count(message.stop_token_ids, MAX_STOP_TOKEN_IDS, "stop_token_ids")
+    sampling = sampling_from_message(message.sampling)
     if message.vocab_size:  # unset where it was named already, in Attach
-        sampling = sampling_from_message(message.sampling)
         check_logit_bias(sampling, vocab_size=message.vocab_size)
     return GenerationRequest(
         prompt_token_ids=tuple(message.prompt_token_ids),
-        sampling=sampling_from_message(message.sampling),
+        sampling=sampling,
         max_new_tokens=message.max_new_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         stop_at_eos=message.stop_at_eos,
@@ -344,6 +366,9 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
 def branches_from_message(message: pb.Propose) -> list[Branch]:
     if len(message.branches) > MAX_BRANCHES_OF_MESSAGE:
         raise InvalidRequestError(f"{len(message.branches)} branches of one message exceed {MAX_BRANCHES_OF_MESSAGE}")
+    num_tokens = sum(len(branch.token_ids) for branch in message.branches)
+    if num_tokens > MAX_TOKENS_OF_MESSAGE:
+        raise InvalidRequestError(f"{num_tokens} draft tokens of one message exceed {MAX_TOKENS_OF_MESSAGE}")
     return [_branch_from_message(branch) for branch in message.branches]
 
 
@@ -353,6 +378,9 @@ def _branch_from_message(message: pb.Branch) -> Branch:
         raise InvalidRequestError("a branch has no parent: set prefix_length or parent_node")
     if not message.token_ids:
         raise InvalidRequestError("a branch has no token; to ask for the target's own token, propose no branch")
+    if len(message.token_ids) > MAX_TREE_TOKENS:
+        num_tokens = len(message.token_ids)
+        raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
     parent_node = message.parent_node if kind == "parent_node" else None
     return Branch(parent_node, message.prefix_length, tuple(message.token_ids))
 
@@ -372,7 +400,7 @@ def commit_to_message(commit: Commit) -> pb.Commit:
         timings=timings_to_message(commit.timings, commit.counts),
         finish_reason=_REASON_TO_MESSAGE[commit.finish_reason] if commit.finish_reason else None,
         logprobs=map(logprobs_to_message, commit.logprobs),
-        num_received_tokens=commit.num_received_tokens,
+        num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
         hold_us=commit.hold_us,
         prompt_logprobs=map(logprobs_to_message, commit.prompt_logprobs),
     )

@@ -14,6 +14,8 @@ from inference.workers.completion import Completer, CompletionRequest
 class DrainingCompleter:
     """Passes everything on until its grace is over; then every request fails with UnavailableError."""
 
+    fault = broken = None
+
     def __init__(self, completer: Completer) -> None:
         self._completer = completer
         self._timers: set[asyncio.Timeout] = set()

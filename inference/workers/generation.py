@@ -9,6 +9,7 @@ from dataclasses import replace
 import grpc
 
 from grpc_comm.interceptors import Context
+from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.errors import NotFoundError
@@ -34,6 +35,11 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         self.completer = completer
         self.card = card
         self.codec = codec
+
+    @property
+    def max_request_bytes(self) -> int:
+        """See `Servicer`."""
+        return max_request_bytes(self.card.max_length)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """See `Servicer`."""

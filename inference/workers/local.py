@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -26,29 +25,20 @@ from inference.request import NO_DEFAULTS, GenerationRequest, RequestDefaults, c
 from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import Chat, CompletionRequest
-
-MAX_INLINE_CHARACTERS = 20_000
-"""Longer prompts are tokenized on a thread: megabytes take seconds, in which nobody else would be served."""
+from inference.workers.prompt import PromptReader
 
 
 class LocalCodec:
     """A codec over a tokenizer of this process."""
 
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._reader = PromptReader(tokenizer, max_length=max_length)
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         """See `Codec`."""
-        length = len(prompt) if isinstance(prompt, str) else sum(len(text) for _, text in prompt.messages)
-        if length > MAX_INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._encode, prompt, special)
-        return self._encode(prompt, special)
-
-    def _encode(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
-        if isinstance(prompt, Chat):
-            return self._tokenizer.encode_chat(prompt.messages)
-        return self._tokenizer.encode(prompt, special=special)
+        return await self._reader.read(prompt, special=special)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See `Codec`."""
@@ -66,7 +56,7 @@ class LocalCompleter:
         self._generator = generator
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size)
+        self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size, max_length=generator.max_length)
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import grpc
 
 from grpc_comm.channel import UnreachableError
-from grpc_comm.errors import Status, status_of
+from grpc_comm.errors import Status, StatusError, status_of
 from inference import errors
 
 _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
@@ -26,9 +26,15 @@ _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CO
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 
+MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
+"""What a peer may ask us to wait; it may say anything."""
+_TOO_LONG = "message larger than max"  # how gRPC's own refusal reads; no retry makes the message shorter
+
 
 def to_status(error: Exception) -> Status | None:
-    """Status of one of our exceptions; None for anything else."""
+    """Status of one of our exceptions, or of grpc_comm's; None for anything else."""
+    if isinstance(error, StatusError):
+        return error.status
     code = _CODES.get(type(error))  # type: ignore[arg-type]
     if code is None or not isinstance(error, errors.SpecDecError):
         return None
@@ -62,12 +68,19 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
     if code == grpc.StatusCode.INVALID_ARGUMENT:
         invalid = _INVALID.get(status.reason or "", errors.InvalidRequestError)
         return invalid(message, field=status.field, address=where)
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LONG in message:
+        return errors.InvalidRequestError(f"the request is too long: {message}", address=where)
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return errors.CapacityError(message, retry_after_s=status.retry_after_s or 1.0, address=where)
+        retry_after_s = min(max(status.retry_after_s or 1.0, MIN_RETRY_S), MAX_RETRY_S)
+        return errors.CapacityError(message, retry_after_s=retry_after_s, address=where)
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return errors.NotFoundError(f"{message} (is this another kind of server?)", address=where)
     if code == grpc.StatusCode.INTERNAL and message == _FAILED_WRITE:
         return errors.UnavailableError("the connection broke while a message was being sent", address=where)
+    if code == grpc.StatusCode.ABORTED:  # by a peer that found us too slow
+        return errors.UnavailableError(message, address=where)
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return errors.IncompatibleDraftError(f"not allowed: {message}", address=where)
     if code == grpc.StatusCode.CANCELLED:
         return errors.UnavailableError(f"{message} (the server cancelled the call)", address=where)
     return _ERRORS.get(code, errors.InternalError)(message, address=where)

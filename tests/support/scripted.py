@@ -38,7 +38,7 @@ class Gate:
         self._open = threading.Event()
         self._reached = threading.Event()
         self._open.set()
-        self.error: Exception | None = None
+        self._errors: list[Exception] = []
 
     def close(self) -> None:
         self._reached.clear()
@@ -46,6 +46,10 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+    def fail(self, error: Exception, *, times: int) -> None:
+        """Break the next steps."""
+        self._errors = [error] * times
 
     def wait_until_reached(self) -> None:
         """Block until a step stands at the closed gate; call it off the event loop."""
@@ -55,9 +59,8 @@ class Gate:
         """What a step calls."""
         self._reached.set()
         assert self._open.wait(TIMEOUT_S)
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
+        if self._errors:
+            raise self._errors.pop()
 
 
 class ScriptedDecoder:

@@ -15,6 +15,7 @@ import numpy as np
 
 from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
 from inference.backends.onnx.graph import decoder_graph
+from inference.backends.onnx.int8 import weight_levels
 from inference.backends.onnx.packed import PackedDecoder, discard, packed_decoder
 from inference.backends.onnx.passes import OnnxPass
 from inference.backends.onnx.slots import OnnxSlots
@@ -43,6 +44,12 @@ class OnnxBackend:
         self._num_threads = num_threads
         self._slots = OnnxSlots(decoder.shape, num_slots=num_slots, max_length=max_length)
         self._passes: dict[int, OnnxPass] = {}
+
+    @property
+    def arithmetic(self) -> str:
+        """See `inference.model.Identified`."""
+        levels = weight_levels() if self._decoder.dtype == "int8" else 0
+        return f"onnx {self._decoder.dtype} cpu {levels}"
 
     @property
     def vocab_size(self) -> int:

@@ -7,7 +7,7 @@ import onnxruntime  # type: ignore[import-untyped]
 LAYOUT_VERSION = 5  # of what this module writes
 GRAPH_FILE, WEIGHTS_FILE, SHAPE_FILE, PROBE_FILE = "decoder.onnx", "weights.bin", "shape.json", "probe.npz"
 CONFIG_FILE = "config.json"
-WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json")
+LOCK_FILE = "lock"  # held by whoever reads or makes the folder
 MAKING = "making-"  # how the names of unfinished folders begin
 
 

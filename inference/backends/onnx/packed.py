@@ -4,7 +4,9 @@ ONNX Runtime rearranges matrices for its kernels when it loads them, which would
 the same bytes in a file that it wrote before (`session.save_external_prepacked_constant_initializers`), it maps the
 file instead and drops its own: all graphs of a process, and all processes of a machine, share one copy in memory. The
 file holds each matrix in both forms, because the search goes by the result of rearranging. The form belongs to one
-version of the library on one kind of processor: both are part of the folder's name.
+version of the library on one kind of processor, and to the very contents of the checkpoint: all are part of the
+folder's name. Graphs are built when they are first needed, so whoever reads a folder holds a lock on it to its end, and
+nobody deletes what is locked.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import hashlib
 import json
 import logging
 import os
-import shutil
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 
 from inference.backends.architectures import StoredConfig
+from inference.backends.identity import cache_root, contents
 from inference.backends.onnx.graph import CONSTANTS
 from inference.backends.onnx.layout import (
     CONFIG_FILE,
@@ -31,11 +34,12 @@ from inference.backends.onnx.layout import (
     LAYOUT_VERSION,
     PROBE_FILE,
     SHAPE_FILE,
-    WEIGHT_PATTERNS,
     WEIGHTS_FILE,
 )
+from inference.backends.onnx.lock import FolderLock, remove_unused
 from inference.backends.onnx.processor import instruction_sets
 from inference.backends.onnx.shape import DecoderShape
+from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +55,7 @@ class PackedDecoder:
         weights: references into it, to be the initializers of a graph.
         probe_token_ids: some tokens.
         probe_logits: what Transformers makes of them, [num_tokens, vocab_size].
+        lock: keeps the folder from being deleted for as long as it is open.
     """
 
     folder: Path
@@ -60,6 +65,7 @@ class PackedDecoder:
     weights: tuple[onnx.TensorProto, ...]
     probe_token_ids: list[int]
     probe_logits: np.ndarray[Any, np.dtype[np.float32]]
+    lock: FolderLock
 
 
 def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> PackedDecoder:
@@ -69,12 +75,13 @@ def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> Packe
         ConfigError: the checkpoint cannot be used, or the cache cannot be written.
     """
     folder = _cache_folder(path, dtype)
+    require_private(folder.parents[1])
     if folder.exists():
         try:
             return _read(folder, dtype)
         except Exception as error:  # whatever the readers of the files' formats raise about a damaged one
             logger.warning("model %s: its packed form at %s cannot be read: %r", path.name, folder, error)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_unused(folder)
     from inference.backends.onnx.packing import make  # torch and Transformers take seconds to import, only to make it
 
     make(path, folder, dtype, sequence_length)
@@ -82,15 +89,28 @@ def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> Packe
 
 
 def discard(decoder: PackedDecoder) -> None:
-    """Forget a packed form that turned out not to give Transformers' logits."""
-    shutil.rmtree(decoder.folder, ignore_errors=True)
+    """Forget a packed form that turned out not to give Transformers' logits, unless another process uses it."""
+    decoder.lock.close()
+    remove_unused(decoder.folder)
+
+
+def require_private(folder: Path) -> None:
+    """Refuse a cache that somebody else could have filled: what is in it is run.
+
+    Raises:
+        ConfigError: it is another user's, or anybody may write to it.
+    """
+    if not folder.exists():
+        return
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+        raise ConfigError(f"the cache {folder} is another user's, or anybody may write to it")
 
 
 def _cache_folder(path: Path, dtype: str) -> Path:
     """One folder per checkpoint and arithmetic, in it one per state of the checkpoint's files."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = path.resolve()
-    return root / "specdec" / "onnx" / f"{place.name}-{dtype}-{_digest(str(place))}" / _digest(_facts(path))
+    return cache_root() / "onnx" / f"{place.name}-{dtype}-{_digest(str(place))}" / _digest(_facts(path))
 
 
 def _digest(value: object) -> str:
@@ -99,21 +119,28 @@ def _digest(value: object) -> str:
 
 def _facts(path: Path) -> list[object]:
     """What the packed form depends on: the checkpoint's files, the library and the processor."""
-    facts: list[object] = [LAYOUT_VERSION, onnxruntime.__version__, instruction_sets()]
-    for file in sorted(file for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)):
-        status = file.stat()
-        facts.append((file.name, status.st_size, status.st_mtime_ns))
-    return facts
+    return [LAYOUT_VERSION, onnxruntime.__version__, instruction_sets(), *contents(path)]
 
 
 def _read(folder: Path, dtype: str) -> PackedDecoder:
+    lock = FolderLock(folder)
+    try:
+        return _read_locked(folder, dtype, lock)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _read_locked(folder: Path, dtype: str, lock: FolderLock) -> PackedDecoder:
     shape = DecoderShape.load(folder / SHAPE_FILE)
     config = StoredConfig(json.loads((folder / CONFIG_FILE).read_text()))
     graph = onnx.load(str(folder / GRAPH_FILE), load_external_data=False).graph
     weights = tuple(tensor for tensor in graph.initializer if tensor.name not in CONSTANTS)
+    if not weights:
+        raise ValueError(f"{GRAPH_FILE} refers to no weights")
     _require_all(weights, folder / WEIGHTS_FILE)
     probe = np.load(folder / PROBE_FILE)
-    return PackedDecoder(folder, dtype, shape, config, weights, probe["token_ids"].tolist(), probe["logits"])
+    return PackedDecoder(folder, dtype, shape, config, weights, probe["token_ids"].tolist(), probe["logits"], lock)
 
 
 def _require_all(weights: Iterable[onnx.TensorProto], file: Path) -> None:

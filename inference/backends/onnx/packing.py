@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ from inference.backends.onnx.layout import (
     WEIGHTS_FILE,
     session_options,
 )
+from inference.backends.onnx.lock import FolderLock, remove_unused
 from inference.backends.onnx.shape import DecoderShape, require_llama_shaped, shape_of
 from inference.backends.onnx.weights import decoder_weights
 from inference.errors import ConfigError
@@ -37,6 +38,8 @@ from inference.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 NUM_PROBE_TOKENS = 8
+SETTLED_S = 60.0
+"""A younger folder may belong to somebody who has not locked it yet."""
 NamedArray: TypeAlias = "tuple[str, np.ndarray[Any, Any]]"
 
 
@@ -56,23 +59,24 @@ def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> N
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=MAKING) as temporary:
             made = Path(temporary) / "made"
             made.mkdir()
-            _write(model, made, dtype)
-            _publish(made, folder)
+            with closing(FolderLock(Path(temporary), exclusive=True)):
+                _write(model, made, dtype)
+                _publish(made, folder)
     except OSError as error:
         raise ConfigError(f"model {path}: cannot keep its packed weights in {folder.parent}: {error}") from error
     logger.info("model %s: packed for ONNX Runtime in %.1f s, at %s", path.name, time.monotonic() - started, folder)
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Put the folder in its place, and remove those of earlier states of the checkpoint."""
+    """Put the folder in its place; remove what nobody uses any more: earlier states, and builds that were killed."""
     try:
         made.rename(folder)
     except OSError:
         if not folder.exists():  # else another process was faster, and made the same
             raise
     for other in folder.parent.iterdir():
-        if other != folder and not other.name.startswith(MAKING):
-            shutil.rmtree(other, ignore_errors=True)  # who has it mapped keeps what is mapped
+        if other != folder and time.time() - other.stat().st_mtime > SETTLED_S:
+            remove_unused(other)
 
 
 def _write(model: PreTrainedModel, folder: Path, dtype: str) -> None:

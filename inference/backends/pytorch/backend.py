@@ -69,6 +69,11 @@ class TorchBackend:
             self._pack_linears(SlotCache(shapes, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))
 
     @property
+    def arithmetic(self) -> str:
+        """See `inference.model.Identified`."""
+        return f"torch {self._dtype} {self._device.type}"
+
+    @property
     def vocab_size(self) -> int:
         return self._vocab_size
 
@@ -99,6 +104,8 @@ class TorchBackend:
             return None
         try:
             return self._static.forward(spans)
+        except torch.OutOfMemoryError:  # is no fault of the shape: the engine makes the pass smaller
+            raise
         except RuntimeError as error:  # such as a layer that asks the device for sizes, which no graph can hold
             logger.warning("passes are not captured as CUDA graphs: %s", error)
             self._static = None

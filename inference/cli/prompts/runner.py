@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -52,8 +53,9 @@ async def _run(
     async with places:
         try:
             while (retry_after_s := await _attempt(completer, request, result, queue)) is not None:
-                logger.info("the server is full; the next attempt is in %.1f s", retry_after_s)
-                await asyncio.sleep(retry_after_s)
+                pause_s = retry_after_s * random.uniform(0.5, 1.5)  # or all who were refused come back at once
+                logger.info("the server is full; the next attempt is in %.1f s", pause_s)
+                await asyncio.sleep(pause_s)
         except SpecDecError as exc:
             result.error = exc
     queue.put_nowait(None)

@@ -15,6 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_speculation(parser, default=None, text=flags.GAMMA_THAT_PAYS)
     flags.add_adaptive_gamma(parser)
     flags.add_listen(parser)
+    flags.add_watchdog(parser)
     flags.add_http(parser, default_port=None)
     flags.add_defaults(parser)
     flags.add_metrics(parser)

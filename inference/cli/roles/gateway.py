@@ -6,7 +6,7 @@ import argparse
 
 from inference.cli import flags, settings
 from inference.cli.roles.role import Role
-from inference.config import ObserveConfig, ServerConfig
+from inference.config import ObserveConfig
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 async def run(args: argparse.Namespace) -> int:
     connection, http = settings.connection_config(args), settings.http_config(args, deadline_s=args.deadline_s)
-    server = ServerConfig(args.host, args.http_port, grace_s=args.grace_s)
+    server = settings.server_config(args, args.http_port)
     observe = ObserveConfig(args.role, args.profile, otlp_endpoint=args.otlp_endpoint)
 
     from inference.serving.gateway import serve_gateway

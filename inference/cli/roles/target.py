@@ -17,17 +17,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_sessions(parser)
     flags.add_http(parser, default_port=None)
     flags.add_defaults(parser)
+    flags.add_watchdog(parser)
     flags.add_metrics(parser)
     flags.add_spans(parser)
     flags.add_trace(parser)
 
 
 async def run(args: argparse.Namespace) -> int:
-    server = replace(
-        settings.server_config(args, args.port),
-        idle_timeout_s=args.idle_timeout_s,
-        defaults=settings.request_defaults(args, args.model),
-    )
+    defaults = settings.request_defaults(args, args.model)
+    server = replace(settings.server_config(args, args.port), defaults=defaults)
     # On loopback the draft runs beside it; two busy processes on one core slow each other down many times over.
     num_threads = max(1, usable_cores() - 1) if server.on_loopback else usable_cores()
     neuron = settings.neuron_options(args, gamma=args.gamma)

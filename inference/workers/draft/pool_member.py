@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -16,8 +17,9 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Commit
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
-from inference.errors import CapacityError, RequestError, SpecDecError
-from inference.request import Grammar
+from inference.engine.target import check_token_ids
+from inference.errors import CapacityError, RequestError, SpecDecError, UnavailableError
+from inference.request import Grammar, check_logit_bias
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
@@ -72,14 +74,15 @@ class PoolMember:
                     lost = True
                 else:
                     lost = False
-                await asyncio.sleep(REDIAL_S)
+                await asyncio.sleep(random.uniform(0.0, 2 * REDIAL_S))  # a fleet must not dial in step
 
     async def _help(self, stub: rpc.VerificationServiceStub) -> None:
         """One stream, until it ends."""
         call = stub.Assist()
         try:
             with calls_to(self._address):
-                await _Help(self._engine, call, self._gamma).run(self._attach())
+                help_ = _Help(self._engine, call, gamma=self._gamma, vocab_size=self._vocabulary.size)
+                await help_.run(self._attach())
         finally:
             call.cancel()
 
@@ -95,9 +98,10 @@ class PoolMember:
 class _Help:
     """The sessions on one stream."""
 
-    def __init__(self, engine: DraftEngine, call: AssistCall, gamma: int) -> None:
+    def __init__(self, engine: DraftEngine, call: AssistCall, *, gamma: int, vocab_size: int) -> None:
         self._engine = engine
         self._call = call
+        self._vocab_size = vocab_size
         self._gamma = gamma
         self._round_trip = RoundTrip()
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue()
@@ -127,20 +131,36 @@ class _Help:
     def _handle(self, message: pb.AssistResponse) -> None:
         kind = message.WhichOneof("message")
         if kind == "open":
-            self._open(message.open)
+            self._close(message.open.session_id)
+            self._try(message.open.session_id, lambda: self._open(message.open))
         elif kind == "commit" and message.commit.session_id in self._sessions:
-            commit = commit_from_message(message.commit.commit)
-            self._sessions[message.commit.session_id].commit(commit)
-        elif kind == "close" and message.close.session_id in self._sessions:
-            self._sessions.pop(message.close.session_id).close()
+            self._try(message.commit.session_id, lambda: self._commit(message.commit))
+        elif kind == "close":
+            self._close(message.close.session_id)
+
+    def _try(self, session_id: str, action: Callable[[], None]) -> None:
+        """Do what a target says, of one session; what makes no sense ends that session's help, and nothing else."""
+        try:
+            action()
+        except (CapacityError, RequestError, UnavailableError) as exc:
+            logger.warning("session %s gets no draft: %s", session_id, exc)
+            self._close(session_id)
+
+    def _close(self, session_id: str) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.close()
+
+    def _commit(self, message: pb.AssistCommit) -> None:
+        commit = commit_from_message(message.commit)
+        check_token_ids(commit.token_ids, vocab_size=self._vocab_size)  # the draft step is shared with other targets
+        self._sessions[message.session_id].commit(commit)
 
     def _open(self, message: pb.AssistOpen) -> None:
         request = open_from_message(message.open)
-        try:
-            draft = self._engine.open(request.prompt_token_ids, request.law(), output_start=request.output_start)
-        except CapacityError as exc:
-            logger.warning("session %s gets no draft: %s", message.session_id, exc)
-            return
+        check_token_ids(request.prompt_token_ids, vocab_size=self._vocab_size)
+        check_logit_bias(request.sampling, vocab_size=self._vocab_size)
+        draft = self._engine.open(request.prompt_token_ids, request.law(), output_start=request.output_start)
         gamma = self._gamma if request.gamma is None else request.gamma
         runner = Runner(self._engine, draft, self._round_trip, gamma=gamma)
 
@@ -198,6 +218,8 @@ class PoolHelp:
         vocabulary, gamma: see `PoolMember`.
         num_slots: sessions to offer room for, to all targets together.
     """
+
+    fault = broken = None
 
     def __init__(
         self, engine: DraftEngine, addresses: Sequence[str], *, vocabulary: Vocabulary, gamma: int, num_slots: int

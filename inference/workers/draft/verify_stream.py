@@ -26,10 +26,22 @@ _FRAME_BYTES = 5  # gRPC's length prefix of each message
 
 @dataclass(slots=True)
 class Origin:
-    """What began a request, kept over all its streams; empty until the first stream says."""
+    """Where a request's tokens come from, over all of its streams.
+
+    Attributes:
+        model_id: of the model; empty before the first target says.
+        grammar_version: of the request's grammar, if it has one; likewise.
+        has_begun: whether any target has opened it.
+        answered: whether the latest stream was opened: if it breaks then, it was not for want of a target.
+        is_cautious: the next stream waits for the answer to Open. Drafting ahead of it saves a round trip, but a write
+            that meets a refusal takes its place (gRPC's 36066): a stream that broke so early is asked again, slowly.
+    """
 
     model_id: str = ""
     grammar_version: str = ""
+    has_begun: bool = False
+    answered: bool = False
+    is_cautious: bool = False
 
 
 class VerifyStream:
@@ -51,32 +63,54 @@ class VerifyStream:
         self._has_grammar = False
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
-        """Open the session; does not wait for the answer, so that drafting begins at once."""
+        """Open the session; does not wait for the answer, unless it must, so that drafting begins at once."""
         self._opened_at = time.monotonic()
+        self._origin.answered = False
+        self._position, self._vocab_size = len(request.prompt_token_ids), vocabulary.size
         message = open_to_message(request, fingerprint=vocabulary.fingerprint, vocab_size=vocabulary.size)
         message.model_id = self._origin.model_id
         self._has_grammar = request.grammar is not None
         if self._has_grammar:
             message.grammar.version = self._origin.grammar_version
         await self._write(pb.VerifyRequest(open=message))
+        if self._origin.is_cautious:
+            self._take_opened(await self._read())
 
     async def commit(self) -> Commit:
         """The next commit."""
         message = await self._read()
-        if message.WhichOneof("message") == "opened":  # the target answers Open at once: a round trip
-            self.round_trip.record(time.monotonic() - self._opened_at)
-            self._begin(message.opened)
+        if message.WhichOneof("message") == "opened":
+            self._take_opened(message)
             message = await self._read()
         commit = commit_from_message(message.commit)
+        self._check(commit)
         self.proposals.answered(commit)
         return commit
 
-    def _begin(self, opened: pb.Opened) -> None:
+    def _take_opened(self, message: pb.VerifyResponse) -> None:
+        """The target answers Open at once: a round trip."""
+        self.round_trip.record(time.monotonic() - self._opened_at)
+        opened = message.opened
         self._origin.model_id, self._origin.grammar_version = opened.model_id, opened.grammar_version
+        self._origin.has_begun = self._origin.answered = True
         if self._has_grammar and not opened.grammar_version:
             raise IncompatibleDraftError(
                 "the target knows no grammars, and would answer without", address=self._address
             )
+
+    def _check(self, commit: Commit) -> None:
+        """Compare a commit with what came before it: a lost one must not pass for an answer.
+
+        Raises:
+            UnavailableError: something is missing, or no token of this vocabulary; a new stream begins behind what is.
+        """
+        if commit.position != self._position:
+            message = f"a commit is for position {commit.position}, {self._position} is next: something was lost"
+            raise UnavailableError(message, address=self._address)
+        if commit.token_ids and max(commit.token_ids) >= self._vocab_size:
+            message = f"a commit holds token {max(commit.token_ids)}, outside the vocabulary of {self._vocab_size}"
+            raise UnavailableError(message, address=self._address)
+        self._position += len(commit.token_ids)
 
     def with_figures(
         self, commit: Commit, *, wait_s: float, draft_s: float = 0.0, counts: Counts = NOTHING_COUNTED

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,8 +19,9 @@ from inference.commit import Commit
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
+from inference.engine.loop import SHUTTING_DOWN
 from inference.engine.target import check_token_ids
-from inference.errors import CapacityError, UnavailableError
+from inference.errors import CapacityError, InternalError, UnavailableError
 from inference.request import GenerationRequest, Schedule
 from inference.text.vocabulary import Vocabulary
 from inference.workers.draft.rounds import rounds
@@ -29,6 +31,10 @@ from inference.workers.draft.verify_stream import Origin, verify_stream
 logger = logging.getLogger(__name__)
 
 REDIAL_S = 0.25
+MAX_REDIAL_S = 2.0
+"""Waits before dialling again are drawn from 0 to this, doubling from `REDIAL_S`: a fleet must not dial in step."""
+MAX_BARREN_RESUMES = 3
+"""Streams in a row that were opened and broke without a token: the request may be what breaks the target."""
 
 
 class DraftWorker:
@@ -85,7 +91,7 @@ class DraftWorker:
     async def _commits(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
         """Commits to the last one, over as many streams as it takes."""
         lost_at: float | None = None
-        origin = Origin()
+        origin, num_dials, num_barren = Origin(), 0, 0
         while True:
             # 1. Ask for what is not committed yet; the target of a new stream knows none of the chain.
             draft.forget_sent()
@@ -97,19 +103,36 @@ class DraftWorker:
                         if lost_at is not None:
                             logger.info("the target is back after %.1f s", time.monotonic() - lost_at)
                             lost_at = None
+                        num_dials = num_barren = 0
                         yield commit
                 return
-            except (UnavailableError, CapacityError) as exc:
+            except (UnavailableError, CapacityError, InternalError) as exc:
                 # 3. Lost: dial again, until it has taken too long. A target that is full refuses a new request, but a
                 # resume waits for its place, which its own lost session may still hold.
-                if isinstance(exc, CapacityError) and lost_at is None:
+                rest_begun = origin.has_begun or len(draft.committed) > len(request.prompt_token_ids)
+                if isinstance(exc, CapacityError) and not rest_begun:
                     raise
                 if lost_at is None:  # once, not at every attempt
                     lost_at = time.monotonic()
                     logger.info("lost the target, dialling again: %s", exc)
-                if time.monotonic() - lost_at > self._config.reconnect_timeout_s:
+                origin.is_cautious = not origin.answered
+                num_barren += origin.answered or isinstance(exc, InternalError)
+                if num_barren >= MAX_BARREN_RESUMES or time.monotonic() - lost_at > self._config.reconnect_timeout_s:
+                    if isinstance(exc, InternalError):
+                        raise
                     raise UnavailableError(exc.message, address=exc.address) from exc
-                await asyncio.sleep(REDIAL_S)
+                self._require_serving(draft)
+                await asyncio.sleep(_pause_s(num_dials, exc))
+                num_dials += 1
+
+    def _require_serving(self, draft: DraftSession) -> None:
+        """A draft session that was closed is this server's own end, not the target's.
+
+        Raises:
+            UnavailableError: the server is shutting down.
+        """
+        if draft.slot is None:
+            raise UnavailableError(SHUTTING_DOWN)
 
     async def _stream(
         self, request: GenerationRequest, draft: DraftSession, origin: Origin
@@ -130,3 +153,9 @@ class DraftWorker:
             async with aclosing(commits):
                 async for commit in commits:
                     yield commit
+
+
+def _pause_s(num_dials: int, exc: Exception) -> float:
+    """Seconds before the next dial: drawn at random, behind what a full target asks for."""
+    asked_s = min(exc.retry_after_s, MAX_REDIAL_S) if isinstance(exc, CapacityError) else 0.0
+    return asked_s + random.uniform(0.0, min(MAX_REDIAL_S, REDIAL_S * 2**num_dials))

@@ -13,12 +13,14 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Commit
 from inference.engine.pool import DraftPool
 from inference.engine.target_session import TargetSession
-from inference.errors import InvalidRequestError
+from inference.errors import InvalidRequestError, UnavailableError
 from inference.request import Schedule
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import branches_from_message, commit_to_message, open_to_message
 
 _numbers = itertools.count(1)
+MAX_OUTBOX = 1000
+"""Messages that may wait for a worker; one that lets more pile up is let go."""
 
 
 class StreamWorker:
@@ -27,7 +29,8 @@ class StreamWorker:
     def __init__(self, attach: pb.Attach) -> None:
         self.id = f"w{next(_numbers)}"
         self.num_slots = attach.num_slots
-        self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue()
+        self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue(MAX_OUTBOX)
+        self.overflowed = asyncio.Event()
         self._vocabulary = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
 
     def open(self, session: TargetSession) -> None:
@@ -50,7 +53,10 @@ class StreamWorker:
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.id)))
 
     def _put(self, message: pb.AssistResponse) -> None:
-        self.outbox.put_nowait(message)
+        try:
+            self.outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            self.overflowed.set()
 
 
 async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, *, pass_us: int) -> None:
@@ -58,21 +64,35 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, 
 
     Raises:
         InvalidRequestError: it sent what no draft may send.
+        UnavailableError: it does not read what it is told.
     """
     attached = pb.Attached(worker_id=worker.id, pass_us=pass_us)
     await context.write(pb.AssistResponse(attached=attached))
     pool.attach(worker)
-    writer = asyncio.create_task(_write(worker, context))
+    tasks = [asyncio.create_task(job) for job in (_read(worker, pool, context), _write(worker, context))]
+    tasks.append(asyncio.create_task(_overflow(worker)))
     try:
-        while (message := await context.read()) != grpc.aio.EOF:
-            if message.WhichOneof("message") != "propose":
-                raise InvalidRequestError("a worker attaches once; every later message must be AssistPropose")
-            pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        writer.cancel()
+        for task in tasks:
+            task.cancel()
         pool.detach(worker)
+
+
+async def _read(worker: StreamWorker, pool: DraftPool, context: Context) -> None:
+    while (message := await context.read()) != grpc.aio.EOF:
+        if message.WhichOneof("message") != "propose":
+            raise InvalidRequestError("a worker attaches once; every later message must be AssistPropose")
+        pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
 
 
 async def _write(worker: StreamWorker, context: Context) -> None:
     while True:
         await context.write(await worker.outbox.get())
+
+
+async def _overflow(worker: StreamWorker) -> None:
+    await worker.overflowed.wait()
+    raise UnavailableError(f"the worker has left {MAX_OUTBOX} messages unread")

@@ -11,13 +11,14 @@ from typing import Any
 import grpc
 
 from grpc_comm.interceptors import Context
+from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Commit, Started
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
-from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError
+from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError, UnavailableError
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.grammar import VERSION as GRAMMAR_VERSION
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
@@ -29,6 +30,9 @@ from inference.workers.convert import (
 )
 from inference.workers.observed import Observer
 from inference.workers.target.assist import StreamWorker, serve_worker
+
+FIRST_MESSAGE_S = 5.0
+"""A stream whose first message has not come by then is ended."""
 
 LINGER_S = 2.0
 """How long a finished stream stays open for drafts that are on their way, unless the draft ends it first. A write that
@@ -78,6 +82,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._identity = identity
         self._idle_timeout_s = idle_timeout_s
         self._observer = observer
+
+    @property
+    def max_request_bytes(self) -> int:
+        """See `Servicer`."""
+        return max_request_bytes(self._engine.max_length)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """See `Servicer`."""
@@ -152,11 +161,12 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     async def _first(self, context: Context) -> Any:
         """The first message of a stream, which does not wait for ever."""
+        timeout_s = min(FIRST_MESSAGE_S, self._idle_timeout_s)
         try:
-            async with asyncio.timeout(self._idle_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 return await context.read()
         except TimeoutError:
-            raise DeadlineError(f"no first message came for {self._idle_timeout_s:g} s") from None
+            raise DeadlineError(f"no first message came for {timeout_s:g} s") from None
 
     def _opened(self, session: TargetSession) -> pb.VerifyResponse:
         opened = pb.Opened(
@@ -176,9 +186,9 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 if message.WhichOneof("message") != "propose":
                     raise InvalidRequestError("a session has one Open; every later message must be Propose")
                 self._engine.propose(session, branches_from_message(message.propose))
-            session.fail(InvalidRequestError("the draft closed its side before the session was finished"))
+            self._end(session, InvalidRequestError("the draft closed its side before the session was finished"))
         except Exception as exc:
-            session.fail(exc)
+            self._end(session, exc)
 
     async def _watch(self, session: TargetSession) -> None:
         """End a session whose draft has gone silent, so that its slot serves others."""
@@ -187,4 +197,9 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             if left_s <= 0:
                 break
             await asyncio.sleep(left_s)
-        session.fail(DeadlineError(f"no proposal came for {self._idle_timeout_s:g} s"))
+        self._end(session, UnavailableError(f"no proposal came for {self._idle_timeout_s:g} s"))
+
+    def _end(self, session: TargetSession, error: Exception) -> None:
+        """Fail a session, and free its slot now: whoever tells the draft may hang in a write that nobody reads."""
+        session.fail(error)
+        self._engine.close(session)

@@ -20,6 +20,7 @@ from inference.config import address
 
 class FailingServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
     service_name = "specdec.v1.GenerationService"
+    max_request_bytes = 1000
 
     def add_to(self, server: grpc.aio.Server) -> None:
         rpc.add_GenerationServiceServicer_to_server(self, server)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from inference.commit import Commit, Counts
-from inference.observe.stats import RequestStats
+from inference.observe.stats import MAX_PASS_TOKENS, RequestStats
 
 
 @pytest.fixture
@@ -58,3 +58,10 @@ def test_one_token_has_no_time_per_further_one() -> None:
     stats = RequestStats()
     stats.take(Commit(0, (7,) * 1, 0, 0))
     assert stats.tpot_s is None
+
+
+def test_a_count_that_no_pass_has_makes_no_list_of_its_length() -> None:
+    """The story: a hostile server's Delta with num_draft_tokens of four billion took the client 34 GB."""
+    stats = RequestStats()
+    stats.take(Commit(0, (1,), num_draft_tokens=2**32 - 1, num_accepted_tokens=2**32 - 1))
+    assert len(stats.passes_by_draft_tokens) == MAX_PASS_TOKENS + 1

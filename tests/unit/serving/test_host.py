@@ -47,8 +47,13 @@ def test_free_ports_stay_free() -> None:
 class Recorder:
     """A front and a work that note what they are told."""
 
+    fault = broken = None
+
     def __init__(self) -> None:
         self.told: list[str] = []
+
+    def report(self, *, ready: bool, alive: bool = True) -> None:
+        self.told.append("report")
 
     async def open(self) -> None:
         self.told.append("open")
@@ -69,13 +74,13 @@ async def test_one_order_of_draining() -> None:
     async def until() -> None:
         await ended.wait()
 
-    host = Host(recorder, [recorder, recorder], grace_s=3.0)
+    host = Host(recorder, [recorder, recorder], config=ServerConfig(grace_s=3.0))
     serving = asyncio.create_task(host.run(until()))
     await asyncio.sleep(0.01)
     assert recorder.told == ["open", "open"]
     ended.set()
     await serving
-    assert recorder.told[2:] == ["refuse", "refuse", "stop 3", "close", "close"]
+    assert recorder.told[2:] == ["report", "report", "refuse", "refuse", "stop 3", "close", "close"]
 
 
 async def test_work_that_ends_badly_ends_the_host_with_its_error() -> None:
@@ -85,22 +90,25 @@ async def test_work_that_ends_badly_ends_the_host_with_its_error() -> None:
         raise UnavailableError("every target refuses")
 
     with pytest.raises(UnavailableError, match="every target refuses"):
-        await Host(recorder, [recorder], grace_s=0.0).run(until())
+        await Host(recorder, [recorder], config=ServerConfig(grace_s=0.0)).run(until())
     assert recorder.told == ["open", "close"]
 
 
 STUCK = """
 import asyncio, logging, sys
+from inference.config import ServerConfig
 from inference.serving.host import Host
 
 class Stuck:
+    fault = broken = None
+
     async def stop(self, *, grace_s):
         print("draining", flush=True)
         await asyncio.sleep(600)
 
 async def main():
     asyncio.get_running_loop().call_later(0.1, lambda: print("serving", flush=True))
-    await Host(Stuck(), grace_s=600).run()
+    await Host(Stuck(), config=ServerConfig(grace_s=600)).run()
 
 logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
 asyncio.run(main())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.errors import InvalidRequestError
-from inference.speculation.tree import Branch, DraftTree
+from inference.speculation.tree import MAX_NUMBERS, Branch, DraftTree
 
 Path = tuple[int, ...]
 
@@ -136,3 +136,20 @@ def test_places_that_never_were_are_refused() -> None:
     tree.grow(Branch(None, 2, [1]))
     with pytest.raises(InvalidRequestError, match="node -1"):
         tree.grow(Branch(-1, 0, [1]))
+
+
+def test_late_branches_leave_nothing_behind() -> None:
+    """The story: 5 MB of branches that repeat committed text cost 1.2 GB: an object for every token of each, for ever.
+
+    The numbers stay in step with the draft's count all the same, and the latest of them can still be named.
+    """
+    committed = [5] * 250
+    tree = DraftTree(committed)
+    for _ in range(200):
+        tree.grow(Branch(None, 0, committed))
+    assert tree.num_numbers == 200 * 250
+    assert len(tree._nodes) <= MAX_NUMBERS
+    tree.grow(Branch(tree.num_numbers - 1, 0, [7]))
+    assert tree.path(8) == [7]
+    tree.grow(Branch(0, 0, [8]))  # long forgotten: ignored, as if it had lost
+    assert len(tree) == 1

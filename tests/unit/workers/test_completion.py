@@ -15,7 +15,8 @@ from inference.request import GenerationRequest
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import Chat, CompletionRequest
 from inference.workers.convert import event_from_message, event_to_message
-from inference.workers.local import MAX_INLINE_CHARACTERS, LocalCompleter
+from inference.workers.local import LocalCompleter
+from inference.workers.prompt import MAX_INLINE_CHARACTERS
 from tests.support.models import tiny_tokenizer
 
 

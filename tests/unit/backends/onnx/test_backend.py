@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -175,7 +176,10 @@ def test_a_second_load_needs_no_weights_of_the_first_form(
 
 
 def test_other_weights_are_packed_anew_and_the_old_ones_forgotten(tmp_path: Path) -> None:
-    old = load(save_tiny_model(tmp_path, "llama", seed=1))._decoder.folder
+    first = load(save_tiny_model(tmp_path, "llama", seed=1))
+    old, long_ago = first._decoder.folder, time.time() - 10 * onnx_make.SETTLED_S
+    os.utime(old, (long_ago, long_ago))
+    first._decoder.lock.close()  # as if its process had ended
     backend = load(save_tiny_model(tmp_path, "llama", seed=2))
     assert_matches(backend, Reference(tiny_model("llama", seed=2)), HISTORY)
     assert not old.exists()

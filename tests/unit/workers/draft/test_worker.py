@@ -7,21 +7,28 @@ from typing import Any
 
 import pytest
 
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Commit, FinishReason
 from inference.config import ConnectionConfig, DraftConfig
-from inference.errors import CapacityError, UnavailableError
+from inference.errors import CapacityError, InternalError, UnavailableError
 from inference.request import GenerationRequest, SamplingParams
 from inference.text.vocabulary import Vocabulary
 from inference.workers.draft import worker as module
+from inference.workers.draft.verify_stream import Origin, VerifyStream
 from inference.workers.draft.worker import DraftWorker
 
 REQUEST = GenerationRequest((5, 6), SamplingParams(seed=1), max_new_tokens=4)
 FULL = CapacityError("all 1 slots are busy", retry_after_s=1.0)
 LOST = UnavailableError("the link is gone")
+BROKEN = UnavailableError("the target died over it")
+ENDED = UnavailableError("cancelled")
+FAILED = InternalError("the model failed")
 
 
 class OneDraft:
     """Engine and session at once, as far as the worker looks at them."""
+
+    slot: int | None = 0
 
     def __init__(self) -> None:
         self.committed = list(REQUEST.prompt_token_ids)
@@ -51,6 +58,8 @@ async def generated(
     async def stream(self: DraftWorker, request: Any, draft: OneDraft, origin: Any) -> AsyncGenerator[Commit, None]:
         step = left.pop(0)
         if isinstance(step, Exception):
+            origin.answered = step is BROKEN
+            draft.slot = None if step is ENDED else 0
             raise step
         draft.committed.extend(step.token_ids)
         yield step
@@ -79,3 +88,74 @@ async def test_a_new_request_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_slot_that_never_comes_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError, match="slots are busy"):
         await generated(monkeypatch, Commit(2, (7,)), *[FULL] * 500, timeout_s=0.05)
+
+
+LAST = Commit(3, (8,), finish_reason=FinishReason.LENGTH)
+
+
+async def test_a_failed_pass_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are a function of what is committed: INTERNAL of one replica is no reason to give up."""
+    assert await generated(monkeypatch, Commit(2, (7,)), FAILED, LAST) == [7, 8]
+
+
+@pytest.mark.parametrize(("failure", "error"), [(BROKEN, UnavailableError), (FAILED, InternalError)])
+async def test_a_request_that_breaks_targets_is_not_carried_on(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, error: type[Exception]
+) -> None:
+    """The story: a prompt that ran a target out of memory was carried to each replica that came back, for ever."""
+    with pytest.raises(error, match=r"died over it|model failed"):
+        await generated(monkeypatch, failure, failure, failure, LAST)
+
+
+async def test_a_target_that_is_not_there_yet_is_no_such_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await generated(monkeypatch, *[LOST] * 5, Commit(2, (7,)), LAST) == [7, 8]
+
+
+async def test_the_end_of_this_server_is_no_lost_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: in rounds, the end of the grace read as a lost target, and the client was told "cancelling"."""
+    with pytest.raises(UnavailableError, match="shutting down"):
+        await generated(monkeypatch, Commit(2, (7,)), ENDED, LAST)
+
+
+class Wire:
+    """A Verify call that answers what it is told, in order."""
+
+    def __init__(self, *answers: pb.VerifyResponse) -> None:
+        self.answers = list(answers)
+        self.written: list[pb.VerifyRequest] = []
+
+    async def write(self, message: pb.VerifyRequest) -> None:
+        self.written.append(message)
+
+    async def read(self) -> pb.VerifyResponse:
+        return self.answers.pop(0)
+
+
+def committing(position: int, *token_ids: int) -> pb.VerifyResponse:
+    return pb.VerifyResponse(commit=pb.Commit(position=position, token_ids=token_ids))
+
+
+OPENED = pb.VerifyResponse(opened=pb.Opened(session_id="s1", model_id="m"))
+
+
+@pytest.mark.parametrize(
+    ("commit", "words"), [(committing(4, 9), "position 4, 3 is next"), (committing(3, 288), "token 288")]
+)
+async def test_no_lost_or_foreign_commit_passes_for_an_answer(commit: pb.VerifyResponse, words: str) -> None:
+    """The story: a middlebox swallowed a frame, and 5 of 15 answers were other tokens with code OK."""
+    call: Any = Wire(OPENED, committing(2, 7), commit)
+    stream = VerifyStream(call, "target:1", Origin())
+    await stream.open(REQUEST, Vocabulary("f", 288))
+    assert (await stream.commit()).token_ids == (7,)
+    with pytest.raises(UnavailableError, match=words):
+        await stream.commit()
+
+
+async def test_a_stream_that_broke_before_it_was_opened_is_asked_again_slowly() -> None:
+    """gRPC's 36066: a refusal that meets a write is lost, and read as a broken link: 30 s of dialling for a 429."""
+    origin = Origin(is_cautious=True)
+    call: Any = Wire(OPENED, committing(2, 7))
+    stream = VerifyStream(call, "target:1", origin)
+    await stream.open(REQUEST, Vocabulary("f", 288))
+    assert (origin.answered, origin.model_id, len(call.written)) == (True, "m", 1)
+    assert (await stream.commit()).token_ids == (7,)

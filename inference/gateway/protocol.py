@@ -1,0 +1,105 @@
+"""uvicorn's HTTP protocol, with limits on what a connection may send, and on how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEADER_BYTES = 32 * 1024
+MAX_HEADERS = 100
+HEADERS_TIMEOUT_S = 10.0
+"""From a connection's beginning, or the first byte of its next request, to the end of the headers."""
+BODY_TIMEOUT_S = 30.0
+MAX_CONNECTIONS = 4096
+"""Further ones are closed at once: each takes a descriptor, of which a process has so many and no more."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. Whoever breaks a limit is disconnected: there is no request to answer yet."""
+
+    stall_timeout_s = 30.0
+    """Seconds without any progress of a write, after which the reader counts as gone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._num_header_bytes = self._num_headers = self._num_unread = 0
+        self._in_headers = True
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin, unless there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.close()
+            return
+        self._expect_within(HEADERS_TIMEOUT_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End; no timer outlives it."""
+        self._expect_within(None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        self._num_header_bytes = self._num_headers = 0
+        self._in_headers = True
+        self._expect_within(HEADERS_TIMEOUT_S)
+        super().on_message_begin()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes; the parser keeps those of an unfinished header to itself."""
+        super().data_received(data)
+        if self._in_headers:
+            self._num_header_bytes += len(data)
+            if self._num_header_bytes > MAX_HEADER_BYTES:
+                self.transport.abort()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; raising makes uvicorn answer 400 and close."""
+        self._num_headers += 1
+        if self._num_headers > MAX_HEADERS or len(value) > MAX_HEADER_BYTES:
+            raise ValueError(f"more than {MAX_HEADERS} headers, or one above {MAX_HEADER_BYTES} bytes")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The headers are there; the body may follow."""
+        self._in_headers = False
+        self._expect_within(BODY_TIMEOUT_S)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is there: from here on, the time is ours."""
+        self._expect_within(None)
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """The peer does not read as fast as we write."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        """Look again when the time-out is over, whether anything was read meanwhile."""
+        self._num_unread = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(self.stall_timeout_s, self._drop_or_watch)
+
+    def _drop_or_watch(self) -> None:
+        if self.transport.get_write_buffer_size() < self._num_unread:
+            self._watch_reader()
+        else:
+            self.transport.abort()
+
+    def _expect_within(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)

@@ -1,0 +1,206 @@
+"""What strangers may do to a target that others use meanwhile: every recipe beside a client that must get its tokens.
+
+The target is a scripted one in this process, behind real sockets; tests/unit has the same limits one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm.channel import open_channel
+from grpc_comm.interceptors import StallInterceptor
+from grpc_comm.server import Server
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.engine.pool import DraftPool
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.observe.metrics import Metrics
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary
+from inference.workers.completion import ModelCard
+from inference.workers.generation import GenerationServicer
+from inference.workers.local import LocalCompleter
+from inference.workers.observed import Observer
+from inference.workers.status import to_status
+from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from tests.support.models import tiny_tokenizer
+from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
+
+DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
+HARD_OF_HEARING: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]
+SENDS_ANYTHING: list[tuple[str, int]] = [("grpc.max_send_message_length", -1)]
+RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}
+SLOW_S = 3.0
+"""A recipe's worst health check may take so long on a slow and busy machine; before, it was 5 to 50 s."""
+WORDS = Vocabulary("f", VOCAB_SIZE)
+
+
+@dataclass
+class Target:
+    """A server, and what is behind it."""
+
+    server: Server
+    engine: TargetEngine
+    pool: DraftPool
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+
+@asynccontextmanager
+async def serving(num_slots: int = 2, *, idle_timeout_s: float = 60.0) -> AsyncGenerator[Target, None]:
+    engine = TargetEngine(ScriptedDecoder(num_slots=num_slots), EngineLimits(max_waiting=0))
+    engine.start()
+    pool, metrics = DraftPool(engine), Metrics("tiny")
+    verification = VerificationServicer(
+        engine, pool, TargetIdentity(WORDS, "m"), idle_timeout_s=idle_timeout_s, observer=Observer(metrics)
+    )
+    completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
+    generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))
+    server = Server("127.0.0.1:0", [verification, generation], status_of=to_status, inner=[StallInterceptor(0.5)])
+    await server.open()
+    try:
+        yield Target(server, engine, pool)
+    finally:
+        await engine.stop()
+        await server.close()
+
+
+def dialled(target: Target, options: list[tuple[str, int]]) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(target.address, options=options)
+
+
+def varint(number: int) -> bytes:
+    out = b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
+
+
+def field(tag: int, payload: bytes) -> bytes:
+    """A length-delimited field."""
+    return bytes([tag << 3 | 2]) + varint(len(payload)) + payload
+
+
+EMPTY_BIASES = field(1, b"x") + field(3, field(9, b"") * 5_000_000)
+EMPTY_MESSAGES = field(9, field(1, b"") * 5_000_000)
+EMPTY_STOPS = field(1, b"x") + field(10, b"") * 5_000_000
+STOP_IDS = field(1, b"x") + field(5, b"\x01" * 5_000_000)
+FEWER_MESSAGES = field(9, field(1, b"") * 300_000)
+LONG_ROLE = field(9, field(1, field(1, b"r" * 500_000)))
+LONG_TEXT = field(1, b"lorem ipsum " * 50_000)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [EMPTY_BIASES, EMPTY_MESSAGES, EMPTY_STOPS, STOP_IDS, FEWER_MESSAGES, LONG_ROLE, LONG_TEXT],
+    ids=["biases", "messages", "stops", "stop ids", "messages below the byte limit", "role", "text"],
+)
+async def test_one_packet_stops_nobody(bomb: bytes) -> None:
+    """The story: 10 KB of gzip, 5 million empty chat messages, froze a target for 50 s and took more than 5 GB."""
+    async with serving() as target, open_channel(target.address) as good, dialled(target, SENDS_ANYTHING) as bad:
+        watching = asyncio.create_task(worst_health(good))
+        method = "/specdec.v1.GenerationService/Generate"
+        call: Any = bad.unary_stream(method, **RAW)(bomb, compression=grpc.Compression.Gzip, timeout=60)
+        code = await call.code()
+        assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert await tokens(good) == tokens_at(3, 40)
+        watching.cancel()
+        assert (await watching) < SLOW_S
+
+
+async def worst_health(channel: grpc.aio.Channel) -> float:
+    """The longest health check until it is cancelled, in seconds."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    worst = 0.0
+    try:
+        while True:
+            began = time.monotonic()
+            await stub.Check(health_pb2.HealthCheckRequest())
+            worst = max(worst, time.monotonic() - began)
+            await asyncio.sleep(0.02)
+    except asyncio.CancelledError:
+        return worst
+
+
+async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
+    """An ordinary client's answer."""
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2, 3]), max_new_tokens=40, ignore_eos=True, **fields)
+    call = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
+    return [token_id async for message in call for token_id in message.delta.token_ids]
+
+
+def opening(**fields: Any) -> pb.VerifyRequest:
+    known = {"protocol_version": 1, "tokenizer_fingerprint": "f", "vocab_size": VOCAB_SIZE, "max_new_tokens": 900}
+    sampling = pb.SamplingParams(seed=1)
+    return pb.VerifyRequest(open=pb.Open(**{**known, "prompt_token_ids": [1, 2, 3], "sampling": sampling, **fields}))
+
+
+@pytest.mark.parametrize("schedule", [pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC])
+async def test_a_draft_that_reads_nothing_has_no_slot_for_long(schedule: Any) -> None:
+    """The story: the idle time-out told whoever hung in a write, and the only slot was taken for ever."""
+    async with (
+        serving(1, idle_timeout_s=0.5) as target,
+        open_channel(target.address) as good,
+        dialled(target, DEAF) as deaf,
+    ):
+        call = rpc.VerificationServiceStub(deaf).Verify()
+        await call.write(opening(schedule=schedule, logprobs=0))
+        await until(lambda: target.engine.num_running == 1)
+        async with asyncio.timeout(20):
+            while target.engine.num_running:  # noqa: ASYNC110 - whatever frees it
+                await asyncio.sleep(0.01)
+        assert await tokens(good) == tokens_at(3, 40)
+        call.cancel()
+
+
+async def test_late_branches_by_the_megabyte_cost_little() -> None:
+    """The story: 5 MB of them took 1.2 GB."""
+    async with serving() as target, open_channel(target.address) as channel:
+        call = rpc.VerificationServiceStub(channel).Verify(timeout=60)
+        prompt = [5] * 250
+        await call.write(opening(prompt_token_ids=prompt))
+        branches = [pb.Branch(prefix_length=0, token_ids=prompt)] * 16
+        for _ in range(100):
+            await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
+        assert await tokens(channel) == tokens_at(3, 40)
+        (session,) = target.engine._sessions()
+        assert len(session.tree._nodes) <= 4096
+        await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches * 2)))
+        with suppress(grpc.aio.AioRpcError):
+            while await call.read() != grpc.aio.EOF:
+                pass
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "draft tokens of one message exceed 4096" in await call.details()
+        await until(lambda: target.engine.num_running == 0)
+
+
+async def test_a_first_message_that_never_comes() -> None:
+    async with serving(idle_timeout_s=0.3) as target, open_channel(target.address) as channel:
+        call = rpc.VerificationServiceStub(channel).Verify()
+        async with asyncio.timeout(20):
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
+    """The story: its outbox grew for as long as it answered pings, and its sessions had no drafts."""
+    async with serving() as target, open_channel(target.address) as good, dialled(target, HARD_OF_HEARING) as deaf:
+        call = rpc.VerificationServiceStub(deaf).Assist()
+        attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=4096)
+        await call.write(pb.AssistRequest(attach=attach))
+        await until(lambda: len(target.pool._workers) == 1)
+        async with asyncio.timeout(30):
+            while target.pool._workers:
+                assert await tokens(good) == tokens_at(3, 40)
+        call.cancel()

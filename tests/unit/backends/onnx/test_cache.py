@@ -1,0 +1,119 @@
+"""Packed weights on disk: whose they are, and when they may go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inference.backends.onnx import packed, packing
+from inference.backends.onnx.backend import OnnxBackend, load_onnx_backend
+from inference.backends.onnx.layout import GRAPH_FILE, MAKING
+from inference.backends.onnx.lock import FolderLock, remove_unused
+from inference.config import ModelConfig
+from inference.errors import ConfigError
+from inference.model import Array, Span
+from tests.conftest import ModelDirectories
+from tests.support.models import save_tiny_model
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return save_tiny_model(tmp_path / "model", "llama", seed=1)
+
+
+def logits(backend: OnnxBackend, num_spans: int) -> Array:
+    return np.asarray(backend.forward([Span(slot, 0, [5, 6, 7], 1) for slot in range(num_spans)]))
+
+
+def age(folder: Path) -> None:
+    """Make it older than anybody who has not locked it yet."""
+    old = time.time() - 10 * packing.SETTLED_S
+    os.utime(folder, (old, old))
+
+
+def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a second start packed anew and deleted the first one's folder; its next wide pass, whose graph was not
+    built yet, ended all 16 sessions with INTERNAL, and health said SERVING."""
+    monkeypatch.setattr("inference.backends.onnx.backend.PREPARE_S", 0.0)
+    first = load_onnx_backend(ModelConfig(model, num_threads=1))
+    expected = logits(first, 1)
+    folder = first._decoder.folder
+    age(folder)
+    monkeypatch.setattr(packed, "LAYOUT_VERSION", 999)  # an upgrade
+    second = load_onnx_backend(ModelConfig(model, num_threads=1))
+    assert second._decoder.folder != folder
+    assert folder.exists()
+    assert np.allclose(logits(first, 8), np.repeat(expected, 8, axis=0), atol=1e-4)
+    first._decoder.lock.close()
+    remove_unused(folder)
+    assert not folder.exists()
+
+
+def test_other_weights_of_equal_size_and_date_are_not_served_as_the_old_ones(
+    model: Path, models: ModelDirectories
+) -> None:
+    """The story: the cache went by size and date; the text was the old model's, the model_id the new one's."""
+    before = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)
+    file, status = model / "model.safetensors", (model / "model.safetensors").stat()
+    shutil.copyfile(models.related / "model.safetensors", file)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    after = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)
+    assert np.abs(after - before).max() > 0.01
+
+
+def test_a_touched_checkpoint_is_not_packed_again(model: Path) -> None:
+    folder = load_onnx_backend(ModelConfig(model, num_threads=1))._decoder.folder
+    os.utime(model / "model.safetensors")
+    assert packed._cache_folder(model, "float32") == folder
+
+
+def test_builds_that_were_killed_are_cleaned_up_and_others_are_not(model: Path) -> None:
+    """The story: kill -9 while packing left 44 MB for ever. Another process that is packing has its folder locked."""
+    parent = packed._cache_folder(model, "float32").parent
+    parent.mkdir(parents=True)
+    killed, running = parent / f"{MAKING}killed", parent / f"{MAKING}running"
+    for folder in (killed, running):
+        folder.mkdir()
+        FolderLock(folder).close()
+        age(folder)
+    with closing(FolderLock(running, exclusive=True)):
+        load_onnx_backend(ModelConfig(model, num_threads=1))
+        assert (killed.exists(), running.exists()) == (False, True)
+
+
+def test_an_empty_graph_is_made_again(model: Path) -> None:
+    """The story: it fell back to another backend at every start, under the same model_id, and only INFO said so."""
+    first = load_onnx_backend(ModelConfig(model, num_threads=1))
+    first._decoder.lock.close()
+    (first._decoder.folder / GRAPH_FILE).write_bytes(b"")
+    assert np.array_equal(logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1), logits(first, 1))
+
+
+def test_a_cache_that_anybody_may_write_to_is_refused(model: Path) -> None:
+    load_onnx_backend(ModelConfig(model, num_threads=1))
+    root = packed._cache_folder(model, "float32").parents[1]
+    root.chmod(0o777)
+    with pytest.raises(ConfigError, match="anybody may write"):
+        load_onnx_backend(ModelConfig(model, num_threads=1))
+
+
+def test_reading_needs_no_torch(model: Path) -> None:
+    load_onnx_backend(ModelConfig(model, num_threads=1))
+    code = (
+        "import sys; from pathlib import Path; from inference.config import ModelConfig\n"
+        "from inference.backends.onnx.backend import load_onnx_backend as load\n"
+        f"print(load(ModelConfig(Path({str(model)!r}), num_threads=1)).arithmetic, 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["onnx", "float32", "cpu", "0", "False"]

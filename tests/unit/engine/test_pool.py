@@ -1,0 +1,105 @@
+"""Who helps whom: workers are judged by what they give, not by what they claim."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from inference.commit import Commit
+from inference.engine.pool import FIRST_SESSIONS, MAX_SILENT_COMMITS, DraftPool
+from inference.engine.target import TargetEngine
+from inference.engine.target_session import TargetSession
+from inference.request import GenerationRequest
+from inference.speculation.tree import Branch
+from tests.support.scripted import ScriptedDecoder, tokens_at
+
+NUM_TOKENS = 300
+
+
+class SilentWorker:
+    """Takes whatever it is given, and proposes nothing."""
+
+    def __init__(self, name: str, num_slots: int) -> None:
+        self.id = name
+        self.num_slots = num_slots
+        self.most = 0
+        self.sessions: set[str] = set()
+
+    def open(self, session: TargetSession) -> None:
+        self.sessions.add(session.id)
+        self.most = max(self.most, len(self.sessions))
+
+    def commit(self, session: TargetSession, commit: Commit) -> None: ...
+
+    def close(self, session: TargetSession) -> None:
+        self.sessions.discard(session.id)
+
+
+class GoodWorker(SilentWorker):
+    """Is right about every token."""
+
+    def __init__(self, name: str, num_slots: int, pool: DraftPool) -> None:
+        super().__init__(name, num_slots)
+        self._pool = pool
+
+    def open(self, session: TargetSession) -> None:
+        super().open(session)
+        self._propose(session)
+
+    def commit(self, session: TargetSession, commit: Commit) -> None:
+        self._propose(session)
+
+    def _propose(self, session: TargetSession) -> None:
+        length = len(session.token_ids)
+        branch = Branch(None, length, tokens_at(length, 32))
+        asyncio.get_running_loop().call_soon(self._pool.propose, self, session.id, [branch])
+
+
+@pytest.fixture
+async def pool() -> AsyncGenerator[DraftPool, None]:
+    engine = TargetEngine(ScriptedDecoder(num_slots=8))
+    engine.start()
+    yield DraftPool(engine)
+    await engine.stop()
+
+
+async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
+    """The tokens of a request, and how many of the last half of its commits had a draft token."""
+    request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
+    commits = [commit async for commit in pool.generate(request)]
+    half = commits[len(commits) // 2 :]
+    token_ids = [token_id for commit in commits for token_id in commit.token_ids]
+    return token_ids, sum(commit.num_draft_tokens > 0 for commit in half) * 100 // len(half)
+
+
+async def test_a_silent_worker_with_a_big_claim_does_not_take_the_drafts(pool: DraftPool) -> None:
+    """The story: one that claimed 4096 slots and proposed nothing took every session, and kept it."""
+    silent, good = SilentWorker("silent", 4096), GoodWorker("good", 8, pool)
+    pool.attach(silent)
+    pool.attach(good)
+    answers = await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
+    for length, (token_ids, percent) in enumerate(answers, start=3):
+        assert token_ids == tokens_at(length, NUM_TOKENS)
+        assert percent > 50
+    assert silent.most <= FIRST_SESSIONS
+    assert silent.sessions == good.sessions == set()
+    # Afterwards it is given one at a time, and only where nobody better has room.
+    _, percent = await drafted(pool, 3)
+    assert percent > 50
+
+
+async def test_alone_with_a_silent_worker_is_as_good_as_alone(pool: DraftPool) -> None:
+    pool.attach(SilentWorker("silent", 4096))
+    token_ids, percent = await drafted(pool, 3)
+    assert (token_ids, percent) == (tokens_at(3, NUM_TOKENS), 0)
+    assert NUM_TOKENS > MAX_SILENT_COMMITS
+
+
+async def test_a_good_worker_gets_as_many_as_it_has_room_for(pool: DraftPool) -> None:
+    good = GoodWorker("good", 8, pool)
+    pool.attach(good)
+    await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
+    await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
+    assert good.most == 8

@@ -1,0 +1,200 @@
+"""A pass that fails costs nobody a token but who made it fail, and an engine that cannot go on says so."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from inference.commit import Commit
+from inference.engine.loop import MAX_FAILED_STEPS
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.errors import InternalError, UnavailableError
+from inference.model import Array, Span, Turn, Verdict
+from inference.request import GenerationRequest, SamplingParams
+from inference.speculation.slot_decoder import SlotDecoder
+from tests.support.scripted import ScriptedDecoder, tokens_at, until
+
+NUM_TOKENS = 12
+GREEDY = SamplingParams()
+NO_LIMITS = EngineLimits()
+
+
+class BreakingDecoder(ScriptedDecoder):
+    """Raises whenever `breaks` says so of a pass."""
+
+    def __init__(self, breaks: Callable[[Sequence[Turn]], Exception | None]) -> None:
+        super().__init__(num_slots=8)
+        self._breaks = breaks
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        error = self._breaks(turns)
+        if error is not None:
+            raise error
+        return super().step(turns)
+
+
+@asynccontextmanager
+async def running(decoder: ScriptedDecoder, limits: EngineLimits = NO_LIMITS) -> AsyncGenerator[TargetEngine, None]:
+    engine = TargetEngine(decoder, limits)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = GREEDY) -> list[int]:
+    request = GenerationRequest(tuple(range(length)), sampling, max_new_tokens=NUM_TOKENS)
+    return [token_id async for commit in engine.generate(request) for token_id in commit.token_ids]
+
+
+async def test_one_poisonous_session_ends_alone() -> None:
+    """The story: a MemoryError of one wide request ended eight users' answers with INTERNAL.
+
+    The poison works at its sixth token. Seven others were in that pass: they get every token they would have got.
+    """
+
+    def poison(turns: Sequence[Turn]) -> Exception | None:
+        return (
+            ValueError("poison")
+            if any(turn.token_ids[0] == 0 and len(turn.token_ids) == 106 for turn in turns)
+            else None
+        )
+
+    async with running(BreakingDecoder(poison)) as engine:
+        lengths = [10, 20, 30, 40, 50, 60, 70]
+        asking = [asyncio.create_task(tokens(engine, length)) for length in lengths]
+        culprit: list[Commit] = []
+
+        async def ask() -> None:
+            async for commit in engine.generate(GenerationRequest(tuple(range(100)), max_new_tokens=20)):
+                culprit.append(commit)
+
+        with pytest.raises(InternalError, match="failed on this request"):
+            await ask()
+        assert [token_id for commit in culprit for token_id in commit.token_ids] == tokens_at(100, 6)
+        assert [await task for task in asking] == [tokens_at(length, NUM_TOKENS) for length in lengths]
+        assert engine.broken is None
+
+
+async def test_a_failure_that_passes_is_only_a_pause(caplog: pytest.LogCaptureFixture) -> None:
+    decoder = ScriptedDecoder(num_slots=4)
+    async with running(decoder) as engine:
+        decoder.gate.fail(RuntimeError("flicker"), times=1)
+        answers = await asyncio.gather(*(tokens(engine, length) for length in (3, 5, 9)))
+    assert answers == [tokens_at(length, NUM_TOKENS) for length in (3, 5, 9)]
+    assert caplog.text.count("RuntimeError: flicker") == 1
+
+
+async def test_short_of_memory_halves_the_pass() -> None:
+    """Whoever needs eight at once never gets them; all eight requests end well all the same, and in fewer passes than
+    one by one would take."""
+    failures: list[int] = []
+
+    def narrow(turns: Sequence[Turn]) -> Exception | None:
+        if len(turns) <= 4:
+            return None
+        failures.append(len(turns))
+        return MemoryError()
+
+    decoder = BreakingDecoder(narrow)
+    async with running(decoder) as engine:
+        answers = await asyncio.gather(*(tokens(engine, length) for length in range(3, 11)))
+    assert answers == [tokens_at(length, NUM_TOKENS) for length in range(3, 11)]
+    assert len(failures) <= 2
+    assert max(len(turns) for turns in decoder.steps) == 4
+
+
+async def test_what_the_device_samples_is_not_computed_again() -> None:
+    decoder = ScriptedDecoder(num_slots=2)
+    decoder.seed_invariant = False  # type: ignore[attr-defined]
+    async with running(decoder) as engine:
+        decoder.gate.fail(RuntimeError("flicker"), times=1)
+        with pytest.raises(InternalError, match="samples on the device"):
+            await tokens(engine, 3, SamplingParams(temperature=1.0))
+
+
+async def test_steps_that_all_fail_break_the_engine() -> None:
+    """The story: a device was gone, every step failed at once, and health said SERVING: it attracted load."""
+    decoder = BreakingDecoder(lambda turns: RuntimeError("the device is gone"))
+    async with running(decoder) as engine:
+        failures = 0
+        while engine.broken is None:
+            with pytest.raises((InternalError, UnavailableError)):
+                await tokens(engine, 3)
+            failures += 1
+        assert failures <= MAX_FAILED_STEPS
+        assert engine.fault == engine.broken == f"{MAX_FAILED_STEPS} steps in a row failed"
+        with pytest.raises(UnavailableError, match="in a row"):
+            await tokens(engine, 3)
+
+
+async def test_an_engine_whose_loop_broke_says_so() -> None:
+    """A verdict short: delivering raised, the loop ended, and every request was told of a shutdown."""
+
+    class Short(ScriptedDecoder):
+        def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+            return []
+
+    async with running(Short()) as engine:
+        with pytest.raises(UnavailableError, match="the engine broke"):
+            await tokens(engine, 3)
+        assert engine.broken is not None
+
+
+async def test_a_pass_that_never_ends_is_a_fault_and_holds_up_nobody() -> None:
+    """The story: a hung pass was SERVING for ever, and SIGTERM waited for it on the event loop."""
+    decoder = ScriptedDecoder()
+    decoder.gate.close()
+    try:
+        async with running(decoder, EngineLimits(pass_timeout_s=0.05)) as engine:
+            asking = asyncio.create_task(tokens(engine, 3))
+            await until(lambda: engine.fault is not None)
+            assert "the limit is 0.05 s" in (engine.fault or "")
+            began = time.monotonic()
+            await engine.stop(grace_s=0.1)
+            assert time.monotonic() - began < 5  # the gate alone would hold it for 20
+            with pytest.raises(UnavailableError):
+                await asking
+            assert engine.fault is not None
+    finally:
+        decoder.gate.open()
+
+
+class NanBackend:
+    """A slot model whose logits are no numbers from some position on."""
+
+    vocab_size, num_slots, max_length, slot_bytes = 32, 4, 64, 0
+
+    def forward(self, spans: Sequence[Span]) -> Array:
+        rows = []
+        for span in spans:
+            end = span.start + len(span.token_ids)
+            for position in range(end - span.num_logits, end):
+                row = np.zeros(self.vocab_size, np.float32)
+                row[position % self.vocab_size] = 9.0
+                if position >= 20:
+                    row[11] = math.nan
+                rows.append(row)
+        return np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_logits_that_are_no_numbers_are_never_a_silent_token(temperature: float) -> None:
+    """The story: greedy took the first NaN and sampling token 0, for ever, without a word."""
+    engine = TargetEngine(SlotDecoder(NanBackend()))
+    engine.start()
+    sampling = SamplingParams(temperature=temperature)
+    try:
+        healthy = asyncio.create_task(tokens(engine, 3, sampling))
+        with pytest.raises(InternalError, match="not finite at position 21"):
+            await tokens(engine, 15, sampling)
+        assert len(await healthy) == NUM_TOKENS
+    finally:
+        await engine.stop()

@@ -1,0 +1,143 @@
+"""What an HTTP client may send, how long it may take, and what a process says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from inference.config import ServerConfig
+from inference.gateway import protocol
+from inference.gateway.middleware import MAX_ITEMS, shape_fault
+from inference.gateway.server import HttpFront
+from inference.serving.host import opened
+from inference.serving.processes import free_port
+from tests.support.completers import ScriptedCompleter, gateway
+from tests.support.scripted import until
+
+
+@asynccontextmanager
+async def serving(
+    passes: list[list[str]], *, stall_timeout_s: float = 30.0
+) -> AsyncGenerator[tuple[int, HttpFront], None]:
+    port = free_port()
+    front = HttpFront(gateway(ScriptedCompleter(passes), port=port), ServerConfig(stall_timeout_s=stall_timeout_s))
+    async with opened(front):
+        yield port, front
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"messages": [{"role": "user", "content": [0] * 500_000}]},
+        {"prompt": [-1] * 500_000},
+        {"prompt": ["a", *[[0] * 100] * 2000]},
+        {f"unknown{i}": 0 for i in range(100_000)},
+        {"prompt": "a", "logit_bias": {str(i): "x" for i in range(100_000)}},
+    ],
+    ids=["content", "prompt", "prompts", "fields", "biases"],
+)
+async def test_wrong_items_by_the_million_are_refused_at_once(document: dict[str, object]) -> None:
+    """The story: 1.9 MB of them became a million error objects: 10 s of frozen loop and 1.5 GB."""
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
+        began = time.monotonic()
+        answer = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=document)
+        assert answer.status_code == 400
+        assert time.monotonic() - began < 20
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert "exceeds the limit" in error["message"] or "more than" in error["message"]  # not one per item
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"prompt": [7] * 5000}, {"prompt": "a" * 100_000}, {"prompt": [[1] * 100] * 64}, [1], "text"],
+)
+def test_what_is_in_proportion_passes(document: object) -> None:
+    assert shape_fault(json.dumps(document).encode(), max_ids=5000) is None
+
+
+def test_more_ids_than_the_context_are_out_of_proportion() -> None:
+    assert str(MAX_ITEMS + 1) in (shape_fault(json.dumps({"prompt": [7] * (MAX_ITEMS + 1)}).encode(), 1000) or "")
+
+
+async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
+    """Seconds until the server closes a connection that sends this, and then, for ever, more of the other."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    began = time.monotonic()
+
+    async def flood() -> None:
+        while more:
+            writer.write(more)
+            await writer.drain()
+
+    writer.write(first)
+    flooding = asyncio.create_task(flood())
+    try:
+        async with asyncio.timeout(20):
+            while await reader.read(65536):
+                pass
+    except ConnectionError:
+        pass
+    finally:
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+        writer.close()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (b"", b""),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b""),
+        (b"GET /health HTTP/1.1\r\n", b"x: " + b"a" * 1000 + b"\r\n"),
+        (b"GET /health HTTP/1.1\r\nx: ", b"a" * 1000),
+    ],
+    ids=["silent", "no end of headers", "no end of the body", "many headers", "one long header"],
+)
+async def test_a_connection_that_never_comes_to_the_point_is_closed(
+    monkeypatch: pytest.MonkeyPatch, first: bytes, more: bytes
+) -> None:
+    """The story: 1500 silent connections were held for ever, and headers without end filled the memory."""
+    monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.3)
+    async with serving([["a"]]) as (port, _):
+        assert await closed_after(port, first, more) < 10
+
+
+async def test_a_reader_that_stands_still_is_dropped() -> None:
+    """Its request ends with it; another reader, however slow, gets its whole answer."""
+    passes = [["x" * 200_000]] * 100  # 20 MB: more than what kernels keep for a connection
+    async with serving(passes, stall_timeout_s=0.5) as (port, front):
+        completer = front._gateway.completer
+        body = json.dumps({"prompt": "a", "stream": True}).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+        writer.write(head.encode() + b"\r\n\r\n" + body)
+        await until(lambda: completer.num_running == 1)  # type: ignore[attr-defined]
+        await until(lambda: completer.num_running == 0)  # type: ignore[attr-defined]
+        writer.close()
+
+
+async def test_probes_tell_a_restart_from_a_pause() -> None:
+    async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+
+        async def probes() -> list[int]:
+            return [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/health")]
+
+        assert await probes() == [200, 200, 200]
+        front.report(ready=False)
+        assert await probes() == [200, 503, 503]
+        front.report(ready=False, alive=False)
+        assert await probes() == [503, 503, 503]
+        front.report(ready=True)
+        assert await probes() == [200, 200, 200]

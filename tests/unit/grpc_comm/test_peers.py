@@ -1,0 +1,175 @@
+"""What a peer may send, and what happens to one that does not read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm.channel import open_channel
+from grpc_comm.errors import Status
+from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING
+from grpc_comm.interceptors import Context, StallInterceptor
+from grpc_comm.options import MIN_REQUEST_BYTES, max_request_bytes
+from grpc_comm.server import Server
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+
+DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
+"""A receive window of five bytes: whoever opens a channel so never reads."""
+STALL_S = 0.3
+LIMIT = 1000
+RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}
+
+
+class TalkativeServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
+    """Streams for as long as it may, and counts the streams."""
+
+    service_name = "specdec.v1.GenerationService"
+    max_request_bytes = LIMIT
+
+    def __init__(self) -> None:
+        self.num_streams = 0
+        self.ended = asyncio.Event()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        rpc.add_GenerationServiceServicer_to_server(self, server)
+        handler: Any = grpc.stream_stream_rpc_method_handler(self.read, pb.VerifyRequest.FromString)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self.service_name, {"Read": handler}),))
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        self.num_streams += 1
+        try:
+            while True:
+                await context.write(pb.GenerateResponse(delta=pb.Delta(text="x" * 10_000)))
+        finally:
+            self.num_streams -= 1
+            self.ended.set()
+
+    async def read(self, _: object, context: Context) -> None:
+        while await context.read() != grpc.aio.EOF:
+            pass
+
+
+@asynccontextmanager
+async def serving() -> AsyncGenerator[tuple[TalkativeServicer, Server], None]:
+    servicer = TalkativeServicer()
+    server = Server("127.0.0.1:0", [servicer], status_of=status_of, inner=[StallInterceptor(STALL_S)])
+    await server.open()
+    try:
+        yield servicer, server
+    finally:
+        await server.close()
+
+
+def status_of(error: Exception) -> Status | None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (b"\x0a\x80\x10" + b"x" * 2048, ["2051 bytes", f"limit of {LIMIT}"]),
+        (b"\xff\xff\xff", ["3 bytes", "no message"]),
+    ],
+    ids=["too long", "malformed"],
+)
+@pytest.mark.parametrize("method", ["Generate", "Read"])
+async def test_refuses_what_it_does_not_even_parse(
+    method: str, message: bytes, words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The story: malformed bytes were UNKNOWN or INTERNAL with a traceback each, 3.9 MB of log for 20,000 messages."""
+    async with serving() as (servicer, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        path = f"/{servicer.service_name}/{method}"
+        if method == "Generate":
+            call: Any = channel.unary_stream(path, **RAW)(message, timeout=20)
+        else:
+            call = channel.stream_stream(path, **RAW)(timeout=20)
+            await call.write(message)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        details = await call.details()
+        assert all(word in details for word in words)
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_bomb_is_refused_before_it_goes_off() -> None:
+    """The story: a packet of 10 KB, 5 million empty messages once inflated, froze a target for 50 s and took 5 GB."""
+    bomb = b"\x4a\x00" * (512 * 1024)  # 1 MiB of empty submessages; far more is refused by gRPC itself
+    async with serving() as (servicer, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        path = f"/{servicer.service_name}/Generate"
+        began = time.monotonic()
+        call: Any = channel.unary_stream(path, **RAW)(bomb, compression=grpc.Compression.Gzip, timeout=20)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert time.monotonic() - began < 3
+
+
+async def test_a_peer_that_reads_nothing_is_dropped() -> None:
+    """The story: a stream that nobody reads kept its slot for as long as the peer answered pings. Another is served."""
+    async with (
+        serving() as (servicer, server),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,
+        open_channel(f"127.0.0.1:{server.port}") as good,
+    ):
+        call = rpc.GenerationServiceStub(deaf).Generate(pb.GenerateRequest())
+        async with asyncio.timeout(20):
+            await servicer.ended.wait()
+        assert servicer.num_streams == 0
+        reading = rpc.GenerationServiceStub(good).Generate(pb.GenerateRequest())
+        began = time.monotonic()
+        while time.monotonic() - began < 4 * STALL_S:  # slow is not deaf
+            assert len((await reading.read()).delta.text) == 10_000
+            await asyncio.sleep(0.01)
+        reading.cancel()
+        call.cancel()
+
+
+async def test_a_watcher_of_health_that_reads_nothing_holds_up_nobody() -> None:
+    """The story: one such watcher made SIGTERM wait for ever, since the library writes to it under a lock."""
+    async with serving() as (_, server):
+        address = f"127.0.0.1:{server.port}"
+        async with grpc.aio.insecure_channel(address, options=DEAF) as deaf, open_channel(address) as good:
+            stub: Any = health_pb2_grpc.HealthStub(deaf)
+            deaf_watch = stub.Watch(health_pb2.HealthCheckRequest())
+            await deaf_watch.initial_metadata()
+            for _ in range(50):  # as often as it takes to fill whatever lies between
+                server.report(ready=False)
+                server.report(ready=True)
+                await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                await server.refuse_new()
+                assert await status(good, READINESS) == NOT_SERVING
+                assert await status(good, LIVENESS) == SERVING
+            deaf_watch.cancel()
+
+
+async def test_watchers_hear_of_changes() -> None:
+    async with serving() as (_, server), open_channel(f"127.0.0.1:{server.port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="specdec.v1.GenerationService"))
+        assert (await watch.read()).status == SERVING
+        server.report(ready=False, alive=False)
+        assert (await watch.read()).status == NOT_SERVING
+        assert await status(channel, LIVENESS) == NOT_SERVING
+        server.report(ready=True)
+        assert (await watch.read()).status == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await status(channel, "nothing")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        watch.cancel()
+
+
+async def status(channel: grpc.aio.Channel, name: str) -> int:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+    return int(answer.status)
+
+
+@pytest.mark.parametrize(("max_length", "expected"), [(2048, MIN_REQUEST_BYTES), (10**6, 5 * 10**6 + 64 * 1024)])
+def test_limits_follow_from_the_context(max_length: int, expected: int) -> None:
+    assert max_request_bytes(max_length) == expected

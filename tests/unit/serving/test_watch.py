@@ -1,0 +1,123 @@
+"""The one life of a server: what it says while it breaks or drains, and that it ends whatever hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from inference.config import ServerConfig
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.errors import InternalError
+from inference.observe.metrics import Metrics
+from inference.request import GenerationRequest
+from inference.serving import host
+from inference.serving.host import Host
+from tests.support.scripted import ScriptedDecoder, until
+
+QUICK = ServerConfig(grace_s=0.1)
+
+
+class Diary:
+    """A `Front` that writes down what it is told, and when."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.at: list[float] = []
+
+    def _note(self, word: str) -> None:
+        self.told.append(word)
+        self.at.append(time.monotonic())
+
+    async def open(self) -> None:
+        self._note("open")
+
+    def report(self, *, ready: bool, alive: bool = True) -> None:
+        self._note(f"ready={ready} alive={alive}")
+
+    async def refuse_new(self) -> None:
+        self._note("refuse")
+
+    async def close(self) -> None:
+        self._note("close")
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the process would have ended itself."""
+    times: list[float] = []
+    monkeypatch.setattr(host, "_give_up", lambda: times.append(time.monotonic()))
+    return times
+
+
+async def test_draining_says_so_before_it_refuses(forced: list[float]) -> None:
+    """The story: NOT_SERVING and refusal came in one instant, and a balancer that had not heard yet lost requests."""
+    engine, diary = TargetEngine(ScriptedDecoder()), Diary()
+    engine.start()
+    running = asyncio.create_task(Host(engine, [diary], config=replace(QUICK, drain_delay_s=0.5)).run())
+    await until(lambda: diary.told == ["open"])
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: diary.told[-1] == "ready=False alive=True")
+    request = GenerationRequest((1, 2), max_new_tokens=2)
+    assert [commit.position async for commit in engine.generate(request)] == [2, 3]  # still served
+    await running
+    assert diary.told == ["open", "ready=False alive=True", "refuse", "close"]
+    assert diary.at[2] - diary.at[1] >= 0.5
+    assert forced == []
+
+
+async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float]) -> None:
+    """The story: it was SERVING for ever, and nobody restarted it."""
+    decoder, diary = ScriptedDecoder(), Diary()
+    engine = TargetEngine(decoder)
+    engine.start()
+    running = asyncio.create_task(Host(engine, [diary], config=QUICK).run())
+    await until(lambda: diary.told == ["open"])
+    decoder.gate.fail(RuntimeError("the device is gone"), times=100)
+    for _ in range(8):
+        with pytest.raises(Exception, match=r"failed|row"):
+            _ = [commit async for commit in engine.generate(GenerationRequest((1, 2)))]
+    async with asyncio.timeout(10):
+        with pytest.raises(InternalError, match="in a row"):
+            await running
+    assert diary.told == ["open", "ready=False alive=False", "refuse", "close"]
+
+
+async def test_a_pass_that_hangs_is_not_ready_and_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, forced: list[float]
+) -> None:
+    monkeypatch.setattr(host, "FORCE_AFTER_S", 0.5)
+    decoder, diary = ScriptedDecoder(), Diary()
+    engine = TargetEngine(decoder, EngineLimits(pass_timeout_s=0.1))
+    engine.start()
+    decoder.gate.close()
+    try:
+        running = asyncio.create_task(Host(engine, [diary], config=QUICK).run())
+        session = engine.open(GenerationRequest((1, 2)), drafted=False)
+        await until(lambda: diary.told[-1:] == ["ready=False alive=False"])
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(10):
+            with pytest.raises(InternalError, match="still running"):
+                await running
+            await until(lambda: forced != [])  # the interpreter would wait for the pass
+        engine.close(session)
+    finally:
+        decoder.gate.open()
+
+
+async def test_a_loop_that_came_late_is_a_figure(forced: list[float]) -> None:
+    engine, metrics = TargetEngine(ScriptedDecoder()), Metrics("tiny")
+    engine.start()
+    running = asyncio.create_task(Host(engine, config=QUICK, metrics=metrics).run())
+    await asyncio.sleep(0.05)
+    time.sleep(0.4)  # noqa: ASYNC251 - what a large message used to do
+    await asyncio.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    lag = metrics.registry.get_sample_value("specdec_event_loop_lag_seconds", {"model_name": "tiny"})
+    assert lag is not None
+    assert lag > 0.2
