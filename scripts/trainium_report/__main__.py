@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     text = report(variants, failure)
     (output / "report.md").write_text(text, encoding="utf-8")
     print(text)
-    print(f"send this file with a report of a fault: {write_bundle(output, variants, args.config or [])}")
+    print(f"send this file with a report of a fault: {write_bundle(output, variants, _files(args))}")
     return 1 if failure or any(result.error for variant in variants for result in variant.results) else 0
 
 
@@ -66,14 +66,23 @@ def _prompts(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
 
 def _variants(args: argparse.Namespace) -> list[Variant]:
     """Both roles; what no role would take ends here, before the first one starts."""
-    shared = [f"--config={file}" for file in args.config or []] + args.server_flags
-    alone = ("target", [*shared, "--model", args.target_model, "--gamma", "0"])  # nothing to verify
+    shared = _configured(args.config, args)
+    baseline = args.baseline_model or args.target_model
+    alone = ("target", [*_configured(args.baseline_config or args.config, args), "--model", baseline, "--gamma", "0"])
     pair = ("fused_target", [*shared, "--target_model", args.target_model, "--draft_model", args.draft_model])
     variants = []
     for name, (role, flags) in zip(("without a draft", "with a draft"), (alone, pair), strict=True):
         parsed = parser_of(role).parse_args(flags)
         variants.append(Variant(name, role, tuple(flags), parsed.compiled_model_path))
     return variants
+
+
+def _files(args: argparse.Namespace) -> list[Path]:
+    return [*(args.config or []), *(args.baseline_config or [])]
+
+
+def _configured(files: Sequence[Path] | None, args: argparse.Namespace) -> list[str]:
+    return [*(f"--config={file}" for file in files or []), *args.server_flags]
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -92,6 +101,9 @@ def parser() -> argparse.ArgumentParser:
     built.add_argument("--target_model", required=True, metavar="DIR", help="directory or hub id")
     built.add_argument("--draft_model", required=True, metavar="DIR", help="directory or hub id")
     built.add_argument("--config", type=Path, action="append", metavar="FILE", help="of configs/, for both servers")
+    text = "of the target without a draft, where it is another one (its tokenizer must be the same), such as bfloat16"
+    built.add_argument("--baseline_model", metavar="DIR", help=text)
+    built.add_argument("--baseline_config", type=Path, action="append", metavar="FILE", help="instead of --config")
     built.add_argument("--output", type=Path, default=Path("reports") / time.strftime("trainium_%Y%m%d_%H%M%S"))
     built.add_argument("--prompt_file", type=Path, action="append", metavar="FILE", help="one kind of prompts each")
     built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="(%(default)s)")

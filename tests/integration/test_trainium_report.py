@@ -47,8 +47,9 @@ def packed(bundle: Path) -> dict[str, str]:
 def test_tables_and_a_bundle(models: ModelDirectories, nxdi: Nxdi, tmp_path: Path) -> None:
     config, output = tmp_path / "pair.toml", tmp_path / "report"
     config.write_text("[fused_target]\ngamma = 3\n")
+    (tmp_path / "alone.toml").write_text("[target]\nmax_waiting = 5\n")
     pair = f"--target_model {models.target} --draft_model {models.related} --config {config} --output {output}"
-    done = make(nxdi, tmp_path, f"{pair} {LOAD} -- {SERVERS}")
+    done = make(nxdi, tmp_path, f"{pair} --baseline_config {tmp_path / 'alone.toml'} {LOAD} -- {SERVERS}")
     assert done.returncode == 0, done.stderr
     cells = json.loads((output / "results.json").read_text())
     assert [(cell["variant"], cell["kind"]) for cell in cells] == [
@@ -66,6 +67,7 @@ def test_tables_and_a_bundle(models: ModelDirectories, nxdi: Nxdi, tmp_path: Pat
     files = packed(tmp_path / "report.tar.gz")
     assert {"report.md", "results.json", "system.json", "target.log", "fused_target.log"} <= files.keys()
     assert "gamma = 3" in files["configs/pair.toml"]
+    assert "max_waiting = 5" in files["configs/alone.toml"]
     compiled = [json.loads(text) for name, text in files.items() if name.startswith("compiled/")]
     assert sorted(made["neuron_config"]["speculation_length"] for made in compiled) == [0, 3]
     assert "NEURON_COMPILED_ARTIFACTS" in files["system.json"]
