@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-nxdi proto format clean
+.PHONY: install demo test test-nxdi trainium-report proto format clean
 
 install: $(STAMP)
 
@@ -25,6 +25,10 @@ test: install
 # neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache.
 test-nxdi: install
 	$(BIN)/python tests/nxdi_real/run.py $(NXDI_SOURCES)
+
+# On a Trainium instance, in its own Python environment (docs/tutorials): a target without and with its draft, in figures.
+trainium-report:
+	$(PYTHON) -m scripts.trainium_report $(ARGS)
 
 proto: install
 	$(BIN)/python -m grpc_comm.generate

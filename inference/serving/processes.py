@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from grpc_comm.channel import open_channel
 from grpc_comm.health import is_serving
@@ -63,6 +64,7 @@ async def server_process(
     cores: Sequence[int] = (),
     ready_timeout_s: float = 120.0,
     ready_line: str | None = None,
+    log_file: Path | None = None,
 ) -> AsyncGenerator[ServerProcess, None]:
     """Run `main.py --role ROLE FLAGS` until the block is left.
 
@@ -70,11 +72,12 @@ async def server_process(
         port: the one that the flags make it listen on.
         cores: CPU cores to pin it to; none: all.
         ready_line: what a process that listens nowhere writes to its log when it is ready; then `port` means nothing.
+        log_file: where its log stays; None: a temporary file.
 
     Raises:
         UnavailableError: it ended, or was not SERVING in time; the message has the end of its log.
     """
-    with tempfile.NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
+    with _opened(name, log_file) as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(ROOT / "main.py"),
@@ -94,6 +97,12 @@ async def server_process(
             yield server
         finally:
             await _stop(process)
+
+
+def _opened(name: str, log_file: Path | None) -> IO[bytes]:
+    if log_file is not None:
+        return log_file.open("wb")
+    return tempfile.NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log")
 
 
 def _environment() -> dict[str, str]:

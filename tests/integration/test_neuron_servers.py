@@ -193,6 +193,25 @@ def _http(server: ServerProcess) -> str:
     return match[1]
 
 
+@pytest.mark.parametrize("schedule", list(Schedule))
+async def test_a_draft_may_have_a_shorter_context_than_its_target(
+    models: ModelDirectories, started: Servers, schedule: Schedule
+) -> None:
+    """Beyond it the target goes on alone, also behind a prompt that is longer: a tutorial has 2048 beside 6400."""
+    prompts: tuple[str | tuple[int, ...], ...] = (PROMPTS[0], tuple(range(20, 70)))
+    wanted = [
+        CompletionRequest(prompt, max_new_tokens=number, ignore_eos=True, schedule=schedule)
+        for prompt, number in zip(prompts, (50, 12), strict=True)
+    ]
+    flags = (*NEURON, "--gamma", str(GAMMA), "--sequence_length", "32")
+    async with draft_server(models.related, started["target"], *flags) as short:
+        completions = await complete_all(short, wanted)
+    assert [completion.token_ids for completion in completions] == await reference(models, wanted)
+    if schedule is Schedule.SYNC:  # in run-ahead a target as small as its draft may well be first
+        assert completions[0].num_draft_tokens > 0
+    assert completions[1].num_draft_tokens == 0
+
+
 async def test_a_cancelled_request_frees_its_slot(started: Servers) -> None:
     """Both slots of the pair are taken and given up, several times over."""
     request = pb.GenerateRequest(text=PROMPTS[2], max_new_tokens=60, ignore_eos=True)

@@ -20,7 +20,10 @@ REPLACED = {"transformers": "transformers==4.57.6", "tokenizers": "", "huggingfa
 ADDED = ("tenacity==9.1.2",)
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "httpx", "scipy")
 """Of requirements-dev.txt."""
-TESTS = ("tests/unit/backends/neuron", "tests/nxdi_real", "tests/integration/test_neuron_servers.py")
+TESTS = (
+    *("tests/unit/backends/neuron", "tests/nxdi_real"),
+    *("tests/integration/test_neuron_servers.py", "tests/integration/test_trainium_report.py"),
+)
 NUM_PROCESSES = 2
 
 

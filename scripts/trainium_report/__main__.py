@@ -1,0 +1,120 @@
+"""`make trainium-report`: measure a target without and with its draft, and pack what explains the figures.
+
+One server at a time: on most instances each takes every core. It ends with a bundle also where a server failed, since
+that is when somebody else must look at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from inference.cli.roles.registry import parser_of
+from inference.config import ROOT
+from inference.errors import SpecDecError
+from inference.serving.hub import is_hub_id, model_directory
+from inference.text.tokenizer import Tokenizer
+from scripts.trainium_report.bundle import write_bundle
+from scripts.trainium_report.load import Load, prompts_of
+from scripts.trainium_report.tables import report
+from scripts.trainium_report.variant import Variant, measure
+
+PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / "open_ended.txt")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code: 0; 1: a server or a request failed; 2: wrong flags."""
+    args = _parse(arguments)
+    output: Path = args.output
+    output.mkdir(parents=True, exist_ok=True)
+    failure = None
+    variants = _variants(args)
+    try:
+        asyncio.run(_measure_all(args, variants))
+    except SpecDecError as error:
+        failure = str(error)
+        print(f"error: {failure}", file=sys.stderr)
+    text = report(variants, failure)
+    (output / "report.md").write_text(text, encoding="utf-8")
+    print(text)
+    print(f"send this file with a report of a fault: {write_bundle(output, variants, _files(args))}")
+    return 1 if failure or any(result.error for variant in variants for result in variant.results) else 0
+
+
+async def _measure_all(args: argparse.Namespace, variants: Sequence[Variant]) -> None:
+    prompts = _prompts(args)
+    load = Load(prompts, args.output_tokens, args.concurrency, args.temperature, args.deadline_s)
+    for variant in variants:
+        print(f"{variant.name}: main.py {' '.join(variant.arguments)}", file=sys.stderr, flush=True)
+        await measure(variant, load, args.output, start_timeout_s=args.start_timeout_s)
+
+
+def _prompts(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
+    """(kind, token ids) of every request."""
+    target = args.target_model
+    tokenizer = Tokenizer.load(model_directory(target) if is_hub_id(target) else Path(target))
+    return [
+        (file.stem, prompt)
+        for file in args.prompt_file or PROMPT_FILES
+        for prompt in prompts_of(file, tokenizer, num_tokens=args.prompt_tokens, number=args.num_requests)
+    ]
+
+
+def _variants(args: argparse.Namespace) -> list[Variant]:
+    """Both roles; what no role would take ends here, before the first one starts."""
+    shared = _configured(args.config, args)
+    baseline = args.baseline_model or args.target_model
+    alone = ("target", [*_configured(args.baseline_config or args.config, args), "--model", baseline, "--gamma", "0"])
+    pair = ("fused_target", [*shared, "--target_model", args.target_model, "--draft_model", args.draft_model])
+    variants = []
+    for name, (role, flags) in zip(("without a draft", "with a draft"), (alone, pair), strict=True):
+        parsed = parser_of(role).parse_args(flags)
+        variants.append(Variant(name, role, tuple(flags), parsed.compiled_model_path))
+    return variants
+
+
+def _files(args: argparse.Namespace) -> list[Path]:
+    return [*(args.config or []), *(args.baseline_config or [])]
+
+
+def _configured(files: Sequence[Path] | None, args: argparse.Namespace) -> list[str]:
+    return [*(f"--config={file}" for file in files or []), *args.server_flags]
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Its own flags, and behind `--` those of both servers."""
+    where = [*arguments, "--"].index("--")
+    args = parser().parse_args(arguments[:where])
+    args.server_flags = list(arguments[where + 1 :])
+    return args
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of its own flags."""
+    built = argparse.ArgumentParser(
+        prog="make trainium-report ARGS=...", description=__doc__, epilog="Behind --: flags of both servers (main.py)."
+    )
+    built.add_argument("--target_model", required=True, metavar="DIR", help="directory or hub id")
+    built.add_argument("--draft_model", required=True, metavar="DIR", help="directory or hub id")
+    built.add_argument("--config", type=Path, action="append", metavar="FILE", help="of configs/, for both servers")
+    text = "of the target without a draft, where it is another one (its tokenizer must be the same), such as bfloat16"
+    built.add_argument("--baseline_model", metavar="DIR", help=text)
+    built.add_argument("--baseline_config", type=Path, action="append", metavar="FILE", help="instead of --config")
+    built.add_argument("--output", type=Path, default=Path("reports") / time.strftime("trainium_%Y%m%d_%H%M%S"))
+    built.add_argument("--prompt_file", type=Path, action="append", metavar="FILE", help="one kind of prompts each")
+    built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="(%(default)s)")
+    built.add_argument("--output_tokens", type=int, default=512, metavar="N", help="exactly so many (%(default)s)")
+    built.add_argument("--num_requests", type=int, default=10, metavar="N", help="of each kind (%(default)s)")
+    built.add_argument("--concurrency", type=int, default=1, metavar="N", help="in flight at once (%(default)s)")
+    built.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
+    built.add_argument("--deadline_s", type=float, default=1200.0, help="of a request (%(default)s)")
+    built.add_argument("--start_timeout_s", type=float, default=6 * 3600.0, help="compiling included (%(default)s)")
+    return built
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""The support bundle: everything that explains a report, and nothing that a person would not send.
+
+Of the environment only variables of Neuron and its compiler are taken: others may be secrets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from inference.backends.neuron.artifacts import artifacts_root
+from scripts.trainium_report.tables import figures, kinds
+from scripts.trainium_report.variant import Variant
+
+PREFIXES = ("NEURON_", "XLA_", "UNSAFE_FP8FNCAST", "BASE_COMPILE_WORK_DIR")
+PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "neuronx-distributed", "neuronx-distributed-inference")
+COMMANDS = (["neuron-ls"], ["lscpu"], ["free", "-g"], ["uname", "-srm"])
+TIMEOUT_S = 60
+
+
+def write_bundle(output: Path, variants: Sequence[Variant], configs: Sequence[Path]) -> Path:
+    """Write results.json and system.json into the folder, and pack it with the configuration files."""
+    cells = [figures(variant, kind) for kind in kinds(variants) for variant in variants]
+    (output / "results.json").write_text(json.dumps(cells, indent=1) + "\n")
+    (output / "system.json").write_text(json.dumps(_system(variants), indent=1) + "\n")
+    bundle = output.with_name(f"{output.name}.tar.gz")
+    with tarfile.open(bundle, "w:gz") as archive:
+        archive.add(output, output.name)
+        for file in configs:
+            archive.add(file, f"{output.name}/configs/{file.name}")
+        for file in _manifests(variants):
+            archive.add(file, f"{output.name}/compiled/{file.parent.name}.json")
+    return bundle
+
+
+def _system(variants: Sequence[Variant]) -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "packages": {package: _version(package) for package in (*PACKAGES, "transformers")},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)},
+        "commands": {" ".join(command): _output(command) for command in COMMANDS},
+        "servers": [{"arguments": variant.arguments, "start_s": variant.start_s} for variant in variants],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _output(command: Sequence[str]) -> str:
+    """What it says, or why it says nothing."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout + done.stderr
+
+
+def _manifests(variants: Sequence[Variant]) -> list[Path]:
+    """What every compiled model in their folders was made from."""
+    roots = {artifacts_root(variant.artifacts) for variant in variants}
+    return sorted(file for root in roots for file in root.glob("*/specdec.json"))

@@ -1,0 +1,214 @@
+"""docs/tutorials: every command line there is one that the program it names would take.
+
+Ours by our own parsers, bodies of requests by the gateway's schema, what curl and LLMPerf are told by a list; a program
+that is none of these needs a line here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.backends.neuron.parameters import KNOWN, check_names
+from inference.backends.neuron.settings import fused_arguments, slot_arguments, target_arguments
+from inference.cli import settings
+from inference.cli.config_file import ConfigFileParser
+from inference.cli.roles.registry import ROLES, parser_of
+from inference.comparison.plan import flags as comparison
+from inference.config import BUNDLED_TARGET, ROOT, model_name
+from inference.errors import ConfigError
+from inference.gateway.schema import ChatBody, CompletionBody
+from scripts.trainium_report import __main__ as trainium_report
+
+PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+FOREIGN = {
+    *("ls", "source", "docker", "git", "cd", "pip", "neuron-ls", "hf", "export", "rm", "echo"),
+}
+"""Programs whose arguments are not ours to check."""
+LLMPERF = {
+    *("model", "mean-input-tokens", "stddev-input-tokens", "mean-output-tokens", "stddev-output-tokens", "llm-api"),
+    *("num-concurrent-requests", "timeout", "max-num-completed-requests", "additional-sampling-params", "results-dir"),
+}
+BODIES = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
+PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_llama3.2-1b_trn1")
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """Of all blocks of bash, as a shell would split them."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+LINES = [
+    pytest.param(words, id=f"{page.stem}:{' '.join(words)[:60]}") for page in PAGES for words in command_lines(page)
+]
+
+
+def check(words: Sequence[str]) -> None:
+    """Raise SystemExit, ConfigError, ValueError or AssertionError unless it would be taken."""
+    program, rest = words[0], list(words[1:])
+    if program == "python":
+        check_python(rest)
+    elif program == "make":
+        check_make(rest)
+    elif program == "curl":
+        check_curl(rest)
+    else:
+        assert program in FOREIGN, f"{program} is not known here"
+
+
+def check_python(words: list[str]) -> None:
+    script, arguments = words[0], words[1:]
+    if script == "main.py":
+        check_role(arguments)
+    elif script == "compare_architectures.py":
+        comparison._parser().parse_args([comparison._with_underscores(word) for word in arguments])
+    else:
+        assert script == "llmperf/token_benchmark_ray.py"
+        values = dict(zip(arguments[::2], arguments[1::2], strict=True))
+        assert {name.removeprefix("--") for name in values} <= LLMPERF
+        CompletionBody(prompt="a", **json.loads(values["--additional-sampling-params"]))
+
+
+def check_role(arguments: Sequence[str]) -> None:
+    """Flags, and what the backend makes of them before it looks at a model."""
+    role = arguments[1]
+    assert (arguments[0], role in ROLES) == ("--role", True)
+    args = parser_of(role).parse_args(arguments[2:])
+    if getattr(args, "backend", None) != "neuron":
+        return
+    is_pair = role == "fused_target" or (role == "compile" and None not in (args.target_model, args.draft_model))
+    is_draft = role == "draft" or (role == "compile" and args.target_model is None)
+    options = settings.neuron_options(args, gamma=0 if is_draft else args.gamma, method="fused" if is_pair else None)
+    check_names(options.overrides, KNOWN)
+    config = settings.model_config(args, BUNDLED_TARGET, num_threads=1, neuron=options)
+    arguments_of = fused_arguments if is_pair else target_arguments if options.device_sampling else slot_arguments
+    arguments_of(config, length=args.sequence_length)
+
+
+def check_make(words: list[str]) -> None:
+    assert words[0] == "trainium-report"
+    assert "trainium-report:" in (ROOT / "Makefile").read_text()
+    arguments = shlex.split(words[1].removeprefix("ARGS=")) if len(words) > 1 else []
+    for variant in trainium_report._variants(trainium_report._parse(arguments)):
+        check_role(variant.arguments)
+
+
+def check_curl(words: list[str]) -> None:
+    path = re.sub(r"^http://localhost:\d+", "", words[0])
+    if path == "/health":
+        return
+    BODIES[path](**json.loads(words[words.index("-d") + 1]))
+
+
+@pytest.mark.parametrize("words", LINES)
+def test_every_command_line_is_taken(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    check(words)
+
+
+def test_all_pages_were_read() -> None:
+    assert len(PAGES) == 5
+    assert len(LINES) > 60
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python main.py --role target --max-model-len 6400",
+        "python main.py --role target --config configs/no_such_file.toml",
+        "python main.py --role target --backend neuron --neuron_config '{\"fused_qvk\": true}'",
+        "python compare_architectures.py --tp 8",
+        "python llmperf/token_benchmark_ray.py --mean-tokens 3 --additional-sampling-params '{}'",
+        'make trainium-report ARGS="--target_model A --draft_model B -- --tensor-parallel-size 64"',
+        'curl http://localhost:8000/v1/completions -d \'{"prompt": "a", "max_tokens": -4}\'',
+        "vllm serve Qwen/Qwen3-32B",
+        "python main.py --role compile --config configs/llama3.1-8b_llama3.2-1b_trn1.toml "
+        "--target_model A --draft_model B --gamma 0",
+        "python main.py --role target --config configs/llama3.1-8b_llama3.2-1b_trn1.toml "
+        "--neuron_config '{\"async_mode\": true}'",
+    ],
+)
+def test_a_line_that_would_fail_is_noticed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises((SystemExit, ConfigError, ValueError, AssertionError)):
+        check(shlex.split(line))
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
+def test_requests_name_the_model_that_is_served(page: Path) -> None:
+    """Another name is 404."""
+    lines, served = command_lines(page), set()
+    asked = {json.loads(words[words.index("-d") + 1]).get("model") for words in lines if "-d" in words}
+    asked |= {words[words.index("--model") + 1] for words in lines if "llmperf/token_benchmark_ray.py" in words}
+    for words in lines:
+        if words[:2] == ["python", "main.py"] and "--http_port" in words:
+            args = parser_of(words[3]).parse_args(words[4:])
+            model = args.target_model if words[3] == "fused_target" else args.model
+            served.add(args.served_model_name or model_name(Path(model)))
+    assert len(asked) > 0
+    assert asked - {None} <= served
+
+
+def test_every_configuration_file_has_a_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for file in (ROOT / "configs").glob("*.toml"):
+        assert f"configs/{file.name}" in text
+
+
+def flags_of_ours() -> set[str]:
+    return {"--role", *(name for role in ROLES for name in option_strings(parser_of(role)))}
+
+
+def option_strings(parser: ConfigFileParser) -> list[str]:
+    return [name for action in parser._actions for name in action.option_strings]
+
+
+def table_rows(heading: str) -> list[tuple[str, str]]:
+    """(theirs, ours) of the table below a heading of README.md."""
+    text = (ROOT / "docs" / "tutorials" / "README.md").read_text(encoding="utf-8").partition(heading)[2]
+    table = text.partition("\n\n|")[2].partition("\n\n")[0]
+    rows = [tuple(cell.strip() for cell in row.strip("| ").split(" | ")) for row in table.splitlines()[2:]]
+    return [(row[0], row[1]) for row in rows]
+
+
+@pytest.mark.parametrize("heading", ["Of `vllm serve`:", "Of NxDI's `inference_demo`"])
+def test_the_tables_name_flags_that_exist(heading: str) -> None:
+    rows, known = table_rows(heading), flags_of_ours()
+    assert len(rows) > 15
+    for _, ours in rows:
+        assert set(re.findall(r"--\w+", ours)) <= known, ours
+        assert set(re.findall(r"`C: (\w+)`", ours)) <= KNOWN, ours
+
+
+def values_of(file: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / "configs" / f"{file}.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("file", PAIRS)
+def test_both_sides_of_a_distributed_pair_draft_as_many_tokens(file: str) -> None:
+    """The draft's default of 8 went to targets compiled for 6 and 4: two passes for each proposal."""
+    values = values_of(file)
+    assert values["draft"]["gamma"] == values["target"]["gamma"] == values["fused_target"]["gamma"] - 1
+    assert values["compile"]["gamma"] == values["fused_target"]["gamma"]
+
+
+def test_the_pages_load_fits_what_is_compiled() -> None:
+    for file, tokens in (
+        ("qwen3-32b_qwen3-0.6b_trn2", 128 + 512),
+        ("qwen3-32b_qwen3-1.7b_trn2", 64 + 600),
+        ("llama3.1-405b_trn2", 10000 + 1500),
+        ("llama3.1-405b-fp8_llama3.2-1b_trn2", 10000 + 1500),
+        ("llama3.1-8b_llama3.2-1b_trn1", 24 + 96),
+    ):
+        values = values_of(file)
+        width = values.get("fused_target", {}).get("gamma", 1)
+        assert tokens <= values["sequence_length"] - width, file
