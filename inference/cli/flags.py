@@ -12,6 +12,7 @@ from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
+    COMPILE_POLICIES,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
     DTYPES,
@@ -106,6 +107,8 @@ def add_neuron(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--neuron_cores", metavar="LIST", help=text)
     text = "folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache)"
     group.add_argument("--compiled_model_path", type=Path, metavar="DIR", help=text)
+    text = "what is not compiled yet: auto compiles it, never refuses, only compiles and ends (%(default)s)"
+    group.add_argument("--compile", choices=COMPILE_POLICIES, default=COMPILE_POLICIES[0], help=text)
 
 
 def _add_draft_cores(parser: argparse.ArgumentParser) -> None:

@@ -69,6 +69,7 @@ def neuron_options(
         args.compiled_model_path,
         args.neuron_cores,
         args.device_sampling,
+        args.compile,
     )
 
 
