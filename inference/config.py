@@ -90,6 +90,11 @@ class NeuronOptions:
     device_sampling: bool = False
     compile_policy: str = "auto"
 
+    @property
+    def loads_nothing(self) -> bool:
+        """Whether models are to be compiled alone."""
+        return self.compile_policy == "only"
+
     def __post_init__(self) -> None:
         _require(self.tp_degree >= 1, f"tp_degree {self.tp_degree} is below 1")
         check_gamma(self.gamma)

@@ -11,7 +11,7 @@ _NOTHING = (None, False, {}, [])
 
 def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     """A line for each value that differs, such as `neuron_config.tp_degree 8 there, 2 asked`; sorted by name."""
-    ours, theirs = dict(_flat(asked)), dict(_flat(there))
+    ours, theirs = dict(flat(asked)), dict(flat(there))
     names = sorted(ours.keys() | theirs.keys())
     return [
         f"{name} {_shown(theirs.get(name))} there, {_shown(ours.get(name))} asked"
@@ -20,10 +20,11 @@ def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]
     ]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings, under its dotted name."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -1,0 +1,29 @@
+"""Compiling what a role would load, instead of loading it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from inference.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+
+async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -> int:
+    """Compile what is not compiled yet; returns the exit code.
+
+    Args:
+        target: also a model alone.
+        draft: compiled into one graph with the target where the target's method is such; else for itself.
+
+    Raises:
+        ConfigError: a backend compiles nothing, or a model cannot be used.
+    """
+    from inference.backends.registry import compile_models
+
+    started = time.monotonic()
+    await asyncio.to_thread(compile_models, target, draft)
+    logger.info("everything is compiled, after %.0f s", time.monotonic() - started)
+    return 0
