@@ -137,9 +137,11 @@ class Mountpoint:
     def is_synced(self, descriptor: int) -> bool:
         return descriptor in self._synced
 
-    def show(self, upload: Path, place: Path, descriptor: int) -> None:
-        """A file was closed: it appears."""
+    def forget_sync(self, descriptor: int) -> None:
         self._synced.discard(descriptor)
+
+    def show(self, upload: Path, place: Path) -> None:
+        """A file was closed: it appears."""
         self._open_uploads.discard(place)
         self._rename(upload, place)
 
@@ -174,9 +176,9 @@ class Upload:
     truncate = seek
 
     def close(self) -> None:
-        descriptor = self.fileno()
+        self._mountpoint.forget_sync(self.fileno())  # the next file may have its number
         self._file.close()
         if self._mountpoint.is_dead:  # Killed is on its way out
             return
         self._mountpoint.step()
-        self._mountpoint.show(self._upload, self._place, descriptor)
+        self._mountpoint.show(self._upload, self._place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_NOTHING = (None, False, {}, [])
+_NOTHING: tuple[Any, ...] = (None, False, {}, [])
 """What a setting is where it is not named: versions of NxDI name more or fewer of them."""
 
 

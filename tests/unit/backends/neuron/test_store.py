@@ -71,8 +71,8 @@ def test_what_one_publishes_all_find(anywhere: Path) -> None:
 
 
 def test_on_mountpoint_nothing_was_ever_found_again(mounted: Mountpoint) -> None:
-    """The finished folder was to be renamed, which Mountpoint cannot: it kept its passing name, the compiler's files lay
-    beside it for ever, and every start compiled for hours.
+    """The finished folder was to be renamed, which Mountpoint cannot: it kept its passing name, the compiler's files
+    lay beside it for ever, and every start compiled for hours.
     """
     find_or_compile(mounted.root, WANTED, compile_into)
     assert [entry.name for entry in mounted.root.iterdir()] == [WANTED.key]
@@ -134,9 +134,7 @@ def test_a_read_only_store_is_read_and_refused_before_hours_of_compiling(
     folder = find_or_compile(root, WANTED, compile_into)
     Mountpoint(root, is_read_only=True).mount(monkeypatch)
     assert find_or_compile(root, WANTED, never) == folder
-    with pytest.raises(
-        ConfigError, match=r"cannot be written to .*store, which has none of key .*Read-only file system"
-    ):
+    with pytest.raises(ConfigError, match=r"written to .*store, which has none of key .*Read-only file system"):
         find_or_compile(root, Wanted({"method": "another"}, ()), never)
 
 
@@ -150,7 +148,7 @@ def test_never_compiles_nothing_and_says_what_differs(root: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         find_or_compile(root, other, never, policy="never")
     (folder,) = (root / WANTED.key).iterdir()
-    with pytest.raises(ConfigError, match="not for these settings: neuron_config.batch_size 2 there, 4 asked"):
+    with pytest.raises(ConfigError, match=r"not for these settings: neuron_config.batch_size 2 there, 4 asked"):
         find_or_compile(folder, other, never)
 
 
@@ -289,6 +287,6 @@ def test_the_double_keeps_mountpoints_rules(mounted: Mountpoint) -> None:
         lambda: other.touch(),
     ]
     for attempt in refused:
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match=str(mounted.root)):
             attempt()
     assert json.dumps(sorted(entry.name for entry in mounted.root.iterdir())) == '["file", "folder"]'
