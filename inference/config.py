@@ -75,8 +75,7 @@ class NeuronOptions:
         method: one of SPECULATION_METHODS.
         overrides: further parameters of NxDI's NeuronConfig, by name.
         artifacts: folder of compiled models; None is a folder in the user's cache.
-        compile_policy: one of COMPILE_POLICIES: "auto" compiles what is not there, "never" refuses then, "only" loads
-            nothing.
+        compile_policy: one of COMPILE_POLICIES: "never" refuses what is not there, where others compile it.
         cores: NeuronCores of this process, such as 0-3,8; None is what NEURON_RT_VISIBLE_CORES says.
         device_sampling: the device chooses tokens where the host could: less traffic, and less that a request may ask.
     """
@@ -89,11 +88,6 @@ class NeuronOptions:
     cores: str | None = None
     device_sampling: bool = False
     compile_policy: str = "auto"
-
-    @property
-    def loads_nothing(self) -> bool:
-        """Whether models are to be compiled alone."""
-        return self.compile_policy == "only"
 
     def __post_init__(self) -> None:
         _require(self.tp_degree >= 1, f"tp_degree {self.tp_degree} is below 1")

@@ -80,16 +80,7 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def artifact_report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
-    """What there is to say of compiled models, and whether it is good news, line by line.
-
-    Args:
-        action: ls, verify or clean.
-        root: folder of compiled models; None takes the backend's own.
-        older_than_h: clean deletes nothing that was begun later than so many hours ago.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """See `inference.backends.neuron.upkeep.report`."""
     module, function = UPKEEP
     lines: Iterator[tuple[str, bool]] = getattr(import_module(module), function)(action, root, older_than_h)
     return lines

@@ -7,6 +7,7 @@ import logging
 import time
 
 from inference.config import ModelConfig
+from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +20,10 @@ async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -
         draft: compiled into one graph with the target where the target's method is such; else for itself.
 
     Raises:
-        ConfigError: a backend compiles nothing, or a model cannot be used.
+        ConfigError: there is no model, a backend compiles nothing, or a model cannot be used.
     """
+    if target is None and draft is None:
+        raise ConfigError("nothing to compile: name --target_model, --draft_model or both")
     from inference.backends.registry import compile_models
 
     started = time.monotonic()

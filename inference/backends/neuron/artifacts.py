@@ -125,7 +125,7 @@ def compiled_for(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _nearest(root: Path, wanted: Wanted) -> str:
     """What a person has to know of the store: the model in it that differs least, and in what."""
-    all_of_it = [(each.key, each.manifest) for each in store.publications(root) if each.manifest is not None]
+    all_of_it = ((each.key, each.manifest) for each in store.publications(root) if each.manifest is not None)
     found = {key: differences(compiled_for(manifest), wanted.conditions) for key, manifest in all_of_it}
     if not found:
         return ": there is no compiled model at all"

@@ -70,10 +70,9 @@ class Publication:
 def read_publication(folder: Path) -> Publication:
     """What lies in a folder; a manifest that was cut short counts as none."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
+        return Publication(folder, dict(json.loads((folder / MANIFEST).read_text())))
+    except (OSError, TypeError, ValueError):
         return Publication(folder, None)
-    return Publication(folder, manifest if isinstance(manifest, dict) else None)
 
 
 def publications(root: Path) -> list[Publication]:

@@ -79,10 +79,9 @@ def _nobody_loads(found: list[Publication]) -> Iterator[Publication]:
 
 def _started(publication: Publication) -> dict[str, Any]:
     try:
-        started = json.loads((publication.folder / STARTED).read_text())
-    except (OSError, ValueError):
+        return dict(json.loads((publication.folder / STARTED).read_text()))
+    except (OSError, TypeError, ValueError):  # lost, or cut short
         return {}
-    return started if isinstance(started, dict) else {}
 
 
 def _begun(publication: Publication) -> str:

@@ -25,7 +25,7 @@ def flags_of(default: Path, what: str) -> Callable[[argparse.ArgumentParser], No
 async def run(args: argparse.Namespace) -> int:
     neuron = settings.neuron_options(args)
     model = settings.model_config(args, args.model, num_threads=usable_cores(), neuron=neuron)
-    if neuron.loads_nothing:
+    if args.compile == "only":
         return await compile_ahead(model, None)
     job = settings.prompt_job(args, trace=args.trace)
 

@@ -8,7 +8,6 @@ from inference.cli import flags, settings
 from inference.cli.compiling import compile_ahead
 from inference.cli.roles.role import Role
 from inference.config import usable_cores
-from inference.errors import ConfigError
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +18,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 async def run(args: argparse.Namespace) -> int:
     """Compile one model, or both: into one graph if the method is a fused one, else each for itself."""
     target, draft = args.target_model, args.draft_model
-    if target is None and draft is None:
-        raise ConfigError("nothing to compile: name --target_model, --draft_model or both")
     method = settings.method_of_pair(args, has_draft=target is not None and draft is not None)
     ours = settings.neuron_options(args, gamma=args.gamma, method=method)
     drafts = settings.neuron_options(args, method=method, tp_degree=args.draft_tp_degree)

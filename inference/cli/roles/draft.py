@@ -30,7 +30,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 async def run(args: argparse.Namespace) -> int:
     proposer = _proposer_config(args)
-    if proposer.model is not None and proposer.model.neuron.loads_nothing:
+    if args.compile == "only":
         return await compile_ahead(None, proposer.model)
     if args.attach is not None:
         return await _attach(args, proposer)

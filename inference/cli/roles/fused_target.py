@@ -25,7 +25,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 async def run(args: argparse.Namespace) -> int:
     config, defaults = _fused_config(args), settings.request_defaults(args, args.target_model)
-    if config.target.neuron.loads_nothing:
+    if args.compile == "only":
         return await compile_ahead(config.target, config.draft.model)
     server = replace(settings.server_config(args, args.port), defaults=defaults)
     observe = settings.observe_server(args)

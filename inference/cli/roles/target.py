@@ -33,7 +33,7 @@ async def run(args: argparse.Namespace) -> int:
     num_threads = max(1, usable_cores() - 1) if server.on_loopback else usable_cores()
     neuron = settings.neuron_options(args, gamma=args.gamma)
     model = settings.model_config(args, args.model, num_threads=num_threads, neuron=neuron)
-    if neuron.loads_nothing:
+    if args.compile == "only":
         return await compile_ahead(model, None)
     observe = settings.observe_server(args)
 
