@@ -13,11 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -> int:
-    """Compile what is not compiled yet; returns the exit code.
-
-    Args:
-        target: also a model alone.
-        draft: compiled into one graph with the target where the target's method is such; else for itself.
+    """Compile what is not compiled yet, a pair or a model alone; returns the exit code.
 
     Raises:
         ConfigError: there is no model, a backend compiles nothing, or a model cannot be used.

@@ -53,7 +53,7 @@ class Publication:
         return self.manifest is not None and not any(self._faults(reads=False))
 
     def faults(self) -> list[str]:
-        """What is wrong with it, a line each; reads everything."""
+        """What is wrong with it, in words; reads everything."""
         return ["not finished"] if self.manifest is None else list(self._faults(reads=True))
 
     def _faults(self, *, reads: bool) -> Iterator[str]:

@@ -89,6 +89,9 @@ def test_never_says_what_differs(models: ModelDirectories, artifacts: Path, caps
 def test_other_backends_compile_nothing(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify_target", "--model", models.target, *PROMPT, "--compile", "only") == 2
     assert "backend auto takes neither" in capsys.readouterr().err
+    lookup = ("--draft_model", "ngram", "--tokenizer", models.target, "--backend", "neuron", *PROMPT)
+    assert run("draft", *lookup, "--compile", "only") == 2
+    assert "nothing to compile" in capsys.readouterr().err
 
 
 def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
