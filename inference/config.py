@@ -23,6 +23,7 @@ BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """int8: linear layers only, in backend onnx."""
 
+COMPILE_POLICIES = ("auto", "never", "only")
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
 
@@ -74,6 +75,7 @@ class NeuronOptions:
         method: one of SPECULATION_METHODS.
         overrides: further parameters of NxDI's NeuronConfig, by name.
         artifacts: folder of compiled models; None is a folder in the user's cache.
+        compile_policy: one of COMPILE_POLICIES: "never" refuses what is not there, where others compile it.
         cores: NeuronCores of this process, such as 0-3,8; None is what NEURON_RT_VISIBLE_CORES says.
         device_sampling: the device chooses tokens where the host could: less traffic, and less that a request may ask.
     """
@@ -85,12 +87,15 @@ class NeuronOptions:
     artifacts: Path | None = None
     cores: str | None = None
     device_sampling: bool = False
+    compile_policy: str = "auto"
 
     def __post_init__(self) -> None:
         _require(self.tp_degree >= 1, f"tp_degree {self.tp_degree} is below 1")
         check_gamma(self.gamma)
         methods = ", ".join(SPECULATION_METHODS)
         _require(self.method in SPECULATION_METHODS, f"speculation_method {self.method} is none of {methods}")
+        policies = ", ".join(COMPILE_POLICIES)
+        _require(self.compile_policy in COMPILE_POLICIES, f"compile {self.compile_policy} is none of {policies}")
 
 
 @dataclass(frozen=True, slots=True)

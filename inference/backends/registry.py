@@ -6,6 +6,7 @@ Imports a backend only when it is asked for: listing names needs no torch.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -26,6 +27,8 @@ LOADERS = {
 DECODER_LOADERS = {"neuron": ("inference.backends.neuron.fused", "load_fused_decoder")}
 # name -> module and the function that compiles ahead of time, (target or None, draft or None) -> None
 COMPILERS = {"neuron": ("inference.backends.neuron.compiling", "compile_models")}
+# module and the function that looks after compiled models, (action, folder or None, hours) -> lines, and which are good
+UPKEEP = ("inference.backends.neuron.upkeep", "report")
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 """Backends that never copy a slot: their drafts have no branches, and need no slots for them."""
 AUTO = "auto"
@@ -74,6 +77,13 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
     (config,) = [config for config in (target, draft) if config is not None][:1]
     module, function = COMPILERS[config.backend]
     getattr(import_module(module), function)(target, draft)
+
+
+def artifact_report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
+    """See `inference.backends.neuron.upkeep.report`."""
+    module, function = UPKEEP
+    lines: Iterator[tuple[str, bool]] = getattr(import_module(module), function)(action, root, older_than_h)
+    return lines
 
 
 def _load_fastest(config: ModelConfig) -> Backend:

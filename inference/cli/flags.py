@@ -12,6 +12,7 @@ from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
+    COMPILE_POLICIES,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
     DTYPES,
@@ -104,6 +105,12 @@ def add_neuron(parser: argparse.ArgumentParser) -> None:
     )
     text = "NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all)"
     group.add_argument("--neuron_cores", metavar="LIST", help=text)
+    add_compiled_model_path(group)
+    text = "what is not compiled yet: auto compiles it, never refuses, only compiles and ends (%(default)s)"
+    group.add_argument("--compile", choices=COMPILE_POLICIES, default=COMPILE_POLICIES[0], help=text)
+
+
+def add_compiled_model_path(group: argparse._ArgumentGroup) -> None:
     text = "folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache)"
     group.add_argument("--compiled_model_path", type=Path, metavar="DIR", help=text)
 

@@ -12,6 +12,7 @@ from inference.cli import flags
 from inference.cli.prompts.job import PromptJob
 from inference.cli.prompts.source import read_prompts
 from inference.config import (
+    COMPILE_POLICIES,
     ConnectionConfig,
     DraftConfig,
     HttpConfig,
@@ -58,8 +59,8 @@ def neuron_options(
     if "neuron" not in args.backend:
         if tp_degree > 1:
             logger.warning("tp_degree %d has no effect: backend %s does not shard a model", tp_degree, args.backend)
-        if method != "vanilla" or args.neuron_config or args.device_sampling:
-            neither = "--speculation_method, --neuron_config nor --device_sampling"
+        if method != "vanilla" or args.neuron_config or args.device_sampling or args.compile != COMPILE_POLICIES[0]:
+            neither = "--speculation_method, --neuron_config, --device_sampling nor --compile"
             raise ConfigError(f"backend {args.backend} takes neither {neither}")
     return NeuronOptions(
         tp_degree,
@@ -69,6 +70,7 @@ def neuron_options(
         args.compiled_model_path,
         args.neuron_cores,
         args.device_sampling,
+        args.compile,
     )
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -24,8 +24,10 @@ from inference.comparison.run.load import require_locust
 from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.proxy import precise_event_loop
-from inference.comparison.run.topologies import deployment
+from inference.comparison.run.topologies import compile_models, deployment
 from inference.errors import ConfigError, SpecDecError
+
+T = TypeVar("T")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -42,6 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
     try:
         config = parse_config(arguments)
+        if config.backend.compile_policy == "only":
+            _run(compile_models(config))
+            return 0
         if config.workload.max_concurrency > 1:
             require_locust()
         prepare_directory(config.output)
@@ -68,12 +73,12 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
-def _run(comparison: Coroutine[Any, Any, Findings]) -> Findings:
+def _run(comparison: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=precise_event_loop) as runner:
         return runner.run(_until_signal(comparison))
 
 
-async def _until_signal(comparison: Coroutine[Any, Any, Findings]) -> Findings:
+async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
     """Cancel the comparison on the first signal; its servers are stopped on the way out."""
     task = asyncio.create_task(comparison)
     received: list[signal.Signals] = []

@@ -55,6 +55,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+async def finished_process(name: str, role: str, *flags: str) -> None:
+    """Run `main.py --role ROLE FLAGS` until it ends.
+
+    Raises:
+        UnavailableError: it ended with an error; the message has the end of its log.
+    """
+    with tempfile.NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
+        process = await _started(role, *flags, log=log.fileno())
+        try:
+            if code := await process.wait():
+                tail = ServerProcess(name, "", process, Path(log.name)).log_tail()
+                raise UnavailableError(f"{name} ended with code {code}:\n{tail}")
+        finally:
+            await _stop(process)
+
+
 @asynccontextmanager
 async def server_process(
     name: str,
@@ -78,17 +94,7 @@ async def server_process(
         UnavailableError: it ended, or was not SERVING in time; the message has the end of its log.
     """
     with _opened(name, log_file) as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(ROOT / "main.py"),
-            "--role",
-            role,
-            *flags,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log.fileno(),
-            stderr=asyncio.subprocess.STDOUT,
-            env=_environment(),
-        )
+        process = await _started(role, *flags, log=log.fileno())
         try:
             if cores:
                 os.sched_setaffinity(process.pid, cores)
@@ -103,6 +109,20 @@ def _opened(name: str, log_file: Path | None) -> IO[bytes]:
     if log_file is not None:
         return log_file.open("wb")
     return tempfile.NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log")
+
+
+async def _started(role: str, *flags: str, log: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "main.py"),
+        "--role",
+        role,
+        *flags,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=log,
+        stderr=asyncio.subprocess.STDOUT,
+        env=_environment(),
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -57,6 +57,7 @@ def environment(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     variables = {
         "PYTHONPATH": nxdi.python_path(folder / "packages"),
         "NEURON_COMPILED_ARTIFACTS": str(artifacts),
+        "XDG_CACHE_HOME": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",
     }
     with pytest.MonkeyPatch.context() as patch:
@@ -141,7 +142,7 @@ def test_what_was_compiled_ahead_is_found(started: Servers, environment: Path) -
     assert "hit in" in draft
     assert "2 slots of 80 tokens" in draft
     assert "miss in" in started["target"].log.read_text(), "another configuration"
-    folders = [folder for folder in environment.iterdir() if (folder / "specdec.json").is_file()]
+    folders = list(environment.glob("*/*/specdec.json"))
     assert len(folders) == 4, "target, draft, two pairs"
 
 
@@ -240,20 +241,12 @@ async def test_sigterm_lets_what_runs_end(started: Servers) -> None:
     assert await asyncio.wait_for(server.process.wait(), 20) == 0
 
 
-async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
-    """Target alone and fused graph on Neuron, and the mixed case: a draft on the CPU, whose target is on Neuron.
+def num_compiled(store: Path) -> int:
+    return len(list(store.glob("*/*/specdec.json")))
 
-    They sample: until the host chose the fused graph's tokens, it could be compared greedily alone.
-    """
-    assert started
-    (tmp_path / "kind.txt").write_text("1 2 3 and\n")
-    flags = [
-        *("--target-model", str(models.target), "--draft-models", str(models.related), "--backend", "neuron"),
-        *("--draft_backend", "torch", "--topologies", "target,fused,distributed"),
-        *("--dtype", "float32", "--sequence_length", "80", "--gamma", str(GAMMA), "--rtt-ms", "0", "--num-runs", "1"),
-        *("--temperature", "0.8"),
-        *("--prompt-file", str(tmp_path / "kind.txt"), "--max-new-tokens", "8", "--output", str(tmp_path / "report")),
-    ]
+
+async def compare(*flags: str) -> str:
+    """What compare_architectures.py prints."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(ROOT / "compare_architectures.py"),
@@ -264,6 +257,28 @@ async def test_the_comparison(models: ModelDirectories, environment: Path, start
     )
     stdout, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
-    results = json.loads(stdout.decode().splitlines()[-1])
+    return stdout.decode()
+
+
+async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
+    """Target alone and fused graph on Neuron, and the mixed case: a draft on the CPU, whose target is on Neuron.
+
+    They sample: until the host chose the fused graph's tokens, it could be compared greedily alone. What
+    `--compile only` made is all that the servers load.
+    """
+    assert started
+    (tmp_path / "kind.txt").write_text("1 2 3 and\n")
+    flags = [
+        *("--target-model", str(models.target), "--draft-models", str(models.related), "--backend", "neuron"),
+        *("--draft_backend", "torch", "--topologies", "target,fused,distributed"),
+        *("--dtype", "float32", "--sequence_length", "80", "--gamma", str(GAMMA), "--rtt-ms", "0", "--num-runs", "1"),
+        *("--temperature", "0.8"),
+        *("--prompt-file", str(tmp_path / "kind.txt"), "--max-new-tokens", "8", "--output", str(tmp_path / "report")),
+    ]
+    compiled = num_compiled(environment)
+    assert await compare(*flags, "--compile", "only") == ""
+    assert num_compiled(environment) > compiled
+    stdout = await compare(*flags, "--compile", "never")
+    results = json.loads(stdout.splitlines()[-1])
     assert results["same_tokens"] is True
     assert {cell["topology"] for cell in results["cells"]} == {"target", "fused", "distributed"}

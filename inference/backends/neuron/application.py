@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from inference.backends.architectures import architecture_name
-from inference.backends.neuron.artifacts import artifact_key, artifacts_root, find_or_compile
+from inference.backends.neuron.artifacts import Wanted, artifacts_root, find_or_compile
 from inference.backends.neuron.environment import (
     compiler_environment,
     load_module,
@@ -24,6 +24,7 @@ from inference.backends.neuron.environment import (
     take_cores,
     version_of,
 )
+from inference.backends.neuron.foreign import check_fits, is_compiled_model
 from inference.backends.neuron.fused_graph import corrected
 from inference.backends.neuron.parameters import check_names, parameter_names
 from inference.config import ModelConfig
@@ -40,6 +41,10 @@ QUANTIZATION_TYPES = ("per_tensor_symmetric", "per_channel_symmetric", "blockwis
 # What is fp8 also where the weights are not.
 EIGHT_BITS = ("kv_cache_quant", "kv_quant_config", "quantized_mlp_kernel_enabled", "activation_quantization_type")
 VERSIONS = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx", "neuronx-cc")
+FOREIGN_REMEDY = (
+    "name a folder for compiled models instead, or ask for what NxDI has itself (fused or a target alone with "
+    "--device_sampling, eagle, medusa, --gamma 0)"
+)
 FORMAT = 2
 """Of this project's own part in a graph. Raise it with every change to what is compiled from equal settings."""
 
@@ -54,7 +59,8 @@ class Compilation:
         config: NxDI's InferenceConfig.
         description: all that the compilation depends on, but for the checkpoints.
         checkpoints: all of them.
-        root: folder of compiled models.
+        root: folder of compiled models, or of one that another program compiled.
+        policy: one of COMPILE_POLICIES.
         on_cpu: NxDI's CPU mode, which compiles nothing.
         cores: NeuronCores of this process; None is what the environment says.
     """
@@ -65,6 +71,7 @@ class Compilation:
     description: Mapping[str, Any]
     checkpoints: tuple[Path, ...]
     root: Path
+    policy: str
     on_cpu: bool
     cores: str | None
 
@@ -74,11 +81,28 @@ class Compilation:
         arguments: Mapping[str, Any] = self.description["neuron_config"]
         return arguments
 
+    @property
+    def _has_own_graph(self) -> bool:
+        """Whether NxDI alone would compile another set of graphs, or other results of one."""
+        host_chooses = self.arguments.get("enable_fused_speculation") and self.arguments.get("output_logits")
+        verifies = self.description["method"] == "vanilla" and self.arguments["speculation_length"] > 0
+        return bool(host_chooses or verifies)
+
     def compiled(self) -> Path:
-        """The folder of the compiled model; compiles if there is none."""
-        key = artifact_key(self.description, self.checkpoints)
-        manifest = {**self.description, "checkpoints": [str(path) for path in self.checkpoints]}
-        return find_or_compile(self.root, key, manifest, self._compile)
+        """The folder of the compiled model; compiles if there is none and the policy lets it.
+
+        Raises:
+            ConfigError: there is none and it may not, or cannot, be compiled; or `root` is a model for other settings.
+        """
+        if is_compiled_model(self.root):
+            if self._has_own_graph:
+                raise ConfigError(
+                    f"{self.root} was compiled by another program: it lacks a graph that {self.description['method']} "
+                    f"needs and this project alone makes: {FOREIGN_REMEDY}"
+                )
+            check_fits(self.root, self.config)
+            return self.root
+        return find_or_compile(self.root, Wanted(self.description, self.checkpoints), self._compile, policy=self.policy)
 
     def _compile(self, folder: Path) -> None:
         try:
@@ -168,6 +192,7 @@ def _compilation(
         },
         tuple(path for path in paths if path is not None),
         artifacts_root(config.neuron.artifacts),
+        config.neuron.compile_policy,
         bool(arguments.get("on_cpu")),
         config.neuron.cores,
     )

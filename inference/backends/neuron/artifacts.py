@@ -1,7 +1,7 @@
-"""Where compiled models lie: one folder per configuration and checkpoint, found again by a key of both.
+"""A compiled model for a configuration and its checkpoints: found in the store by a key of both, or compiled into it.
 
 NxDI has no such key, and would load artifacts of another model or width without a word. Artifacts hold the weights too
-(`save_sharded_checkpoint`), so the key covers the checkpoint's files.
+(`save_sharded_checkpoint`), so the key covers the checkpoint's content.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import hashlib
 import json
 import logging
 import os
-import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from inference.backends.neuron import store
+from inference.backends.neuron.differences import differences
+from inference.backends.neuron.digests import identity_of, user_cache
+from inference.backends.neuron.workshop import workshop
+from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT = "NEURON_COMPILED_ARTIFACTS"
-WORK_DIR = "BASE_COMPILE_WORK_DIR"
-MANIFEST = "specdec.json"
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 KEY_DIGITS = 20
-PROGRESS_S = 30.0
-"""Between two lines of progress while the compiler, which may take an hour, says nothing."""
+_OF_NO_CONSEQUENCE = ("key", "files", "checkpoints")
+"""In a manifest, but for what it was compiled for: names of places."""
 
 
 def artifacts_root(asked: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
@@ -35,107 +36,98 @@ def artifacts_root(asked: Path | None, environment: Mapping[str, str] = os.envir
         return asked
     if environment.get(ENVIRONMENT):
         return Path(environment[ENVIRONMENT])
-    cache = environment.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "specdec" / "neuron"
+    return user_cache(environment) / "neuron"
 
 
-def artifact_key(description: Mapping[str, Any], checkpoints: Sequence[Path]) -> str:
-    """A name for what a compilation depends on.
+@dataclass(frozen=True)
+class Wanted:
+    """What a compiled model must have been made from.
+
+    Attributes:
+        description: all settings; what JSON cannot hold counts by its text.
+        checkpoints: model directories or weight files, which count by their content.
+    """
+
+    description: Mapping[str, Any]
+    checkpoints: tuple[Path, ...]
+
+    @cached_property
+    def conditions(self) -> dict[str, Any]:
+        """All that a compilation depends on, as JSON has it: no path, no time."""
+        settings = {**self.description, "contents": [identity_of(path) for path in self.checkpoints]}
+        if "neuron_config" in settings:  # a quantized checkpoint is one of `checkpoints`
+            settings["neuron_config"] = dict(settings["neuron_config"])
+            settings["neuron_config"].pop("quantized_checkpoints_path", None)
+        conditions: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+        return conditions
+
+    @cached_property
+    def key(self) -> str:
+        """A name for the conditions."""
+        text = json.dumps(self.conditions, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What a store keeps of it."""
+        return {**self.conditions, "key": self.key, "checkpoints": [str(path) for path in self.checkpoints]}
+
+
+def find_or_compile(root: Path, wanted: Wanted, compile_into: Callable[[Path], None], *, policy: str = "auto") -> Path:
+    """The folder of a compiled model.
 
     Args:
-        description: all settings; what JSON cannot hold counts by its text.
-        checkpoints: model directories or weight files; counted by the content of config.json and by name, size and time
-            of every weight file.
+        root: a store, or one compiled model of a store.
+        compile_into: compiles into a local folder, which is published in the store if it returns.
+        policy: one of COMPILE_POLICIES; all but "never" compile a model that the store does not have.
+
+    Raises:
+        ConfigError: the store does not have it and the policy is "never", or it takes no files; the one model named is
+            for other settings.
     """
-    identity = {"description": description, "checkpoints": [_identity(path) for path in checkpoints]}
-    text = json.dumps(identity, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
-
-
-def _identity(path: Path) -> dict[str, Any]:
-    files = [path] if path.is_file() else [file for kind in WEIGHTS for file in sorted(path.glob(kind))]
-    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    config = path / "config.json"
-    digest = hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else ""
-    return {"config": digest, "weights": stats}
-
-
-def find_or_compile(root: Path, key: str, manifest: Mapping[str, Any], compile_into: Callable[[Path], None]) -> Path:
-    """The folder of a compiled model; compiles if there is none.
-
-    The folder appears under its name only when it is complete, so a compile that was killed leaves no half of one, and
-    two that run at once do not meet.
-    """
-    folder = root / key
-    if (folder / MANIFEST).is_file():
+    key, alone = wanted.key, store.read_publication(root)
+    if alone.manifest is not None:
+        return _checked(alone, alone.manifest, wanted)
+    if (folder := store.find(root, key)) is not None:
         logger.info("compiled model %s: hit in %s", key, root)
         return folder
+    if policy == "never":
+        raise ConfigError(f"compiled model {key} is not in {root} (--compile never){_nearest(root, wanted)}")
     logger.info("compiled model %s: miss in %s, compiling", key, root)
-    partial = root / f"{key}.partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    with _work_dir(root / f"{key}.work-{os.getpid()}"), _progress(key):
-        compile_into(partial)
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True, default=str) + "\n")
-    _publish(partial, folder)
-    return folder
-
-
-def _publish(partial: Path, folder: Path) -> None:
-    """Give a finished folder its name; another process may have been faster with the same content.
-
-    Where folders cannot be renamed, as on a mounted object store, it is copied file by file: the manifest comes last,
-    and without it nobody reads a folder.
-    """
+    folder = store.begin(root, key)
     try:
-        partial.rename(folder)
-    except OSError:
-        if not (folder / MANIFEST).is_file():
-            _copy_into(folder, partial)
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _copy_into(folder: Path, finished: Path) -> None:
-    files = [file for file in sorted(finished.rglob("*")) if file.is_file() and file.name != MANIFEST]
-    for file in [*files, finished / MANIFEST]:
-        copy = folder / file.relative_to(finished)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copy)
-
-
-@contextmanager
-def _work_dir(folder: Path) -> Iterator[None]:
-    """The compiler's own folder: two compilers in one would overwrite each other. Kept if it fails, for its logs."""
-    before = os.environ.get(WORK_DIR)
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ[WORK_DIR] = f"{folder}/"
-    try:
-        yield
+        with workshop(key) as made:
+            compile_into(made)
+            faster = store.find(root, key)
+            if faster is None:
+                store.publish(made, folder, wanted.manifest)
     except BaseException:
-        logger.error("the compiler's files are kept in %s", folder)
+        store.discard(folder)
         raise
-    finally:
-        if before is None:
-            del os.environ[WORK_DIR]
-        else:
-            os.environ[WORK_DIR] = before
-    shutil.rmtree(folder, ignore_errors=True)
+    if faster is not None:
+        logger.info("compiled model %s: another process was faster", key)
+        store.discard(folder)
+    return store.find(root, key) or folder
 
 
-@contextmanager
-def _progress(key: str) -> Iterator[None]:
-    """A line now and then, from a thread of its own: the compiler holds this one."""
-    started, done = time.monotonic(), threading.Event()
+def _checked(alone: store.Publication, manifest: Mapping[str, Any], wanted: Wanted) -> Path:
+    """The folder of a compiled model that was named itself."""
+    found = [*differences(compiled_for(manifest), wanted.conditions), *([] if alone.is_whole() else ["files are lost"])]
+    if found:
+        raise ConfigError(f"{alone.folder} is a compiled model, but not for these settings: {'; '.join(found)}")
+    return alone.folder
 
-    def report() -> None:
-        while not done.wait(PROGRESS_S):
-            logger.info("compiled model %s: compiling for %.0f s", key, time.monotonic() - started)
 
-    reporter = threading.Thread(target=report, name="compile-progress", daemon=True)
-    reporter.start()
-    try:
-        yield
-    finally:
-        done.set()
-        reporter.join()
-    logger.info("compiled model %s: compiled in %.0f s", key, time.monotonic() - started)
+def compiled_for(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions in a manifest: all that its model was compiled for."""
+    return {name: value for name, value in manifest.items() if name not in _OF_NO_CONSEQUENCE}
+
+
+def _nearest(root: Path, wanted: Wanted) -> str:
+    """What a person has to know of the store: the model in it that differs least, and in what."""
+    all_of_it = ((each.key, each.manifest) for each in store.publications(root) if each.manifest is not None)
+    found = {key: differences(compiled_for(manifest), wanted.conditions) for key, manifest in all_of_it}
+    if not found:
+        return ": there is no compiled model at all"
+    key = min(found, key=lambda each: len(found[each]))
+    return f"; the nearest, {key}, differs: {'; '.join(found[key]) or 'its files are damaged'}"

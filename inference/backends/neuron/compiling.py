@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from inference.backends.neuron.device_target import compile_target_decoder
-from inference.backends.neuron.fused import compile_fused_decoder
-from inference.backends.neuron.medusa import compile_medusa_decoder
-from inference.backends.neuron.slots import compile_neuron_backend
+from collections.abc import Iterator
+
+from inference.backends.neuron.application import Compilation
+from inference.backends.neuron.device_target import prepare_target
+from inference.backends.neuron.fused import prepare_fused
+from inference.backends.neuron.medusa import prepare_medusa
+from inference.backends.neuron.slots import prepare_slots
 from inference.config import ModelConfig
 
 
@@ -15,15 +18,16 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
     Raises:
         ConfigError: NxDI is not here, or a model or the settings cannot be used.
     """
+    for compilation in _prepared(target, draft):
+        compilation.compiled()
+
+
+def _prepared(target: ModelConfig | None, draft: ModelConfig | None) -> Iterator[Compilation]:
     if target is not None and target.neuron.method == "medusa":
-        compile_medusa_decoder(target)
-        return
-    if target is not None and draft is not None and target.neuron.method != "vanilla":
-        compile_fused_decoder(target, draft)
-        return
-    if target is not None and draft is None and target.neuron.device_sampling:
-        compile_target_decoder(target)
-        return
-    for config in (target, draft):
-        if config is not None:
-            compile_neuron_backend(config)
+        yield prepare_medusa(target)[0]
+    elif target is not None and draft is not None and target.neuron.method != "vanilla":
+        yield prepare_fused(target, draft)[0]
+    elif target is not None and draft is None and target.neuron.device_sampling:
+        yield prepare_target(target)[0]
+    else:
+        yield from (prepare_slots(config)[0] for config in (target, draft) if config is not None)

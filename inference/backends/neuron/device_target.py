@@ -50,12 +50,6 @@ def load_target_decoder(target: ModelConfig, draft: ModelConfig | None) -> Targe
     return TargetDecoder(compilation.load(), shape, method="target with --device_sampling", max_top_k=max_top_k)
 
 
-def compile_target_decoder(target: ModelConfig) -> None:
-    """Compile ahead of time what `load_target_decoder` would load."""
-    compilation, _ = prepare_target(target)
-    compilation.compiled()
-
-
 def prepare_target(target: ModelConfig) -> tuple[Compilation, SlotShape]:
     """Check everything, build NxDI's configuration, and say what the compiled model will be."""
     model_config, length = checked_config(target)

@@ -142,12 +142,6 @@ def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: D
     )
 
 
-def compile_fused_decoder(target: ModelConfig, draft: ModelConfig) -> None:
-    """Compile ahead of time what `load_fused_decoder` would load."""
-    compilation, _ = prepare_fused(target, draft)
-    compilation.compiled()
-
-
 def prepare_fused(target: ModelConfig, draft: ModelConfig) -> tuple[Compilation, SlotShape]:
     """Check everything, build NxDI's configuration, and say what the compiled pair will be."""
     check_logical_cores(target.neuron.overrides)

@@ -84,12 +84,6 @@ def load_medusa_decoder(target: ModelConfig) -> MedusaDecoder:
     return MedusaDecoder(compilation.load(), shape, choices=choices, num_heads=overrides["num_medusa_heads"])
 
 
-def compile_medusa_decoder(target: ModelConfig) -> None:
-    """Compile ahead of time what `load_medusa_decoder` would load."""
-    compilation, _ = prepare_medusa(target)
-    compilation.compiled()
-
-
 def prepare_medusa(target: ModelConfig) -> tuple[Compilation, SlotShape]:
     """Check everything, build NxDI's configuration, and say what the compiled model will be."""
     model_config, length = checked_config(target)

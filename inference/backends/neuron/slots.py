@@ -134,12 +134,6 @@ def load_neuron_backend(config: ModelConfig) -> NeuronBackend:
     return NeuronBackend(compilation.load(), shape)
 
 
-def compile_neuron_backend(config: ModelConfig) -> None:
-    """Compile ahead of time what `load_neuron_backend` would load."""
-    compilation, _ = prepare_slots(config)
-    compilation.compiled()
-
-
 def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:
     """Check everything, build NxDI's configuration, and say what the compiled model will be."""
     options = config.neuron

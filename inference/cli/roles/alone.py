@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inference.cli import flags, settings
+from inference.cli.compiling import compile_ahead
 from inference.cli.roles.role import Role
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, usable_cores
 
@@ -24,6 +25,8 @@ def flags_of(default: Path, what: str) -> Callable[[argparse.ArgumentParser], No
 async def run(args: argparse.Namespace) -> int:
     neuron = settings.neuron_options(args)
     model = settings.model_config(args, args.model, num_threads=usable_cores(), neuron=neuron)
+    if args.compile == "only":
+        return await compile_ahead(model, None)
     job = settings.prompt_job(args, trace=args.trace)
 
     from inference.cli.prompts.topologies import run_alone

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
-import time
 
 from inference.cli import flags, settings
+from inference.cli.compiling import compile_ahead
 from inference.cli.roles.role import Role
 from inference.config import usable_cores
-from inference.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -23,22 +18,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 async def run(args: argparse.Namespace) -> int:
     """Compile one model, or both: into one graph if the method is a fused one, else each for itself."""
     target, draft = args.target_model, args.draft_model
-    if target is None and draft is None:
-        raise ConfigError("nothing to compile: name --target_model, --draft_model or both")
     method = settings.method_of_pair(args, has_draft=target is not None and draft is not None)
     ours = settings.neuron_options(args, gamma=args.gamma, method=method)
     drafts = settings.neuron_options(args, method=method, tp_degree=args.draft_tp_degree)
-    configs = [
+    ours_and_drafts = [
         None if path is None else settings.model_config(args, path, num_threads=usable_cores(), neuron=neuron)
         for path, neuron in ((target, ours), (draft, drafts))
     ]
-
-    from inference.backends.registry import compile_models
-
-    started = time.monotonic()
-    await asyncio.to_thread(compile_models, *configs)
-    logger.info("compiled for %s in %.0f s", args.backend, time.monotonic() - started)
-    return 0
+    return await compile_ahead(*ours_and_drafts)
 
 
 ROLE = Role("compile", "Compile models ahead of time for backend neuron.", add_flags, run)

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 
 from inference.cli import flags, settings
+from inference.cli.compiling import compile_ahead
 from inference.cli.roles.role import Role
 from inference.config import DEFAULT_GAMMA, ProposerConfig, check_gamma
 from inference.errors import ConfigError
@@ -29,6 +30,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 async def run(args: argparse.Namespace) -> int:
     proposer = _proposer_config(args)
+    if args.compile == "only":
+        return await compile_ahead(None, proposer.model)
     if args.attach is not None:
         return await _attach(args, proposer)
     if args.serve is not None:

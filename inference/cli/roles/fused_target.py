@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 
 from inference.cli import flags, settings
+from inference.cli.compiling import compile_ahead
 from inference.cli.roles.role import Role
 from inference.config import DEFAULT_GAMMA, FUSED_GAMMA, FusedConfig, usable_cores
 
@@ -25,6 +26,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 async def run(args: argparse.Namespace) -> int:
     config, defaults = _fused_config(args), settings.request_defaults(args, args.target_model)
+    if args.compile == "only":
+        return await compile_ahead(config.target, config.draft.model)
     server = replace(settings.server_config(args, args.port), defaults=defaults)
     observe = settings.observe_server(args)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference.cli import flags
 from inference.cli.config_file import ConfigFileParser
-from inference.cli.roles import alone, compile, draft, fused_client, fused_target, gateway, target
+from inference.cli.roles import alone, artifacts, compile, draft, fused_client, fused_target, gateway, target
 
 _ALL = (
     target.ROLE,
@@ -13,6 +13,7 @@ _ALL = (
     fused_client.ROLE,
     gateway.ROLE,
     compile.ROLE,
+    artifacts.ROLE,
     alone.TARGET,
     alone.DRAFT,
 )

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 
 from inference.cli import flags, settings
+from inference.cli.compiling import compile_ahead
 from inference.cli.roles.role import Role
 from inference.config import BUNDLED_TARGET, usable_cores
 
@@ -30,6 +31,8 @@ async def run(args: argparse.Namespace) -> int:
     num_threads = max(1, usable_cores() - 1) if server.on_loopback else usable_cores()
     neuron = settings.neuron_options(args, gamma=args.gamma)
     model = settings.model_config(args, args.model, num_threads=num_threads, neuron=neuron)
+    if args.compile == "only":
+        return await compile_ahead(model, None)
     observe = settings.observe_server(args)
 
     from inference.serving.target import serve_target

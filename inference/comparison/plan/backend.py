@@ -31,7 +31,8 @@ class BackendConfig:
         draft_tp_degree: NeuronCores of a draft.
         method: speculation_method of a fused pair; None is main.py's default.
         first_core: number of the first NeuronCore that may be used.
-        model_flags: further flags of every server with a model.
+        model_flags: further flags of every server with a model on neuron.
+        compile_policy: one of COMPILE_POLICIES; "only" measures nothing.
         device_sampling: target and fused pair choose tokens on the device; so neither is compared with the other's way.
     """
 
@@ -43,6 +44,7 @@ class BackendConfig:
     first_core: int = 0
     model_flags: tuple[str, ...] = ()
     device_sampling: bool = False
+    compile_policy: str = "auto"
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -54,8 +56,15 @@ class BackendConfig:
                 raise ConfigError(f"{name} {value} is below {least}")
         if self.method is not None and self.name != NEURON:
             raise ConfigError(f"speculation_method {self.method} needs backend {NEURON}, not {self.name}")
+        if self.compile_policy != "auto" and NEURON not in (self.name, self.draft_name):
+            raise ConfigError(f"compile {self.compile_policy} needs backend {NEURON}, not {self.name}")
         if self.device_sampling and self.name != NEURON:
             raise ConfigError(f"device_sampling needs backend {NEURON}, not {self.name}")
+
+    @property
+    def compile_flag(self) -> str:
+        """Of every server that loads compiled models."""
+        return f"--compile={self.compile_policy}"
 
     @property
     def start_timeout_s(self) -> float:
@@ -99,7 +108,7 @@ def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Serve
     if server.role == "draft" and server.draft == NGRAM:
         return []
     flags = [] if name == AUTO else ["--backend", name]
-    flags += backend.model_flags if name == NEURON else []
+    flags += [*backend.model_flags, backend.compile_flag] if name == NEURON else []
     return flags + (_neuron_flags(backend, server, servers, gammas) if name == NEURON else [])
 
 

@@ -18,7 +18,15 @@ from inference.comparison.plan.config import (
     Topology,
     WorkloadConfig,
 )
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_BRANCHES, DEFAULT_GAMMA, ROOT, SPECULATION_METHODS
+from inference.config import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    COMPILE_POLICIES,
+    DEFAULT_BRANCHES,
+    DEFAULT_GAMMA,
+    ROOT,
+    SPECULATION_METHODS,
+)
 from inference.errors import ConfigError
 from inference.request import Schedule
 from inference.serving.hub import is_hub_id, model_directory
@@ -79,6 +87,7 @@ def _backend(args: argparse.Namespace) -> BackendConfig:
         args.first_core or 0,
         tuple(f"--{name}={value}" for name, value in values.items() if value is not None),
         args.device_sampling,
+        args.compile,
     )
 
 
@@ -223,6 +232,8 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device_sampling", action="store_true", help=text)
     group.add_argument("--neuron_config", metavar="JSON", help="parameters of NxDI's NeuronConfig, of every model")
     group.add_argument("--compiled_model_path", metavar="DIR", help="folder of compiled models")
+    text = "what is not compiled yet (main.py's; %(default)s); only measures nothing"
+    group.add_argument("--compile", choices=COMPILE_POLICIES, default=COMPILE_POLICIES[0], help=text)
     group.add_argument("--dtype", metavar="NAME", help="arithmetic on neuron (main.py's)")
     group.add_argument("--sequence_length", type=int, metavar="N", help="tokens per slot on neuron (main.py's)")
 

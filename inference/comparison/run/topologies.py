@@ -19,7 +19,7 @@ from inference.comparison.plan.config import ClientSite, ComparisonConfig, Conte
 from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.comparison.run.watch import ServerWatch
 from inference.config import model_name
-from inference.serving.processes import ServerProcess, free_port, server_process
+from inference.serving.processes import ServerProcess, finished_process, free_port, server_process
 
 SERVER_GRACE_S = 1.0
 """Given to running requests when a server is stopped: by then nobody waits for them."""
@@ -76,11 +76,27 @@ class Deployment:
         Raises:
             UnavailableError: a server ended or did not serve in time.
         """
+        ports = await self._link(stack)
+        await self.guard(_all([self._start(stack, server, port) for server, port in ports.items()]))
+
+    async def compile(self, stack: AsyncExitStack) -> None:
+        """Let every server compile what it will load, and end: one after another, since compilers take much memory.
+
+        Raises:
+            UnavailableError: one failed; the message has the end of its log.
+        """
+        for server, port in (await self._link(stack)).items():
+            flags = self._flags(server, port)
+            if self._config.backend.compile_flag in flags:
+                await finished_process(self._name(server), server.role, *flags)
+
+    async def _link(self, stack: AsyncExitStack) -> dict[Server, int]:
+        """A port for every server, and a link to every target."""
         ports = {server: free_port() for server in self._config.servers}
         for server, port in ports.items():
             if server.role == "target":
                 self._draft_links[server] = await stack.enter_async_context(delay_proxy(port))
-        await self.guard(_all([self._start(stack, server, port) for server, port in ports.items()]))
+        return ports
 
     def terminate(self) -> None:
         """Ask all servers at once to end: one after another would take seconds each."""
@@ -89,19 +105,14 @@ class Deployment:
                 server.process.terminate()
 
     async def _start(self, stack: AsyncExitStack, server: Server, port: int) -> None:
-        attaches = server.role == "draft" and server.pooled
-        config, machine = self._config, int(server.role == "draft")
-        cores = config.machines[machine].cores
-        flags = [*self._role_flags(server, port), *server_flags(config.backend, server, config.servers, config.gammas)]
-        flags += ["--threads", str(len(cores)), "--batch", str(config.workload.max_concurrency)]
-        flags += [] if attaches else ["--grace_s", str(SERVER_GRACE_S)]
+        config, attaches = self._config, _attaches(server)
         process = await stack.enter_async_context(
             server_process(
                 self._name(server),
                 server.role,
-                *flags,
+                *self._flags(server, port),
                 port=port,
-                cores=cores,
+                cores=self._cores(server),
                 ready_timeout_s=config.backend.start_timeout_s,
                 ready_line=ATTACHED if attaches else None,
             )
@@ -110,6 +121,15 @@ class Deployment:
         self.servers.append(process)
         if not attaches:
             self._client_links[_service(server)] = await stack.enter_async_context(delay_proxy(port))
+
+    def _cores(self, server: Server) -> tuple[int, ...]:
+        return self._config.machines[int(server.role == "draft")].cores
+
+    def _flags(self, server: Server, port: int) -> list[str]:
+        config = self._config
+        flags = [*self._role_flags(server, port), *server_flags(config.backend, server, config.servers, config.gammas)]
+        flags += ["--threads", str(len(self._cores(server))), "--batch", str(config.workload.max_concurrency)]
+        return flags + ([] if _attaches(server) else ["--grace_s", str(SERVER_GRACE_S)])
 
     def _role_flags(self, server: Server, port: int) -> list[str]:
         """What main.py must be told, beside what computes and where."""
@@ -141,6 +161,10 @@ class Deployment:
         if server.branches is not None and len(self._config.branches) > 1:
             parts.append(str(server.branches))
         return "-".join(parts)
+
+
+def _attaches(server: Server) -> bool:
+    return server.role == "draft" and server.pooled
 
 
 def _service(server: Server) -> _Service:
@@ -189,3 +213,9 @@ async def deployment(config: ComparisonConfig) -> AsyncGenerator[Deployment, Non
         finally:
             watch.stop()
             running.terminate()
+
+
+async def compile_models(config: ComparisonConfig) -> None:
+    """Compile what the servers of a comparison will load."""
+    async with AsyncExitStack() as stack:
+        await Deployment(config, ServerWatch()).compile(stack)

@@ -18,6 +18,7 @@ def _neuron(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         nxdi.install(patch)
         patch.setenv("NEURON_RT_VISIBLE_CORES", "0-31")
         patch.setenv("NEURON_COMPILED_ARTIFACTS", str(tmp_path_factory.getbasetemp() / "artifacts"))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
         nxdi.calls.clear()
         nxdi.compiled_in.clear()
         yield

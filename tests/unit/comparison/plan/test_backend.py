@@ -25,7 +25,7 @@ def test_without_a_backend_nothing_is_said() -> None:
 
 
 def test_every_server_has_cores_of_its_own() -> None:
-    common = "--backend neuron --dtype=float32"
+    common = "--backend neuron --dtype=float32 --compile=auto"
     assert flags_of(NEURON, SERVERS[0]) == f"{common} --tp_degree 4 --neuron_cores 8-11 --gamma 3"
     fused = f"{common} --tp_degree 4 --neuron_cores 12-15 --gamma 4 --draft_tp_degree 2"
     assert flags_of(NEURON, SERVERS[1]) == fused
@@ -51,6 +51,7 @@ def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
         (["--backend", "neuron", "--gamma", "3,5"], "gamma 3, 5: speculation_method fused is compiled for one"),
         ([*DEVICE, "--temperature", "0.8"], "temperature 0.8: speculation_method fused samples on the device"),
         ([*DEVICE, "--speculation_method", "eagle", "--temperature", "0.8"], "speculation_method eagle samples on"),
+        (["--compile", "never"], "compile never needs backend neuron, not auto"),
         (["--device_sampling"], "device_sampling needs backend neuron, not auto"),
         (["--backend", "torch", "--speculation_method", "eagle"], "eagle needs backend neuron, not torch"),
         (["--neuron_config", "{}"], "neuron_config needs backend neuron, not auto"),

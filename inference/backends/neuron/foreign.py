@@ -1,0 +1,85 @@
+"""A folder that vLLM or NxDI's own demo compiled: the model itself, not a store of models.
+
+`NEURON_COMPILED_ARTIFACTS` points at one in AWS's tutorials. It says for which settings it was compiled, in NxDI's
+words, and nothing of the checkpoint, whose weights it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inference.backends.neuron.differences import differences
+from inference.backends.neuron.store import MANIFEST
+from inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CONFIG = "neuron_config.json"
+_OF_NO_CONSEQUENCE = frozenset(
+    ("_name_or_path", "name_or_path", "draft_model_path", "metadata", "quantized_checkpoints_path")
+)
+"""Where things lay, wherever these names stand."""
+
+
+def is_compiled_model(folder: Path) -> bool:
+    """Whether a folder is a compiled model of another program, rather than a store of models or one of ours."""
+    return (folder / CONFIG).is_file() and (folder / "model.pt").is_file() and not (folder / MANIFEST).is_file()
+
+
+def check_fits(folder: Path, config: Any) -> None:
+    """Refuse a folder that was compiled for anything else than is asked.
+
+    Args:
+        config: NxDI's InferenceConfig of what is asked.
+
+    Raises:
+        ConfigError: naming all settings that differ, and both values of each.
+    """
+    there, asked = _settings(folder / CONFIG), _as_saved(config)
+    if found := differences(*_comparable(there, asked)):
+        raise ConfigError(
+            f"{folder} is a compiled model, but not for these settings: {'; '.join(found)}. Set what differs, or name "
+            "a folder of compiled models"
+        )
+    logger.info("compiled model %s: taken as it is; nothing in it says from which checkpoint its weights are", folder)
+
+
+def _as_saved(config: Any) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        config.save(f"{folder}/")
+        return _settings(Path(folder, CONFIG))
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file} holds no JSON object")
+    return settings
+
+
+def _comparable(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of config.json what both have: versions of Transformers add to it. Of NeuronConfig all."""
+    return _stripped(there, beside=asked), _stripped(asked, beside=there)
+
+
+def _stripped(settings: Mapping[str, Any], *, beside: Mapping[str, Any]) -> dict[str, Any]:
+    stripped: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in _OF_NO_CONSEQUENCE or name.endswith("transformers_version"):
+            continue
+        other = beside.get(name)
+        if name == "neuron_config":
+            stripped[name] = {key: each for key, each in value.items() if key not in _OF_NO_CONSEQUENCE}
+        elif isinstance(value, Mapping):
+            stripped[name] = _stripped(value, beside=other if isinstance(other, Mapping) else {})
+        elif name in beside or name == "fused_spec_config":
+            stripped[name] = value
+    return stripped

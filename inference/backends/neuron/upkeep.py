@@ -1,0 +1,97 @@
+"""Looking after a store of compiled models: listing, verifying, cleaning. Needs no Neuron package."""
+
+from __future__ import annotations
+
+import json
+import time
+from calendar import timegm
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from inference.backends.neuron.artifacts import artifacts_root, compiled_for
+from inference.backends.neuron.differences import flat
+from inference.backends.neuron.store import STARTED, Publication, discard, publications
+from inference.errors import ConfigError
+
+
+def report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
+    """Lines about a store, and whether each is good news.
+
+    Args:
+        action: "ls", each model with all that it was compiled for; "verify", reads every file; "clean", deletes what
+            nobody loads.
+        root: None takes the environment's folder, or the user's.
+        older_than_h: "clean" spares what was begun less than so many hours ago.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    where = artifacts_root(root)
+    if not where.is_dir():
+        raise ConfigError(f"compiled models: {where} is no directory")
+    if action == "ls":
+        return _listed(publications(where))
+    return _verified(publications(where)) if action == "verify" else _cleaned(publications(where), older_than_h)
+
+
+def _listed(found: list[Publication]) -> Iterator[tuple[str, bool]]:
+    for each in found:
+        if each.manifest is None:
+            yield f"{each.folder}  not finished, begun {_begun(each)}", True
+            continue
+        state = f"{each.size_bytes / 2**30:.2f} GiB" if each.is_whole() else "DAMAGED (verify says how)"
+        yield f"{each.folder}  {state}  {' '.join(each.manifest.get('checkpoints', []))}", each.is_whole()
+        for name, value in sorted(flat(compiled_for(each.manifest))):
+            yield f"    {name} {json.dumps(value)}", True
+
+
+def _verified(found: list[Publication]) -> Iterator[tuple[str, bool]]:
+    for each in found:
+        if each.manifest is None:
+            yield f"{each.folder}  not finished, begun {_begun(each)}", True
+            continue
+        faults = each.faults()
+        yield f"{each.folder}  {'; '.join(faults) or 'whole'}", not faults
+
+
+def _cleaned(found: list[Publication], older_than_h: float) -> Iterator[tuple[str, bool]]:
+    for each in _nobody_loads(found):
+        if time.time() - _begun_s(each) < older_than_h * 3600:
+            yield f"{each.folder}  kept: begun {_begun(each)}", True
+        elif discard(each.folder):
+            yield f"{each.folder}  deleted", True
+        else:
+            yield f"{each.folder}  this store deletes nothing: delete it with the store's own tools", False
+
+
+def _nobody_loads(found: list[Publication]) -> Iterator[Publication]:
+    """All but the first whole one of each key, which is what `store.find` gives."""
+    for _, of_key in groupby(found, key=lambda each: each.key):
+        is_taken = False
+        for each in of_key:
+            if is_taken or not each.is_whole():
+                yield each
+            else:
+                is_taken = True
+
+
+def _started(publication: Publication) -> dict[str, Any]:
+    try:
+        return dict(json.loads((publication.folder / STARTED).read_text()))
+    except (OSError, TypeError, ValueError):  # lost, or cut short
+        return {}
+
+
+def _begun(publication: Publication) -> str:
+    started = _started(publication)
+    return f"{started.get('time', 'at no known time')} by process {started.get('pid')} of {started.get('host')}"
+
+
+def _begun_s(publication: Publication) -> float:
+    """Seconds since 1970; 0 if it does not say."""
+    try:
+        return float(timegm(time.strptime(str(_started(publication)["time"]), "%Y-%m-%dT%H:%M:%SZ")))
+    except (KeyError, ValueError):
+        return 0.0

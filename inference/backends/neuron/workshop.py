@@ -1,0 +1,72 @@
+"""Where a model is compiled: a local folder, for the compiler's files and for what it makes. Never in the store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from inference.backends.neuron.digests import user_cache
+
+logger = logging.getLogger(__name__)
+
+WORK_DIR = "BASE_COMPILE_WORK_DIR"
+"""NxDI's own variable: where the user sets it, every compilation has a folder in there."""
+PROGRESS_S = 30.0
+"""Between two lines of progress while the compiler, which may take an hour, says nothing."""
+
+
+@contextmanager
+def workshop(key: str) -> Iterator[Path]:
+    """A folder to compile into; the compiler's own beside it. Deleted at the end, unless it ends in an error."""
+    parent = Path(os.environ.get(WORK_DIR) or user_cache() / "compiling").absolute()
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=parent))
+    (folder / "made").mkdir()
+    try:
+        with _compiler_files(folder / "compiler"), _progress(key):
+            yield folder / "made"
+    except BaseException:
+        logger.error("the compiler's files are kept in %s", folder)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _compiler_files(folder: Path) -> Iterator[None]:
+    """Two compilers in one folder would overwrite each other's."""
+    before = os.environ.get(WORK_DIR)
+    folder.mkdir()
+    os.environ[WORK_DIR] = f"{folder}/"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[WORK_DIR]
+        else:
+            os.environ[WORK_DIR] = before
+
+
+@contextmanager
+def _progress(key: str) -> Iterator[None]:
+    """A line now and then, from a thread of its own: the compiler holds this one."""
+    started, done = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not done.wait(PROGRESS_S):
+            logger.info("compiled model %s: compiling for %.0f s", key, time.monotonic() - started)
+
+    reporter = threading.Thread(target=report, name="compile-progress", daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        done.set()
+        reporter.join()
+    logger.info("compiled model %s: compiled and stored in %.0f s", key, time.monotonic() - started)

@@ -1,0 +1,184 @@
+"""A folder with the rules of Mountpoint for Amazon S3, put before `os` and `open`: what it cannot do fails.
+
+From its SEMANTICS.md: no rename, no links, no locks, no change of times or modes; nothing is overwritten; nothing is
+deleted unless it was mounted so; a file is written from its beginning to its end, not after a sync, and seen by nobody
+until it is closed; folders are local until a file is in them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REFUSED = {
+    **dict.fromkeys(("rename", "replace"), errno.EXDEV),
+    **dict.fromkeys(("link", "symlink", "truncate"), errno.ENOTSUP),
+    **dict.fromkeys(("chmod", "chown", "utime", "setxattr"), errno.EPERM),
+}
+DELETING = ("unlink", "remove", "rmdir")
+CHANGING = ("w", "x", "a", "+")
+
+
+class Killed(BaseException):
+    """What ends a process that publishes."""
+
+
+class Mountpoint:
+    """A mounted folder.
+
+    Attributes:
+        operations: of writing, so far.
+        is_dead: it was killed.
+        killed_at: the operation at which the process is killed; it does nothing in the folder from then on.
+    """
+
+    def __init__(self, root: Path, *, is_read_only: bool = False, deletes: bool = False) -> None:
+        self.root, self._is_read_only, self._deletes = root, is_read_only, deletes
+        self._uploads = root.parent / f"{root.name}-uploads"
+        self._open_uploads: set[Path] = set()
+        self._synced: set[int] = set()
+        self.is_dead = False
+        self.operations = 0
+        self.killed_at: int | None = None
+        root.mkdir(exist_ok=True)
+        self._uploads.mkdir(exist_ok=True)
+
+    def mount(self, patch: pytest.MonkeyPatch) -> None:
+        """Let the rules hold until the patch is undone."""
+        self._open, self._rename, self._fsync = io.open, os.rename, os.fsync
+        for name, number in REFUSED.items():
+            patch.setattr(os, name, self._refusing(getattr(os, name), number))
+        for name in DELETING:
+            patch.setattr(os, name, self._refusing(getattr(os, name), errno.EPERM, unless=self._deletes))
+        patch.setattr(os, "mkdir", self._counting(os.mkdir))
+        patch.setattr(os, "open", self._descriptor(os.open))
+        patch.setattr(os, "fsync", self._sync)
+        for module in (io, builtins):
+            patch.setattr(module, "open", self._opened)
+
+    def restart(self) -> None:
+        """A new process, after one was killed: what that had open is lost."""
+        self.is_dead, self.killed_at = False, None
+        self._open_uploads.clear()
+
+    def step(self) -> None:
+        """Count an operation, unless it is the last one."""
+        if self.is_dead:
+            raise OSError(errno.EIO, "the process was killed")
+        if self.operations == self.killed_at:
+            self.is_dead = True
+            raise Killed
+        self.operations += 1
+
+    def holds(self, path: object, folder: int | None = None) -> bool:
+        if not isinstance(path, str | os.PathLike):
+            return False
+        where = Path(os.readlink(f"/proc/self/fd/{folder}")) if folder is not None else Path.cwd()
+        return (where / os.fspath(path)).is_relative_to(self.root)
+
+    def _refusing(self, function: Callable[..., Any], number: int, *, unless: bool = False) -> Callable[..., Any]:
+        def called(*arguments: Any, **keywords: Any) -> Any:
+            folders = [keywords.get(name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")]
+            folder = next((each for each in folders if each is not None), None)
+            if any(self.holds(path, folder) for path in arguments[:2]) and (self.is_dead or not unless):
+                raise OSError(number, os.strerror(number), str(arguments[0]))
+            return function(*arguments, **keywords)
+
+        return called
+
+    def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(path: Any, *arguments: Any, **keywords: Any) -> Any:
+            if self.holds(path) and not Path(path).is_dir():
+                self._check_writable()
+                self.step()
+            return function(path, *arguments, **keywords)
+
+        return called
+
+    def _descriptor(self, function: Callable[..., int]) -> Callable[..., int]:
+        """`os.open` is for reading here: what writes must come by `open`, which sees every write."""
+
+        def called(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
+            if self.holds(path, keywords.get("dir_fd")) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+            return function(path, flags, *arguments, **keywords)
+
+        return called
+
+    def _check_writable(self) -> None:
+        if self._is_read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def _opened(self, path: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
+        if not self.holds(path) or not any(letter in mode for letter in CHANGING):
+            return self._open(path, mode, *arguments, **keywords)
+        place = Path(path)
+        self._check_writable()
+        if "+" in mode or "a" in mode or place.exists() or place in self._open_uploads:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        if not place.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self.step()
+        self._open_uploads.add(place)
+        upload = self._uploads / f"{self.operations}-{place.name}"
+        return Upload(self, self._open(upload, mode.replace("x", "w"), *arguments, **keywords), upload, place)
+
+    def _sync(self, descriptor: int) -> None:
+        self._fsync(descriptor)
+        self._synced.add(descriptor)
+
+    def is_synced(self, descriptor: int) -> bool:
+        return descriptor in self._synced
+
+    def forget_sync(self, descriptor: int) -> None:
+        self._synced.discard(descriptor)
+
+    def show(self, upload: Path, place: Path) -> None:
+        """A file was closed: it appears."""
+        self._open_uploads.discard(place)
+        self._rename(upload, place)
+
+
+class Upload:
+    """A file that is being written."""
+
+    def __init__(self, mountpoint: Mountpoint, file: Any, upload: Path, place: Path) -> None:
+        self._mountpoint, self._file, self._upload, self._place = mountpoint, file, upload, place
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, content: Any) -> int:
+        if self._mountpoint.is_synced(self._file.fileno()):
+            raise OSError(errno.EIO, "written to after a sync")
+        self._mountpoint.step()
+        return int(self._file.write(content))
+
+    def fileno(self) -> int:
+        return int(self._file.fileno())
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def seek(self, *_: object) -> int:
+        raise OSError(errno.EINVAL, "out of order write NOT supported")
+
+    truncate = seek
+
+    def close(self) -> None:
+        self._mountpoint.forget_sync(self.fileno())  # the next file may have its number
+        self._file.close()
+        if self._mountpoint.is_dead:  # Killed is on its way out
+            return
+        self._mountpoint.step()
+        self._mountpoint.show(self._upload, self._place)

@@ -1,0 +1,177 @@
+"""What is compiled ahead is what each role loads; what another program compiled; looking after what lies in a store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.backends.neuron import foreign
+from inference.backends.neuron.slots import load_neuron_backend
+from inference.cli.prompts import topologies
+from inference.config import ConnectionConfig, FusedConfig, ModelConfig, ProposerConfig
+from inference.errors import ConfigError
+from inference.serving import fused, target
+from inference.serving.assembly import fused_engine, load_proposer, target_engine
+from tests.conftest import ModelDirectories
+from tests.support.neuron.slot_models import checkpoint, neuron_config
+from tests.unit.backends.neuron.test_cli import COMMON, run
+
+PAIR = ("--target_model", "TARGET", "--draft_model", "DRAFT")
+ALONE = ("--model", "TARGET")
+PROMPT = ("--prompt", "7", "--max_new_tokens", "1")
+VANILLA, ON_DEVICE = ("--speculation_method", "vanilla"), ("--device_sampling",)
+ROLES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], int]] = {
+    # a name: the role, its flags, those of --role compile, flags of both, how many models
+    "target": ("target", ALONE, ALONE, (), 1),
+    "target of another gamma": ("target", ALONE, ALONE, ("--gamma", "2"), 1),
+    "target, device sampling": ("target", ALONE, ALONE, ON_DEVICE, 1),
+    "verify_target": ("verify_target", (*ALONE, *PROMPT), (*ALONE, "--gamma", "0"), (), 1),
+    "verify_target, device sampling": ("verify_target", (*ALONE, *PROMPT), ALONE, ON_DEVICE, 1),
+    "verify_draft": ("verify_draft", ("--model", "DRAFT", *PROMPT), ("--model", "DRAFT", "--gamma", "0"), (), 1),
+    "draft": ("draft", ("--model", "DRAFT", *PROMPT), ("--draft_model", "DRAFT"), (), 1),
+    "fused_target": ("fused_target", PAIR, PAIR, (), 1),
+    "fused_target of another width": ("fused_target", PAIR, PAIR, ("--speculation_length", "3"), 1),
+    "fused_target, device sampling": ("fused_target", PAIR, PAIR, ON_DEVICE, 1),
+    "fused_target, vanilla": ("fused_target", PAIR, PAIR, VANILLA, 2),
+}
+
+
+@pytest.fixture(autouse=True)
+def _servers_end_when_they_have_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve_target(model: ModelConfig, *_: Any) -> None:
+        async with target_engine(model, max_waiting=1):
+            pass
+
+    async def serve_fused(config: FusedConfig, *_: Any) -> None:
+        async with fused_engine(config, max_waiting=1):
+            pass
+
+    async def run_draft(_: object, proposer: ProposerConfig, __: ConnectionConfig) -> int:
+        await load_proposer(proposer)
+        return 0
+
+    monkeypatch.setattr(target, "serve_target", serve_target)
+    monkeypatch.setattr(fused, "serve_fused", serve_fused)
+    monkeypatch.setattr(topologies, "run_draft", run_draft)
+
+
+@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize("way", ["--role compile", "--compile only"])
+def test_what_is_compiled_ahead_is_what_the_role_loads(
+    models: ModelDirectories, artifacts: Path, compiled_in: list[str], name: str, way: str
+) -> None:
+    role, own, of_compile, both, num_models = ROLES[name]
+    paths = {"TARGET": models.target, "DRAFT": models.related}
+    own, of_compile = (tuple(str(paths.get(flag, flag)) for flag in flags) for flags in (own, of_compile))
+    assert run(role, *own, *both, *COMMON, "--compile", "never") == 2, "nothing is compiled yet"
+    if way == "--compile only":
+        assert run(role, *own, *both, *COMMON, "--compile", "only") == 0
+    else:
+        assert run("compile", *of_compile, *both, *COMMON) == 0
+    assert len(list(artifacts.glob("*/*/specdec.json"))) == len(compiled_in) == num_models
+    assert run(role, *own, *both, *COMMON, "--compile", "never") == 0
+    assert len(compiled_in) == num_models
+
+
+def test_never_says_what_differs(models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compile", "--model", models.target, *COMMON) == 0
+    flags = ("--model", models.target, *COMMON, "--compile", "never")
+    assert run("compile", *flags, "--gamma", "2", "--neuron_config", '{"fused_qkv": true}') == 2
+    said = capsys.readouterr().err
+    assert "neuron_config.fused_qkv unset there, True asked; neuron_config.speculation_length 9 there, 3 asked" in said
+    assert run("compile", *flags) == 0
+
+
+def test_other_backends_compile_nothing(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify_target", "--model", models.target, *PROMPT, "--compile", "only") == 2
+    assert "backend auto takes neither" in capsys.readouterr().err
+    lookup = ("--draft_model", "ngram", "--tokenizer", models.target, "--backend", "neuron", *PROMPT)
+    assert run("draft", *lookup, "--compile", "only") == 2
+    assert "nothing to compile" in capsys.readouterr().err
+
+
+def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
+    """As vLLM leaves a model: what NxDI writes, without our manifest."""
+    load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0, **options))
+    (made,) = artifacts.glob("*/*")
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("specdec.json", "started.json"))
+    return folder
+
+
+def test_a_model_that_another_program_compiled_is_loaded_if_it_fits(
+    artifacts: Path, tmp_path: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS's tutorials let NEURON_COMPILED_ARTIFACTS name the model itself; it was taken for an empty folder of models,
+    and the model was compiled again, into itself.
+    """
+    folder = compiled_elsewhere(tmp_path / "vllm", artifacts)
+    settings = json.loads((folder / "neuron_config.json").read_text())
+    added = {"_name_or_path": "elsewhere", "transformers_version": "4.40", "of_a_later_version": 1}
+    (folder / "neuron_config.json").write_text(json.dumps({**settings, **added}))
+    assert foreign.is_compiled_model(folder)
+    monkeypatch.setenv("NEURON_COMPILED_ARTIFACTS", str(folder))
+    load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0))
+    assert len(compiled_in) == 1
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(ConfigError, match=r"not for these settings: .*neuron_config.batch_size 3 there, 2 asked"):
+        load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0, num_slots=2))
+    with pytest.raises(ConfigError, match="model_type llama there, qwen3 asked"):
+        load_neuron_backend(neuron_config(checkpoint("qwen3"), gamma=0))
+    with pytest.raises(ConfigError, match="lacks a graph that vanilla needs and this project alone makes"):
+        load_neuron_backend(neuron_config(checkpoint("llama"), gamma=3))
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_model_of_another_program_that_cannot_be_read(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = compiled_elsewhere(tmp_path / "vllm", artifacts)
+    monkeypatch.setenv("NEURON_COMPILED_ARTIFACTS", str(folder))
+    for text, message in (("{", "cannot be read"), ("[]", "holds no JSON object")):
+        (folder / "neuron_config.json").write_text(text)
+        with pytest.raises(ConfigError, match=f"neuron_config.json {message}"):
+            load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0))
+
+
+def test_artifacts_are_listed_verified_and_cleaned(
+    models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("compile", "--model", models.target, *COMMON) == 0
+    (taken,) = artifacts.glob("*/*")
+    unfinished, twin = taken.with_name("000000000000"), taken.with_name("ffffffffffff")
+    shutil.copytree(taken, twin)
+    shutil.copytree(taken, unfinished, ignore=shutil.ignore_patterns("specdec.json"))
+    capsys.readouterr()
+    where = ("--compiled_model_path", artifacts)
+    assert run("artifacts", "ls", *where) == 0
+    listed = capsys.readouterr().out
+    assert f"{unfinished}  not finished, begun 2" in listed
+    assert f"  {models.target}\n" in listed
+    assert listed.count("\n    neuron_config.speculation_length 9\n") == 2
+    assert run("artifacts", "verify", *where) == 0
+    (twin / "model.pt").write_bytes(bytes(len((twin / "model.pt").read_bytes())))
+    capsys.readouterr()
+    assert run("artifacts", "verify", *where) == 1
+    assert f"{twin}  model.pt has another content than was published" in capsys.readouterr().out
+    assert run("artifacts", "clean", *where) == 0
+    assert unfinished.exists(), "it may be on its way"
+    assert run("artifacts", "clean", *where, "--older_than_h", "0") == 0
+    assert list(artifacts.glob("*/*")) == [taken]
+    assert run("artifacts", "ls", "--compiled_model_path", artifacts / "not there") == 2
+
+
+def test_a_store_that_deletes_nothing_says_so(
+    models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.support.mountpoint import Mountpoint
+
+    assert run("compile", "--model", models.target, *COMMON) == 0
+    (taken,) = artifacts.glob("*/*")
+    shutil.copytree(taken, taken.with_name("ffffffffffff"))
+    Mountpoint(artifacts).mount(monkeypatch)
+    assert run("artifacts", "clean", "--compiled_model_path", artifacts, "--older_than_h", "0") == 1
+    assert "this store deletes nothing" in capsys.readouterr().out

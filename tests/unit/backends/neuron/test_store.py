@@ -1,0 +1,292 @@
+"""Compiled models in a store: on a local disk, and on one with the rules of S3 Mountpoint."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from inference.backends.neuron import store, workshop
+from inference.backends.neuron.artifacts import Wanted, artifacts_root, find_or_compile
+from inference.errors import ConfigError
+from tests.support.mountpoint import Killed, Mountpoint
+from tests.support.neuron.slot_models import checkpoint
+
+WANTED = Wanted({"method": "vanilla", "neuron_config": {"batch_size": 2}}, ())
+FILES = {"model.pt": b"graphs", "weights/tp0.safetensors": b"weights of the first", "weights/tp1.safetensors": b""}
+
+
+def compile_into(folder: Path) -> None:
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def never(_: Path) -> None:
+    pytest.fail("it was there")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    own = (store.MANIFEST, store.STARTED)
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files if file.name not in own}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def mounted(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mountpoint]:
+    mountpoint = Mountpoint(root)
+    mountpoint.mount(monkeypatch)
+    yield mountpoint
+    monkeypatch.undo()
+
+
+@pytest.fixture(params=["disk", "mountpoint"])
+def anywhere(request: pytest.FixtureRequest, root: Path) -> Path:
+    if request.param == "mountpoint":
+        request.getfixturevalue("mounted")
+    return root
+
+
+def test_what_one_publishes_all_find(anywhere: Path) -> None:
+    folder = find_or_compile(anywhere, WANTED, compile_into)
+    assert folder.parent == anywhere / WANTED.key
+    assert contents(folder) == FILES
+    assert find_or_compile(anywhere, WANTED, never) == folder
+    assert find_or_compile(folder, WANTED, never) == folder, "a model of ours may be named itself"
+    (publication,) = store.publications(anywhere)
+    assert publication.faults() == []
+
+
+def test_on_mountpoint_nothing_was_ever_found_again(mounted: Mountpoint) -> None:
+    """The finished folder was to be renamed, which Mountpoint cannot: it kept its passing name, the compiler's files
+    lay beside it for ever, and every start compiled for hours.
+    """
+    find_or_compile(mounted.root, WANTED, compile_into)
+    assert [entry.name for entry in mounted.root.iterdir()] == [WANTED.key]
+
+
+def test_two_publishers_at_once_leave_one_model_that_all_take(anywhere: Path) -> None:
+    """Both begin, both compile, and neither sees the other's until both have published."""
+    first, second = store.begin(anywhere, WANTED.key), store.begin(anywhere, WANTED.key)
+    for folder in (second, first):
+        with workshop.workshop("key") as made:
+            compile_into(made)
+            store.publish(made, folder, WANTED.manifest)
+    assert {find_or_compile(anywhere, WANTED, never) for _ in range(2)} == {min(first, second)}
+    assert contents(first) == contents(second) == FILES
+
+
+def test_who_is_slower_takes_what_the_faster_one_made(anywhere: Path) -> None:
+    faster: list[Path] = []
+
+    def compile_while_another_finishes(folder: Path) -> None:
+        compile_into(folder)
+        faster.append(find_or_compile(anywhere, WANTED, compile_into))
+
+    assert [find_or_compile(anywhere, WANTED, compile_while_another_finishes)] == faster
+
+
+def test_a_publisher_killed_at_any_moment_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Whatever it left, nobody reads, and the next one publishes beside it; what it had finished is found."""
+    for moment in range(100):
+        mountpoint = Mountpoint(tmp_path / f"store{moment}")
+        with pytest.MonkeyPatch.context() as patch:
+            mountpoint.mount(patch)
+            mountpoint.killed_at = moment
+            try:
+                find_or_compile(mountpoint.root, WANTED, compile_into)
+            except Killed:
+                mountpoint.restart()
+                left = store.find(mountpoint.root, WANTED.key)
+                assert left is None, "killed before its manifest was closed"
+            else:
+                break
+            assert contents(find_or_compile(mountpoint.root, WANTED, compile_into)) == FILES
+    assert moment > 10, "folders, files, contents: each a moment of its own"
+
+
+@pytest.mark.parametrize("name", [store.MANIFEST, "model.pt", "weights/tp0.safetensors"])
+def test_a_file_that_was_cut_short_or_lost_hides_a_model(root: Path, name: str) -> None:
+    folder = find_or_compile(root, WANTED, compile_into)
+    (folder / name).write_bytes((folder / name).read_bytes()[:-3])
+    assert store.find(root, WANTED.key) is None
+    other = find_or_compile(root, WANTED, compile_into)
+    (other / name).unlink()
+    assert store.find(root, WANTED.key) is None
+
+
+def test_a_read_only_store_is_read_and_refused_before_hours_of_compiling(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = find_or_compile(root, WANTED, compile_into)
+    Mountpoint(root, is_read_only=True).mount(monkeypatch)
+    assert find_or_compile(root, WANTED, never) == folder
+    with pytest.raises(ConfigError, match=r"written to .*store, which has none of key .*Read-only file system"):
+        find_or_compile(root, Wanted({"method": "another"}, ()), never)
+
+
+def test_never_compiles_nothing_and_says_what_differs(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--compile never\): there is no compiled model at all"):
+        find_or_compile(root, WANTED, never, policy="never")
+    find_or_compile(root, WANTED, compile_into)
+    find_or_compile(root, Wanted({"method": "fused"}, ()), compile_into)
+    other = Wanted({"method": "vanilla", "neuron_config": {"batch_size": 4}}, ())
+    message = f"the nearest, {WANTED.key}, differs: neuron_config.batch_size 2 there, 4 asked$"
+    with pytest.raises(ConfigError, match=message):
+        find_or_compile(root, other, never, policy="never")
+    (folder,) = (root / WANTED.key).iterdir()
+    with pytest.raises(ConfigError, match=r"not for these settings: neuron_config.batch_size 2 there, 4 asked"):
+        find_or_compile(folder, other, never)
+
+
+def test_a_full_store_keeps_what_took_hours(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "_bring", fill)
+    with pytest.raises(ConfigError, match=r"No space left on device; it is kept in (.*)") as caught:
+        find_or_compile(root, WANTED, compile_into)
+    assert contents(Path(str(caught.value).split("kept in ")[1])) == FILES
+    assert list(root.iterdir()) == []
+
+
+def test_a_compilation_that_fails_leaves_nothing_in_the_store(anywhere: Path) -> None:
+    def fail(folder: Path) -> None:
+        raise ConfigError("neuronx-cc said no")
+
+    with pytest.raises(ConfigError, match="said no"):
+        find_or_compile(anywhere, WANTED, fail)
+    assert store.find(anywhere, WANTED.key) is None
+
+
+def test_the_compiler_works_where_the_user_says(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", f"{tmp_path}/work/")
+    seen: list[str] = []
+
+    def compile_and_look(folder: Path) -> None:
+        seen.extend((os.environ["BASE_COMPILE_WORK_DIR"], str(folder)))
+        compile_into(folder)
+
+    find_or_compile(root, WANTED, compile_and_look)
+    assert all(each.startswith(f"{tmp_path}/work/{WANTED.key}-") for each in seen)
+    assert os.environ["BASE_COMPILE_WORK_DIR"] == f"{tmp_path}/work/"
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_long_compilation_shows_progress(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(workshop, "PROGRESS_S", 0.01)
+
+    def compile_slowly(folder: Path) -> None:
+        while f"compiled model {WANTED.key}: compiling for" not in caplog.text:
+            time.sleep(0.005)
+
+    find_or_compile(root, WANTED, compile_slowly)
+    assert f"compiled model {WANTED.key}: compiled and stored in" in caplog.text
+
+
+def test_where_artifacts_lie(tmp_path: Path) -> None:
+    variables = {"NEURON_COMPILED_ARTIFACTS": "there", "XDG_CACHE_HOME": "cache"}
+    assert artifacts_root(tmp_path, variables) == tmp_path
+    assert artifacts_root(None, variables) == Path("there")
+    assert artifacts_root(None, {"XDG_CACHE_HOME": "cache"}) == Path("cache/specdec/neuron")
+
+
+def key(path: Path, **description: object) -> str:
+    return Wanted(description or {"a": 1}, (path,)).key
+
+
+def test_a_key_depends_on_everything() -> None:
+    path = checkpoint("llama")
+    keys = {
+        key(path),
+        key(path, a=2),
+        Wanted({"a": 1}, (path, path)).key,
+        key(checkpoint("qwen3")),
+        key(path / "config.json"),
+    }
+    assert len(keys) == 5
+    assert key(path, a=1, b=2) == key(path, b=2, a=1)
+    quantized = [{"quantized": True, "quantized_checkpoints_path": where} for where in ("here", "there")]
+    assert key(path, neuron_config=quantized[0]) == key(path, neuron_config=quantized[1])
+
+
+def copied(source: Path, folder: Path, change: Callable[[bytes], bytes] = bytes) -> Path:
+    folder.mkdir()
+    for file in source.iterdir():
+        content = file.read_bytes()
+        (folder / file.name).write_bytes(change(content) if file.suffix == ".safetensors" else content)
+    return folder
+
+
+def test_a_key_is_of_the_content_and_of_no_time(tmp_path: Path) -> None:
+    """It held the times of weight files: every pod that downloaded the checkpoint itself compiled it again."""
+    source = checkpoint("llama")
+    copy = copied(source, tmp_path / "copy")
+    os.utime(copy / "model.safetensors", (1, 1))
+    assert key(copy) == key(source)
+    changed = copied(source, tmp_path / "changed", lambda content: content[:-1] + bytes([content[-1] ^ 1]))
+    assert key(changed) != key(source)
+    before = (copy / "model.safetensors").stat()
+    (copy / "model.safetensors").write_bytes((changed / "model.safetensors").read_bytes())
+    os.utime(copy / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert key(copy) == key(changed), "size and time of a file may be those of another content"
+
+
+def test_what_the_hub_has_named_by_its_content_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    for folder in (blobs, snapshot):
+        folder.mkdir()
+    digest = "5" * 64
+    (blobs / digest).write_bytes(b"not read")
+    (snapshot / "model.safetensors").symlink_to(blobs / digest)
+    conditions = Wanted({}, (snapshot,)).conditions
+    assert conditions["contents"] == [{"model.safetensors": digest}]
+
+
+def test_the_double_keeps_mountpoints_rules(mounted: Mountpoint) -> None:
+    """The store obeys them all, so no other test would see one that is not kept."""
+    place, other = mounted.root / "file", mounted.root / "other"
+    with place.open("xb", buffering=0) as file:
+        file.write(b"one")
+        assert not place.exists()
+        with pytest.raises(OSError, match="out of order"):
+            file.seek(0)
+        os.fsync(file.fileno())
+        with pytest.raises(OSError, match="after a sync"):
+            file.write(b"two")
+    assert place.read_bytes() == b"one"
+    (mounted.root / "folder").mkdir()
+    refused: list[Callable[[], object]] = [
+        lambda: place.rename(other),
+        lambda: os.replace(place, mounted.root.parent / "outside"),
+        lambda: place.unlink(),
+        lambda: (mounted.root / "folder").rmdir(),
+        lambda: place.write_text("again"),
+        lambda: place.open("a"),
+        lambda: place.open("r+"),
+        lambda: other.symlink_to(place),
+        lambda: os.link(place, other),
+        lambda: place.chmod(0o600),
+        lambda: os.utime(place),
+        lambda: other.touch(),
+    ]
+    for attempt in refused:
+        with pytest.raises(OSError, match=str(mounted.root)):
+            attempt()
+    assert json.dumps(sorted(entry.name for entry in mounted.root.iterdir())) == '["file", "folder"]'
