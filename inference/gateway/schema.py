@@ -17,13 +17,12 @@ from inference.gateway.noops import NoOps, without_no_ops
 from inference.request import BIAS, MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, RANGES, Grammar, Range, SamplingParams
 from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 from inference.text.unicode import first_lone_surrogate
-from inference.workers.completion import Chat
+from inference.workers.completion import MAX_MESSAGES, Chat
 
 MAX_CHOICES = 128
 """Sequences of one request: n times the number of prompts."""
 MAX_N = 64
 MAX_PROMPTS = 64
-MAX_MESSAGES = 1024
 MAX_DETOKENIZED = 1_000_000
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, of /v1/completions
 MAX_TOKEN_ID = 2**31 - 1
