@@ -86,7 +86,8 @@ class Matcher(Protocol):
 
         Returns:
             Per row, one bit per token id, the lowest bit of the first byte first; None where the proposal before it
-            is refused or has ended the sequence: no token of that row will ever be committed.
+            is refused or has ended the sequence: no token of that row will ever be committed. Fewer rows where the
+            grammar becomes too complex for a mask behind the proposal: of those that lack, no token may be committed.
 
         Raises:
             InternalError: as `num_allowed`.

@@ -15,6 +15,7 @@ Only the tokens concerned are touched, in double, by single IEEE operations: num
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -69,8 +70,8 @@ def rows_before(
 
 
 def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> list[TokensBefore]:
-    """The rows, each with what a grammar allows there."""
-    return [replace(row, allowed=mask) for row, mask in zip(rows, masks, strict=True)]
+    """The rows, each with what a grammar allows there; masks may end before rows do."""
+    return [replace(row, allowed=mask) for row, mask in itertools.zip_longest(rows, masks)]
 
 
 def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> bool:

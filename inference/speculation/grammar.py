@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from inference.errors import SpecDecError
-from inference.model import Draft, DraftToken, Matcher, Turn
+from inference.model import Draft, DraftToken, Matcher, Turn, Verdict
 
 MAX_FORCED_TOKENS = 32
 """Of one pass or step: forced text may be as long as a schema's names, but other sequences share the pass."""
@@ -24,12 +24,19 @@ class Allowed:
     """What the grammar of a turn lets be chosen.
 
     Attributes:
-        masks: one per row; None: there is no grammar.
+        masks: one per row that may be committed; None: there is no grammar.
         error: why the grammar cannot go on; what is chosen then must not be committed.
     """
 
     masks: Sequence[bytes | None] | None = None
     error: SpecDecError | None = None
+
+    def cut(self, verdict: Verdict) -> Verdict:
+        """A verdict without tokens of rows that have no mask: what is missing, the next pass chooses, or fails at."""
+        if self.masks is None or len(verdict.token_ids) <= len(self.masks):
+            return verdict
+        num_tokens = len(self.masks)
+        return replace(verdict, token_ids=verdict.token_ids[:num_tokens], num_accepted_tokens=num_tokens - 1)
 
 
 _ANYTHING = Allowed()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import array_api_compat
 
 from inference.commit import TokenLogprobs
-from inference.errors import InternalError, SpecDecError
+from inference.errors import InternalError
 from inference.model import Array, Backend, Span, Turn, Verdict, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
@@ -73,7 +73,7 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
         _require_finite(logits, choosing)
     allowed = [allowed_by_grammar(turn) for turn in turns]
     chosen = iter(_choose(logits, [each for each in zip(turns, allowed, strict=True) if each[0].chooses]))
-    verdicts = [_verdict(turn, chosen, each.error) for turn, each in zip(turns, allowed, strict=True)]
+    verdicts = [_verdict(turn, chosen, each) for turn, each in zip(turns, allowed, strict=True)]
     return _with_logprobs(turns, verdicts, logits)
 
 
@@ -144,8 +144,8 @@ def _span(turn: Turn) -> Span:
     return Span(slot=turn.slot, start=turn.start, token_ids=token_ids, num_logits=_num_logits(turn))
 
 
-def _verdict(turn: Turn, chosen: Iterator[int], error: SpecDecError | None) -> Verdict:
+def _verdict(turn: Turn, chosen: Iterator[int], allowed: Allowed) -> Verdict:
     tokens = [next(chosen) for _ in range(_num_choices(turn))]
-    if error is not None:
-        return replace(_NOTHING, error=error)
-    return verify(tokens, turn.proposal) if turn.chooses else _NOTHING
+    if allowed.error is not None:
+        return replace(_NOTHING, error=allowed.error)
+    return allowed.cut(verify(tokens, turn.proposal)) if turn.chooses else _NOTHING

@@ -9,7 +9,8 @@ part of the law of a request's tokens, so `VERSION` names all that they depend o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ class GrammarCompiler:
             matcher = self._matcher(_source(grammar), eos)
             if matcher.is_error():
                 raise ValueError(matcher.get_error())
-            compiled = GrammarMatcher(matcher, eos)
+            compiled = GrammarMatcher(matcher, eos, lambda: self._matcher(_source(grammar), eos))
             compiled.masks((), ())
         except (ValueError, RecursionError) as exc:
             path = self._path(grammar, eos)
@@ -103,18 +104,33 @@ class GrammarCompiler:
         return self._words
 
 
-class GrammarMatcher:
-    """The `inference.model.Matcher` of one sequence: goes on from the longest prefix that it still holds."""
+class _LimitError(Exception):
+    """The library gave up on a sequence, also when it saw nothing but that."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int]) -> None:
+
+class GrammarMatcher:
+    """The `inference.model.Matcher` of one sequence: goes on from the longest prefix that it still holds.
+
+    The library's limits count all that a matcher ever saw, refused drafts among it, and its errors stay. So a matcher
+    with an error is made anew and shown the sequence alone: no draft can fail a request.
+
+    Args:
+        matcher: at the beginning of an output.
+        eos_token_ids: may end it.
+        remake: compiles the grammar again.
+    """
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int], remake: Callable[[], LLMatcher]) -> None:
         self._matcher = matcher
         self._eos = eos_token_ids
+        self._remake = remake
         self._held: list[int] = []
+        self._fault = ""
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
         """See `Matcher`."""
         self._reach(output)
-        num_taken = self._go_to([*output, *proposal]) - len(output)
+        num_taken = self._num_taken(output, proposal)
         if num_taken == len(proposal) or not self._may_end(proposal[num_taken]):
             return num_taken
         return num_taken + 1
@@ -122,12 +138,14 @@ class GrammarMatcher:
     def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
         """See `Matcher`."""
         self._reach(output)
-        masks: list[bytes | None] = [self._mask()]
-        for end in range(len(output) + 1, len(output) + len(proposal) + 1):
-            if self._go_to([*output, *proposal[: end - len(output)]]) < end:
-                break
-            masks.append(self._mask())
-        return masks + [None] * (len(proposal) + 1 - len(masks))
+        masks: list[bytes | None] = [self._first_mask(output)]
+        with suppress(_LimitError):
+            while len(masks) <= len(proposal):
+                mask = self._mask([*output, *proposal[: len(masks)]])
+                if mask is None:
+                    return masks + [None] * (len(proposal) + 1 - len(masks))
+                masks.append(mask)
+        return masks
 
     def forced(self, output: Sequence[int], limit: int) -> list[int]:
         """See `Matcher`."""
@@ -140,17 +158,39 @@ class GrammarMatcher:
 
     def goes_on(self, output: Sequence[int]) -> bool:
         """See `Matcher`."""
-        return self._go_to(output) == len(output)
+        try:
+            return self._go_to(output) == len(output)
+        except _LimitError:
+            return False
 
     def _reach(self, output: Sequence[int]) -> None:
-        num_taken = self._go_to(output)
+        try:
+            num_taken = self._go_to(output)
+        except _LimitError:
+            raise self._too_complex() from None
         if num_taken < len(output):
-            self._check()
             token_id = output[num_taken]
             raise InternalError(f"the grammar refuses token {token_id} of the output, which it had allowed")
 
+    def _num_taken(self, output: Sequence[int], proposal: Sequence[int]) -> int:
+        with suppress(_LimitError):
+            return self._go_to([*output, *proposal]) - len(output)
+        num_taken = 0  # one by one, to the token at which the limit is
+        with suppress(_LimitError):
+            while self._go_to([*output, *proposal[: num_taken + 1]]) > len(output) + num_taken:
+                num_taken += 1
+        self._reach([*output, *proposal[:num_taken]])
+        return num_taken
+
     def _go_to(self, tokens: Sequence[int]) -> int:
         """Stand behind as many of the tokens as the grammar takes, end-of-sequence ones not among them; how many."""
+        for _ in range(2):
+            num_taken = self._advance(tokens)
+            if not self._has_error():
+                return num_taken
+        raise _LimitError
+
+    def _advance(self, tokens: Sequence[int]) -> int:
         common = _common_prefix(self._held, tokens)
         if common < len(self._held):
             self._matcher.rollback(len(self._held) - common)
@@ -163,16 +203,33 @@ class GrammarMatcher:
     def _may_end(self, token_id: int) -> bool:
         return token_id in self._eos and self._matcher.is_accepting()
 
-    def _mask(self) -> bytes:
-        mask = self._matcher.compute_bitmask()
-        self._check()
-        return mask
+    def _first_mask(self, output: Sequence[int]) -> bytes | None:
+        try:
+            return self._mask(output)
+        except _LimitError:
+            raise self._too_complex() from None
 
-    def _check(self) -> None:
-        """An error is a limit that was reached: that the grammar has no other fault, its compilation said."""
-        if self._matcher.is_error():
-            message = f"grammar: {_brief(self._matcher.get_error())}"
-            raise InvalidRequestError(message, field="grammar")
+    def _mask(self, tokens: Sequence[int]) -> bytes | None:
+        """What may follow the tokens; None if they are refused or ended."""
+        for _ in range(2):
+            if self._go_to(tokens) < len(tokens):
+                return None
+            mask: bytes = self._matcher.compute_bitmask()
+            if not self._has_error():
+                return mask
+        raise _LimitError
+
+    def _has_error(self) -> bool:
+        """Whether the library gave up; then the matcher is a new one."""
+        if not self._matcher.is_error():
+            return False
+        self._fault = self._matcher.get_error()
+        self._matcher, self._held = self._remake(), []
+        return True
+
+    def _too_complex(self) -> InvalidRequestError:
+        """That the grammar has no other fault, its compilation said."""
+        return InvalidRequestError(f"grammar: {_brief(self._fault)}", field="grammar")
 
 
 def _source(grammar: Grammar) -> str:

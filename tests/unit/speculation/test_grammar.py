@@ -15,6 +15,7 @@ from inference.errors import InternalError
 from inference.model import Draft, Proposer, Turn, Verdict
 from inference.request import Grammar, GrammarKind, SamplingParams
 from inference.scheduling.draft_length import DraftLength
+from inference.speculation.grammar import Allowed
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.ngram import NgramProposer
 from inference.speculation.slot_decoder import SlotDecoder
@@ -158,3 +159,11 @@ def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
 
 
 torch.set_num_threads(1)
+
+
+def test_what_has_no_mask_is_not_committed() -> None:
+    """The proposal led to where no mask could be made: the next pass stands there by itself, and says so or goes on."""
+    allowed = Allowed([b"", b""])
+    assert allowed.cut(Verdict((5, 6, 7), num_draft_tokens=3, num_accepted_tokens=2)) == Verdict((5, 6), 3, 1)
+    assert allowed.cut(Verdict((5, 6), num_draft_tokens=3, num_accepted_tokens=1)) == Verdict((5, 6), 3, 1)
+    assert Allowed().cut(Verdict((5, 6, 7), 3, 2)) == Verdict((5, 6, 7), 3, 2)

@@ -21,7 +21,7 @@ from hypothesis_jsonschema import from_schema
 from inference.config import BUNDLED_TARGET
 from inference.errors import InternalError, InvalidRequestError
 from inference.request import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
-from inference.text.grammar import GrammarCompiler, GrammarMatcher
+from inference.text.grammar import _LIMITS, GrammarCompiler, GrammarMatcher
 from inference.text.tokenizer import Tokenizer
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
 
@@ -204,6 +204,30 @@ def test_a_refused_output_is_a_fault_of_ours() -> None:
     matcher = compiled(GrammarKind.REGEX, "the")
     with pytest.raises(InternalError, match="token 200"):
         matcher.masks([200], ())
+
+
+MANY_STATES = r"(a|b)*c|a[x-z]{1,60}(foo|bar|[0-9]{3,50}){2,9}"
+
+
+@pytest.mark.parametrize("limit", [{"max_lexer_states": 25}, {"max_lexer_states": 30}])
+def test_a_draft_that_reaches_a_limit_fails_no_request(limit: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's limits count all that a matcher ever saw, and its errors stay.
+
+    A draft that led to too many states, and was refused, once failed requests that the target alone would have
+    finished.
+    """
+    monkeypatch.setattr("inference.text.grammar._LIMITS", {**_LIMITS, **limit})
+    compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
+    output, draft = TOKENIZER.encode("abab"), TOKENIZER.encode("axxx1234567bar")
+    alone = compiler.compile(Grammar(GrammarKind.REGEX, MANY_STATES))
+    matcher = compiler.compile(Grammar(GrammarKind.REGEX, MANY_STATES))
+    masks = matcher.masks((), draft)
+    assert 0 < len(masks) <= len(draft)
+    assert masks[0] == alone.masks((), ())[0]
+    with pytest.raises(InvalidRequestError, match="lexer error"):
+        matcher.masks(draft, ())
+    for end in range(len(output) + 1):
+        assert matcher.masks(output[:end], draft)[0] == alone.masks(output[:end], ())[0]
 
 
 BAD = {
