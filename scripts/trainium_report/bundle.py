@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.backends.neuron.artifacts import artifacts_root
+from inference.backends.neuron.store import MANIFEST, publications
 from scripts.trainium_report.tables import figures, kinds
 from scripts.trainium_report.variant import Variant
 
@@ -69,4 +70,4 @@ def _output(command: Sequence[str]) -> str:
 def _manifests(variants: Sequence[Variant]) -> list[Path]:
     """What every compiled model in their folders was made from."""
     roots = {artifacts_root(variant.artifacts) for variant in variants}
-    return sorted(file for root in roots for file in root.glob("*/specdec.json"))
+    return sorted(each.folder / MANIFEST for root in roots for each in publications(root) if each.manifest is not None)

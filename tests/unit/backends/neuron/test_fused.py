@@ -356,7 +356,11 @@ MUTANTS = [
 @pytest.mark.usefixtures("artifacts")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
 async def test_a_broken_rule_is_noticed(
-    models: ModelDirectories, nxdi: Nxdi, mutant: Callable[[Patch], None], monkeypatch: Patch
+    models: ModelDirectories,
+    nxdi: Nxdi,
+    mutant: Callable[[Patch], None],
+    monkeypatch: Patch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if nxdi.is_real and mutant is sampling_params_left_out:
         pytest.skip("a rule of graphs that were traced for a batch")
@@ -366,6 +370,7 @@ async def test_a_broken_rule_is_noticed(
     async def play() -> None:
         answers = await generate_all(engine(load_greedy(models.target, models.related)), wanted)
         assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)
+        assert "a step over" not in caplog.text  # one that failed, and was repeated with success
 
     with pytest.raises((AssertionError, InternalError)):  # the engine's word for whatever NxDI raises
         await play()

@@ -239,7 +239,12 @@ MUTANTS = [
 @pytest.mark.usefixtures("artifacts")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
 async def test_a_broken_rule_is_noticed(
-    models: ModelDirectories, nxdi: Nxdi, checkpoint: Path, mutant: Callable[[Patch], None], monkeypatch: Patch
+    models: ModelDirectories,
+    nxdi: Nxdi,
+    checkpoint: Path,
+    mutant: Callable[[Patch], None],
+    monkeypatch: Patch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if nxdi.is_real and mutant is no_positions_reserved:
         pytest.skip("NxDI has 128 positions to spare for Medusa; the rule is that of all other graphs")
@@ -249,6 +254,7 @@ async def test_a_broken_rule_is_noticed(
     async def play() -> None:
         answers = await generate_all(engine(load(checkpoint)), wanted)
         assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)
+        assert "a step over" not in caplog.text  # one that failed, and was repeated with success
 
     with pytest.raises((AssertionError, InternalError)):  # the engine's word for whatever NxDI raises
         await play()
