@@ -189,7 +189,6 @@ def test_a_file_that_changed_is_done_again(public: Path, tmp_path: Path) -> None
     save_file({"a.weight": weight(seed=7), "a.weight_scale": torch.rand(4, 1)}, public / SHARDS[0])
     again = rescaled(public, tmp_path / "out")
     assert [line.endswith("done before") for line in again] == [False, True, True, False]
-    shutil.rmtree(tmp_path / "fresh", ignore_errors=True)
     rescaled(public, tmp_path / "fresh")
     assert (tmp_path / "out" / SHARDS[0]).read_bytes() == (tmp_path / "fresh" / SHARDS[0]).read_bytes()
 
@@ -234,7 +233,7 @@ def test_what_cannot_be_rescaled_is_named(tmp_path: Path, tensors: Tensors, mess
 
 
 def test_damaged_checkpoints_are_named(public: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="config.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         rescaled(tmp_path / "nowhere", tmp_path / "out")
     (public / SHARDS[1]).write_bytes((public / SHARDS[1]).read_bytes()[:-1])
     with pytest.raises(ConfigError, match=f"{SHARDS[1]} cannot be read"):
@@ -290,8 +289,6 @@ def test_an_unrescaled_checkpoint_is_refused_with_the_command(
     with pytest.raises(ConfigError, match=f"--role rescale_fp8 --model {public} --output {public}-rescaled"):
         load(public)
     rescaled(public, out)
-    for name in SHARDS:
-        (out / name).write_bytes((out / name).read_bytes())
     load(out)
     assert "is not marked" not in caplog.text
     shutil.copyfile(public / "config.json", out / "config.json")  # rescaled by another tool
