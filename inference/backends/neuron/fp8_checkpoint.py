@@ -35,9 +35,10 @@ def shards_of(folder: Path) -> list[Path]:
     if not (folder / INDEX).exists():
         return sorted(folder.glob("*.safetensors"))
     weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ConfigError(f"{folder / INDEX} has no weight_map")
-    return [folder / name for name in sorted(set(weight_map.values()))]
+    names = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
+    if not names or any(Path(name).name != name for name in names):
+        raise ConfigError(f"{folder / INDEX} has no weight_map that names files beside it")
+    return [folder / name for name in sorted(names)]
 
 
 def open_shard(file: Path) -> Any:

@@ -1,8 +1,6 @@
 """Checkpoints in OCP's E4M3 made into such in Neuron's FP8_EXP4: values halved, their scales doubled, file by file.
 
-NxD's README_rescaling_fp8_for_neuron.md divides by 448/240 and rounds every value; 2 changes the exponent alone. Scales
-of inputs (`input_scale`) are doubled too: they were made for 448, and NxD clips what it divided by them at 240
-(`quantize_static_quant_activations`). Bounds of inputs (`input_scale_ub`) and scales of the KV cache stay.
+NxD's README_rescaling_fp8_for_neuron.md divides by 448/240 and rounds every value; 2 changes the exponent alone.
 """
 
 from __future__ import annotations
@@ -11,34 +9,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inference.backends.neuron.fp8 import HALVED, has_nan, num_lost
-from inference.backends.neuron.fp8_checkpoint import (
-    E4M3,
-    MARK,
-    Kind,
-    bytes_of,
-    kinds_of,
-    open_shard,
-    read_json,
-    shards_of,
-)
+from inference.backends.neuron.fp8_checkpoint import MARK, bytes_of, open_shard, read_json, shards_of
+from inference.backends.neuron.fp8_scales import Plan, planned
 from inference.errors import ConfigError
 
 PROGRESS = "fp8_rescaling.json"
-SCALE_DTYPES = ("F64", "F32", "F16", "BF16")
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # what they hold was not rescaled
-
-
-@dataclass(slots=True)
-class _Plan:
-    """Names of tensors that are halved, and doubled: a scale may lie in another file than its weight."""
-
-    weights: set[str] = field(default_factory=set)
-    scales: set[str] = field(default_factory=set)
 
 
 def rescale(model: Path, output: Path) -> Iterator[str]:
@@ -52,23 +32,29 @@ def rescale(model: Path, output: Path) -> Iterator[str]:
             or is not what it should be after it was.
     """
     config, shards = _config_of(model, output), shards_of(model)
-    plan = _planned({name: kind for shard in shards for name, kind in kinds_of(shard).items()}, model)
+    plan = planned(model, shards)
     try:
         output.mkdir(parents=True, exist_ok=True)
         done = _done_before(shards, output)
         for number, shard in enumerate(shards, 1):
-            is_done = shard.name in done
-            if not is_done:
-                (output / "config.json").unlink(missing_ok=True)  # of an earlier state of the model
-                done[shard.name] = {**_rescaled(shard, output / shard.name, plan), "source": _stamp(shard)}
-                _write_json(output / PROGRESS, done)
-            yield f"{number}/{len(shards)} {shard.name}  {'done before' if is_done else _said(done[shard.name])}"
-        total = {each: sum(done[shard.name][each] for shard in shards) for each in ("num_values", "num_lost")}
+            state = "done before" if shard.name in done else _said(_do(shard, output, plan, done))
+            yield f"{number}/{len(shards)} {shard.name}  {state}"
+        total = {each: sum(note[each] for note in done.values()) for each in ("num_values", "num_lost")}
         _copy_others(model, output)
         _write_json(output / "config.json", {**config, MARK: {"maximum": 240, **total}})
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error}") from error
     yield f"{output}  {_said(total)}"
+
+
+def _do(shard: Path, output: Path, plan: Plan, done: dict[str, Any]) -> Mapping[str, int]:
+    """Write one file and note it; how many values it has, and lost."""
+    (output / "config.json").unlink(missing_ok=True)  # of an earlier state of the model
+    source = _stamp(shard)
+    counts = _rescaled(shard, output / shard.name, plan)
+    done[shard.name] = {**counts, "source": source}
+    _write_json(output / PROGRESS, done)
+    return counts
 
 
 def _said(counts: Mapping[str, int]) -> str:
@@ -85,39 +71,6 @@ def _config_of(model: Path, output: Path) -> dict[str, Any]:
     return config
 
 
-def _planned(kinds: Mapping[str, Kind], model: Path) -> _Plan:
-    plan = _Plan()
-    for name, kind in kinds.items():
-        if kind.dtype == E4M3:
-            plan.weights.add(name)
-            plan.scales |= _scales_of(name, kinds)
-    if not plan.weights:
-        raise ConfigError(f"{model} has no weights of dtype {E4M3} in safetensors files: there is nothing to rescale")
-    return plan
-
-
-def _scales_of(weight: str, kinds: Mapping[str, Kind]) -> set[str]:
-    """Of compressed-tensors, of DeepSeek and Qwen, which multiply by their `_inv` too, of NxDI; and of its input."""
-    layer = weight.removesuffix(".weight")
-    found = [name for name in (f"{weight}_scale", f"{weight}_scale_inv", f"{layer}.scale") if name in kinds]
-    if len(found) != 1:
-        raise ConfigError(f"{weight} is fp8 and has {len(found)} scales, one is needed: {', '.join(found) or 'none'}")
-    if not _fits(kinds[found[0]].shape, kinds[weight].shape):
-        shapes = f"{kinds[found[0]].shape}, its weight {kinds[weight].shape}"
-        raise ConfigError(f"{found[0]} has shape {shapes}: neither per tensor, nor per channel, nor per block")
-    scales = {*found, f"{layer}.input_scale"} & kinds.keys()
-    for name in scales:
-        if kinds[name].dtype not in SCALE_DTYPES:
-            raise ConfigError(f"{name} has dtype {kinds[name].dtype}, known are {', '.join(SCALE_DTYPES)}")
-    return scales
-
-
-def _fits(scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
-    if scale in ((), (1,), weight[:1]):
-        return True
-    return len(scale) == len(weight) and all(0 < few <= many for few, many in zip(scale, weight, strict=True))
-
-
 def _stamp(shard: Path) -> list[int]:
     return [shard.stat().st_size, shard.stat().st_mtime_ns]
 
@@ -127,15 +80,14 @@ def _done_before(shards: list[Path], output: Path) -> dict[str, Any]:
     noted = read_json(output / PROGRESS) if (output / PROGRESS).exists() else {}
     if noted.keys() - {shard.name for shard in shards}:
         raise ConfigError(f"--output {output} holds parts of another checkpoint")
-    found = {
-        shard.name: noted[shard.name] for shard in shards if (output / shard.name).exists() and shard.name in noted
-    }
-    return {
-        shard.name: found[shard.name] for shard in shards if found.get(shard.name, {}).get("source") == _stamp(shard)
-    }
+    return {shard.name: noted[shard.name] for shard in shards if _is_done(noted.get(shard.name), shard, output)}
 
 
-def _rescaled(source: Path, destination: Path, plan: _Plan) -> dict[str, int]:
+def _is_done(note: Any, shard: Path, output: Path) -> bool:
+    return isinstance(note, dict) and note.get("source") == _stamp(shard) and (output / shard.name).exists()
+
+
+def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
     """Write one file, read it again, and give it its name."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -155,7 +107,7 @@ def _rescaled(source: Path, destination: Path, plan: _Plan) -> dict[str, int]:
     return counts
 
 
-def _changed(name: str, tensor: Any, plan: _Plan) -> Any:
+def _changed(name: str, tensor: Any, plan: Plan) -> Any:
     """A tensor of the same shape and dtype."""
     import torch
 
@@ -169,7 +121,7 @@ def _changed(name: str, tensor: Any, plan: _Plan) -> Any:
     return torch.frombuffer(bytearray(data.translate(HALVED)), dtype=tensor.dtype).reshape(tensor.shape)
 
 
-def _verified(source: Path, part: Path, plan: _Plan) -> dict[str, int]:
+def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
     """What was written, against what it was made from.
 
     Twice a value and half its scale are exact, so where both are what they were, so is their product.
@@ -177,17 +129,17 @@ def _verified(source: Path, part: Path, plan: _Plan) -> dict[str, int]:
     counts = {"num_values": 0, "num_lost": 0}
     with open_shard(source) as old, open_shard(part) as new:
         for name in old.keys():  # noqa: SIM118
-            before, after = old.get_tensor(name), new.get_tensor(name)
-            lost = _lost(before, after, name=name, plan=plan)
+            before = old.get_tensor(name)
+            lost = _lost(before, new.get_tensor(name), name=name, plan=plan)
             if lost is None:
                 raise ConfigError(f"{name} of {source}: what was written of it does not stand for what it was")
-            if name in plan.weights:
-                counts["num_values"] += before.numel()
-                counts["num_lost"] += lost
+            counts["num_values"] += before.numel() if name in plan.weights else 0
+            counts["num_lost"] += lost
     return counts
 
 
-def _lost(before: Any, after: Any, *, name: str, plan: _Plan) -> int | None:
+def _lost(before: Any, after: Any, *, name: str, plan: Plan) -> int | None:
+    """How many values lost a bit; None if the tensor is not what it should be."""
     if name in plan.weights:
         return num_lost(bytes_of(before), bytes_of(after))
     if name in plan.scales:

@@ -19,7 +19,8 @@ from inference.backends.neuron.rescaling import PROGRESS, rescale
 from inference.backends.neuron.slots import load_neuron_backend
 from inference.cli.app import main
 from inference.errors import ConfigError
-from tests.unit.backends.neuron.test_loading import checkpoint, neuron_config, quantized
+from tests.support.neuron.slot_models import checkpoint, neuron_config
+from tests.unit.backends.neuron.test_loading import quantized
 
 Tensors = dict[str, torch.Tensor]
 FINITE = bytes(byte for byte in range(256) if byte & 0x7F != 0x7F)
@@ -40,7 +41,7 @@ def weight(rows: int = 4, seed: int = 0) -> torch.Tensor:
 def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
     """A checkpoint of that many files, with an index."""
     folder.mkdir(exist_ok=True)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for name, tensors in zip(SHARDS, shards, strict=False):
         save_file(tensors, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
@@ -150,7 +151,7 @@ def test_a_fused_tensor_of_experts_has_its_scale_beside_it(tmp_path: Path) -> No
     experts = weight().reshape(2, 2, 256)
     model = save(tmp_path / "model", {"up_proj": experts, "up_proj_scale_inv": torch.ones(2, 1, 2)})
     rescaled(model, tmp_path / "out")
-    assert loaded(tmp_path / "out")["up_proj_scale_inv"].unique().tolist() == [2.0]
+    assert loaded(tmp_path / "out")["up_proj_scale_inv"].tolist() == [[[2.0, 2.0]]] * 2
 
 
 @pytest.mark.parametrize("num_done", [0, 1, 2, 3])
@@ -241,9 +242,10 @@ def test_damaged_checkpoints_are_named(public: Path, tmp_path: Path) -> None:
     (public / SHARDS[1]).unlink()
     with pytest.raises(ConfigError, match=f"{SHARDS[1]} cannot be read"):
         rescaled(public, tmp_path / "out")
-    (public / INDEX).write_text("{}")
-    with pytest.raises(ConfigError, match="has no weight_map"):
-        rescaled(public, tmp_path / "out")
+    for index in ("{}", '{"weight_map": {"a": "../x.safetensors"}}', '{"weight_map": []}'):
+        (public / INDEX).write_text(index)
+        with pytest.raises(ConfigError, match="has no weight_map that names files beside it"):
+            rescaled(public, tmp_path / "out")
 
 
 def test_outputs_that_are_something_else_are_left_alone(public: Path, tmp_path: Path) -> None:
