@@ -17,7 +17,8 @@ from inference.backends.neuron.fp8_checkpoint import MARK, bytes_of, open_shard,
 from inference.backends.neuron.fp8_scales import Plan, planned
 from inference.errors import ConfigError
 
-PROGRESS = "fp8_rescaling.json"
+PROGRESS = "fp8_rescaling.progress"
+"""JSON, but not by name: it holds times, and `model_identity` hashes *.json."""
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # what they hold was not rescaled
 
 
@@ -101,6 +102,7 @@ def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
         raise ConfigError(f"{part} cannot be written: {error}") from error
     del tensors
     counts = _verified(source, part, plan)
+    shutil.copymode(source, part)  # safetensors lets only this user read it
     with part.open("rb") as written:
         os.fsync(written.fileno())  # or a file with a name may be empty after a crash of the machine
     part.replace(destination)

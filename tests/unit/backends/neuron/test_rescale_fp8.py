@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from inference.backends.identity import model_identity
 from inference.backends.neuron import rescaling
 from inference.backends.neuron.fp8 import DOUBLED, HALVED, has_nan, is_beyond_neuron, num_lost
 from inference.backends.neuron.fp8_checkpoint import INDEX, MARK, check_rescaled
@@ -54,12 +55,15 @@ def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
 @pytest.fixture
 def public(tmp_path: Path) -> Path:
     """Three files; of the second weight the scale lies in the third."""
-    return save(
+    model = save(
         tmp_path / "public",
         {"a.weight": weight(), "a.weight_scale": torch.rand(4, 1), "norm.weight": torch.rand(8).bfloat16()},
         {"b.weight": weight(seed=1), "b.input_scale": torch.tensor(0.5), "b.input_scale_ub": torch.tensor(1200.0)},
         {"b.weight_scale": torch.tensor(0.25), "c.weight_scale": torch.tensor(3.0), "k_scale": torch.tensor(2.0)},
     )
+    for name in SHARDS:
+        (model / name).chmod(0o644)
+    return model
 
 
 def loaded(folder: Path) -> Tensors:
@@ -124,6 +128,7 @@ def test_a_checkpoint_stands_for_what_it_was(public: Path, tmp_path: Path) -> No
         MARK: {"maximum": 240, "num_values": 2048, "num_lost": 128},
     }
     assert (tmp_path / "out/tokenizer.json").exists()
+    assert (tmp_path / "out" / SHARDS[0]).stat().st_mode == (public / SHARDS[0]).stat().st_mode
     assert (tmp_path / "out" / INDEX).read_bytes() == (public / INDEX).read_bytes()
 
 
@@ -192,6 +197,12 @@ def test_a_file_that_changed_is_done_again(public: Path, tmp_path: Path) -> None
     assert [line.endswith("done before") for line in again] == [False, True, True, False]
     rescaled(public, tmp_path / "fresh")
     assert (tmp_path / "out" / SHARDS[0]).read_bytes() == (tmp_path / "fresh" / SHARDS[0]).read_bytes()
+
+
+def test_replicas_that_each_rescaled_hold_one_model(public: Path, tmp_path: Path) -> None:
+    rescaled(public, tmp_path / "one")
+    rescaled(Path(shutil.copytree(public, tmp_path / "copy", copy_function=shutil.copyfile)), tmp_path / "two")
+    assert model_identity(tmp_path / "one") == model_identity(tmp_path / "two")
 
 
 def test_what_was_written_wrongly_is_no_result(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
