@@ -29,6 +29,8 @@ DECODER_LOADERS = {"neuron": ("inference.backends.neuron.fused", "load_fused_dec
 COMPILERS = {"neuron": ("inference.backends.neuron.compiling", "compile_models")}
 # module and the function that looks after compiled models, (action, folder or None, hours) -> lines, and which are good
 UPKEEP = ("inference.backends.neuron.upkeep", "report")
+# module and the function that rescales fp8 checkpoints, (model, output) -> lines
+RESCALING = ("inference.backends.neuron.rescaling", "rescale")
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 """Backends that never copy a slot: their drafts have no branches, and need no slots for them."""
 AUTO = "auto"
@@ -83,6 +85,13 @@ def artifact_report(action: str, root: Path | None, older_than_h: float) -> Iter
     """See `inference.backends.neuron.upkeep.report`."""
     module, function = UPKEEP
     lines: Iterator[tuple[str, bool]] = getattr(import_module(module), function)(action, root, older_than_h)
+    return lines
+
+
+def rescale_fp8(model: Path, output: Path) -> Iterator[str]:
+    """See `inference.backends.neuron.rescaling.rescale`."""
+    module, function = RESCALING
+    lines: Iterator[str] = getattr(import_module(module), function)(model, output)
     return lines
 
 

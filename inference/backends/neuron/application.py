@@ -25,6 +25,7 @@ from inference.backends.neuron.environment import (
     version_of,
 )
 from inference.backends.neuron.foreign import check_fits, is_compiled_model
+from inference.backends.neuron.fp8_checkpoint import check_rescaled
 from inference.backends.neuron.fused_graph import corrected
 from inference.backends.neuron.parameters import check_names, parameter_names
 from inference.config import ModelConfig
@@ -268,6 +269,8 @@ def _check_quantization(arguments: dict[str, Any]) -> None:
     if arguments.get("quantized"):
         for fault in _quantization_faults(arguments, dtype=dtype, kind=kind):
             raise ConfigError(f"neuron_config: {fault}")
+        if dtype == "f8e4m3":
+            check_rescaled(Path(arguments["quantized_checkpoints_path"]))
     if (arguments.get("quantized") and dtype.startswith("f8")) or any(map(arguments.get, EIGHT_BITS)):
         set_fp8_environment()
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from inference.cli import flags
 from inference.cli.config_file import ConfigFileParser
-from inference.cli.roles import alone, artifacts, compile, draft, fused_client, fused_target, gateway, target
+from inference.cli.roles import (
+    alone,
+    artifacts,
+    compile,
+    draft,
+    fused_client,
+    fused_target,
+    gateway,
+    rescale_fp8,
+    target,
+)
 
 _ALL = (
     target.ROLE,
@@ -14,6 +24,7 @@ _ALL = (
     gateway.ROLE,
     compile.ROLE,
     artifacts.ROLE,
+    rescale_fp8.ROLE,
     alone.TARGET,
     alone.DRAFT,
 )

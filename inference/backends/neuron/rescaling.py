@@ -1,0 +1,161 @@
+"""Checkpoints in OCP's E4M3 made into such in Neuron's FP8_EXP4: values halved, their scales doubled, file by file.
+
+NxD's README_rescaling_fp8_for_neuron.md divides by 448/240 and rounds every value; 2 changes the exponent alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from inference.backends.neuron.fp8 import HALVED, has_nan, num_lost
+from inference.backends.neuron.fp8_checkpoint import MARK, bytes_of, open_shard, read_json, shards_of
+from inference.backends.neuron.fp8_scales import Plan, planned
+from inference.errors import ConfigError
+
+PROGRESS = "fp8_rescaling.progress"
+"""JSON, but not by name: it holds times, and `model_identity` hashes *.json."""
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # what they hold was not rescaled
+
+
+def rescale(model: Path, output: Path) -> Iterator[str]:
+    """Write a checkpoint that Neuron can read; a line per file, and one of all. Goes on where an earlier run ended.
+
+    Args:
+        output: a folder; config.json comes last, with a mark.
+
+    Raises:
+        ConfigError: the model is no fp8 checkpoint, holds NaN or was rescaled before; a file cannot be read or written,
+            or is not what it should be after it was.
+    """
+    config, shards = _config_of(model, output), shards_of(model)
+    plan = planned(model, shards)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        done = _done_before(shards, output)
+        for number, shard in enumerate(shards, 1):
+            state = "done before" if shard.name in done else _said(_do(shard, output, plan, done))
+            yield f"{number}/{len(shards)} {shard.name}  {state}"
+        total = {each: sum(note[each] for note in done.values()) for each in ("num_values", "num_lost")}
+        _copy_others(model, output)
+        _write_json(output / "config.json", {**config, MARK: {"maximum": 240, **total}})
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error}") from error
+    yield f"{output}  {_said(total)}"
+
+
+def _do(shard: Path, output: Path, plan: Plan, done: dict[str, Any]) -> Mapping[str, int]:
+    """Write one file and note it; how many values it has, and lost."""
+    (output / "config.json").unlink(missing_ok=True)  # of an earlier state of the model
+    source = _stamp(shard)
+    counts = _rescaled(shard, output / shard.name, plan)
+    done[shard.name] = {**counts, "source": source}
+    _write_json(output / PROGRESS, done)
+    return counts
+
+
+def _said(counts: Mapping[str, int]) -> str:
+    return f"{counts['num_values']} fp8 values, {counts['num_lost']} of them, near 0, lost a bit"
+
+
+def _config_of(model: Path, output: Path) -> dict[str, Any]:
+    if model.resolve() == output.resolve():
+        raise ConfigError(f"--output {output} is the model itself")
+    if MARK in (config := read_json(model / "config.json")):
+        raise ConfigError(f"{model} was rescaled before ({MARK} in its config.json): twice would be too small a range")
+    if (output / "config.json").exists() and MARK not in read_json(output / "config.json"):
+        raise ConfigError(f"--output {output} holds another checkpoint")
+    return config
+
+
+def _stamp(shard: Path) -> list[int]:
+    return [shard.stat().st_size, shard.stat().st_mtime_ns]
+
+
+def _done_before(shards: list[Path], output: Path) -> dict[str, Any]:
+    """What is noted of files that are finished, made from just these."""
+    noted = read_json(output / PROGRESS) if (output / PROGRESS).exists() else {}
+    if noted.keys() - {shard.name for shard in shards}:
+        raise ConfigError(f"--output {output} holds parts of another checkpoint")
+    return {shard.name: noted[shard.name] for shard in shards if _is_done(noted.get(shard.name), shard, output)}
+
+
+def _is_done(note: Any, shard: Path, output: Path) -> bool:
+    return isinstance(note, dict) and note.get("source") == _stamp(shard) and (output / shard.name).exists()
+
+
+def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
+    """Write one file, read it again, and give it its name."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    part = destination.with_name(f"{destination.name}.part")
+    try:
+        with open_shard(source) as shard:
+            tensors = {name: _changed(name, shard.get_tensor(name), plan) for name in shard.keys()}  # noqa: SIM118
+            save_file(tensors, part, metadata=shard.metadata())
+    except SafetensorError as error:
+        raise ConfigError(f"{part} cannot be written: {error}") from error
+    del tensors
+    counts = _verified(source, part, plan)
+    shutil.copymode(source, part)  # safetensors lets only this user read it
+    with part.open("rb") as written:
+        os.fsync(written.fileno())  # or a file with a name may be empty after a crash of the machine
+    part.replace(destination)
+    return counts
+
+
+def _changed(name: str, tensor: Any, plan: Plan) -> Any:
+    """A tensor of the same shape and dtype."""
+    import torch
+
+    if name in plan.scales:
+        return tensor * 2
+    if name not in plan.weights or not tensor.numel():
+        return tensor
+    data = bytes_of(tensor)
+    if has_nan(data):
+        raise ConfigError(f"{name} holds NaN (0x7f or 0xff): the checkpoint is damaged, or not E4M3")
+    return torch.frombuffer(bytearray(data.translate(HALVED)), dtype=tensor.dtype).reshape(tensor.shape)
+
+
+def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
+    """What was written, against what it was made from.
+
+    Twice a value and half its scale are exact, so where both are what they were, so is their product.
+    """
+    counts = {"num_values": 0, "num_lost": 0}
+    with open_shard(source) as old, open_shard(part) as new:
+        for name in old.keys():  # noqa: SIM118
+            before = old.get_tensor(name)
+            lost = _lost(before, new.get_tensor(name), name=name, plan=plan)
+            if lost is None:
+                raise ConfigError(f"{name} of {source}: what was written of it does not stand for what it was")
+            counts["num_values"] += before.numel() if name in plan.weights else 0
+            counts["num_lost"] += lost
+    return counts
+
+
+def _lost(before: Any, after: Any, *, name: str, plan: Plan) -> int | None:
+    """How many values lost a bit; None if the tensor is not what it should be."""
+    if name in plan.weights:
+        return num_lost(bytes_of(before), bytes_of(after))
+    if name in plan.scales:
+        return 0 if after.isfinite().all() and (after / 2 == before).all() else None
+    return 0 if bytes_of(before) == bytes_of(after) else None
+
+
+def _copy_others(model: Path, output: Path) -> None:
+    for file in model.iterdir():
+        if file.is_file() and file.suffix not in _OTHER_WEIGHTS and file.name not in ("config.json", PROGRESS):
+            shutil.copyfile(file, output / file.name)
+
+
+def _write_json(file: Path, value: Mapping[str, Any]) -> None:
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(json.dumps(value, indent=2) + "\n")
+    part.replace(file)
