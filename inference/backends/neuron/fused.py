@@ -49,6 +49,11 @@ class HostFusedDecoder(GraphDecoder):
         super().__init__(application, shape)
         self._decide = decide
 
+    @property
+    def keeps_grammars(self) -> bool:
+        """See `inference.model.MaskingDecoder`; the graph's own draft knows no grammar, and is accepted less often."""
+        return True
+
     def _read_prompt(self, turn: Turn) -> Verdict:
         call = prompt_call(Row(turn.slot, 0, turn.token_ids), widest=self._shape.prompt_width)
         *_, logits = self._application.forward(**call).fused_outputs  # [1, 1, vocab_size]

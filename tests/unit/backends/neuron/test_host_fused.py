@@ -14,10 +14,16 @@ from inference.backends.neuron.fused import HostFusedDecoder
 from inference.backends.neuron.graph_decoder import GraphDecoder
 from inference.backends.pytorch.backend import load_torch_backend
 from inference.config import ModelConfig
+from inference.engine.grammars import Grammars
+from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import InternalError, InvalidRequestError
-from inference.model import Turn, Verdict
-from inference.request import GenerationRequest, SamplingParams
+from inference.model import Decoder, Turn, Verdict
+from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.text.grammar import GrammarCompiler
+from inference.text.tokenizer import Tokenizer
 from tests.conftest import ModelDirectories
+from tests.support.models import EOS_TOKEN_ID, tiny_tokenizer
 from tests.support.neuron.engines import MAX_LENGTH, generate_all, requests, target_engine
 from tests.unit.backends.neuron.test_fused import K, engine, load, turn
 
@@ -61,6 +67,41 @@ async def test_logprobs_and_bias_are_the_target_s(models: ModelDirectories) -> N
     for entry, other in zip(found, expected, strict=True):
         assert [top.token_id for top in entry.top] == [top.token_id for top in other.top]
         assert entry.chosen.logprob == pytest.approx(other.chosen.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+async def test_grammars_are_kept(models: ModelDirectories, temperature: float) -> None:
+    """The graph's draft knows nothing of them: what the grammar refuses of it is no more than a rejected draft."""
+    tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
+    kinds = {GrammarKind.REGEX: "(the|a)+[0-9]{2,4}(in|ing)*", GrammarKind.CHOICE: '["the end", "the ending", "other"]'}
+    asked = [
+        GenerationRequest(
+            (5, 6, 7 + seed),
+            SamplingParams(temperature=temperature, seed=seed),
+            max_new_tokens=14,
+            grammar=Grammar(kind, text),
+            stop_at_eos=True,
+        )
+        for seed in range(2)
+        for kind, text in kinds.items()
+    ]
+
+    async def answers(decoder: Decoder, gamma: int) -> list[list[int]]:
+        grammars = Grammars(GrammarCompiler(tokenizer, decoder.vocab_size))
+        running = TargetEngine(decoder, EngineLimits(gamma=gamma, eos_token_ids=frozenset([EOS_TOKEN_ID])), grammars)
+        return [token_ids for token_ids, _ in await generate_all(running, asked)]
+
+    config = ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1)
+    found = await answers(load(models.target, models.related), K)
+    assert found == await answers(SlotDecoder(load_torch_backend(config)), 0)
+    assert all(len(token_ids) > 1 for token_ids in found)
+
+
+async def test_a_graph_that_chooses_itself_refuses_grammars(models: ModelDirectories) -> None:
+    request = GenerationRequest((5, 6), grammar=Grammar(GrammarKind.REGEX, "a+"), stop_at_eos=True)
+    running = engine(load(models.target, models.related, device_sampling=True))
+    with pytest.raises(InvalidRequestError, match="grammar"):
+        await running.compiled(request)
 
 
 def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParams, gamma: int = K) -> float:
