@@ -292,20 +292,16 @@ def test_the_role_once_twice_and_on_its_own_result(
 def test_an_unrescaled_checkpoint_is_refused_with_the_command(
     public: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def load(folder: Path) -> None:
-        fp8 = {"quantization_dtype": "f8e4m3", "quantization_type": "per_channel_symmetric"}
-        load_neuron_backend(
-            neuron_config(checkpoint("llama"), **quantized(quantized_checkpoints_path=str(folder), **fp8))
-        )
-
+    fp8 = {"quantization_dtype": "f8e4m3", "quantization_type": "per_channel_symmetric"}
+    settings = quantized(quantized_checkpoints_path=str(public), **fp8)
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=f"--role rescale_fp8 --model {public} --output {public}-rescaled"):
-        load(public)
+        load_neuron_backend(neuron_config(checkpoint("llama"), **settings))
     rescaled(public, out)
-    load(out)
+    check_rescaled(out)
     assert "is not marked" not in caplog.text
     shutil.copyfile(public / "config.json", out / "config.json")  # rescaled by another tool
-    load(out)
+    check_rescaled(out)
     assert "is not marked as rescaled to Neuron's fp8; a sample of it ends at 240" in caplog.text
 
 
