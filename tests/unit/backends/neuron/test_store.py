@@ -173,7 +173,7 @@ def test_a_compilation_that_fails_leaves_nothing_in_the_store(anywhere: Path) ->
 
 
 def test_the_compiler_works_where_the_user_says(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", f"{tmp_path}/work/")
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", f"{tmp_path}/compiling/")
     seen: list[str] = []
 
     def compile_and_look(folder: Path) -> None:
@@ -181,8 +181,8 @@ def test_the_compiler_works_where_the_user_says(root: Path, tmp_path: Path, monk
         compile_into(folder)
 
     find_or_compile(root, WANTED, compile_and_look)
-    assert all(each.startswith(f"{tmp_path}/work/{WANTED.key}-") for each in seen)
-    assert os.environ["BASE_COMPILE_WORK_DIR"] == f"{tmp_path}/work/"
+    assert all(each.startswith(f"{tmp_path}/compiling/{WANTED.key}-") for each in seen)
+    assert os.environ["BASE_COMPILE_WORK_DIR"] == f"{tmp_path}/compiling/"
     assert list((tmp_path / "work").iterdir()) == []
 
 
