@@ -12,11 +12,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-DOMAIN = "specdec.v1"
-"""Who gives the reasons."""
 _DETAILS_KEY = "grpc-status-details-bin"
-
-
 _DOMAIN = "specdec"
 
 

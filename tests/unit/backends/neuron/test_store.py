@@ -183,7 +183,7 @@ def test_the_compiler_works_where_the_user_says(root: Path, tmp_path: Path, monk
     find_or_compile(root, WANTED, compile_and_look)
     assert all(each.startswith(f"{tmp_path}/compiling/{WANTED.key}-") for each in seen)
     assert os.environ["BASE_COMPILE_WORK_DIR"] == f"{tmp_path}/compiling/"
-    assert list((tmp_path / "work").iterdir()) == []
+    assert list((tmp_path / "compiling").iterdir()) == []
 
 
 def test_a_long_compilation_shows_progress(
