@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from inference.backends.digests import digests_of, user_cache
 from inference.backends.neuron import store
 from inference.backends.neuron.differences import differences
-from inference.backends.neuron.digests import identity_of, user_cache
 from inference.backends.neuron.workshop import workshop
 from inference.errors import ConfigError
 
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 ENVIRONMENT = "NEURON_COMPILED_ARTIFACTS"
 KEY_DIGITS = 20
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _OF_NO_CONSEQUENCE = ("key", "files", "checkpoints")
 """In a manifest, but for what it was compiled for: names of places."""
 
@@ -54,7 +55,7 @@ class Wanted:
     @cached_property
     def conditions(self) -> dict[str, Any]:
         """All that a compilation depends on, as JSON has it: no path, no time."""
-        settings = {**self.description, "contents": [identity_of(path) for path in self.checkpoints]}
+        settings = {**self.description, "contents": [_contents(path) for path in self.checkpoints]}
         if "neuron_config" in settings:  # a quantized checkpoint is one of `checkpoints`
             settings["neuron_config"] = dict(settings["neuron_config"])
             settings["neuron_config"].pop("quantized_checkpoints_path", None)
@@ -131,3 +132,13 @@ def _nearest(root: Path, wanted: Wanted) -> str:
         return ": there is no compiled model at all"
     key = min(found, key=lambda each: len(found[each]))
     return f"; the nearest, {key}, differs: {'; '.join(found[key]) or 'its files are damaged'}"
+
+
+def _contents(checkpoint: Path) -> dict[str, str]:
+    """SHA-256 of what a compilation reads, by name: config.json and every weight file, or the one file of weights."""
+    files = [checkpoint]
+    if not checkpoint.is_file():
+        config = checkpoint / "config.json"
+        files = [config] if config.is_file() else []
+        files += [file for kind in WEIGHTS for file in sorted(checkpoint.glob(kind))]
+    return dict(zip((file.name for file in files), digests_of(files), strict=True))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.digests import digest_of
+from inference.backends.digests import digest_of
 from inference.errors import ConfigError
 
 MANIFEST = "specdec.json"

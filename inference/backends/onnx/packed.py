@@ -26,7 +26,8 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 
 from inference.backends.architectures import StoredConfig
-from inference.backends.identity import cache_root, contents
+from inference.backends.digests import user_cache
+from inference.backends.identity import contents
 from inference.backends.onnx.graph import CONSTANTS
 from inference.backends.onnx.layout import (
     CONFIG_FILE,
@@ -110,7 +111,7 @@ def require_private(folder: Path) -> None:
 def _cache_folder(path: Path, dtype: str) -> Path:
     """One folder per checkpoint and arithmetic, in it one per state of the checkpoint's files."""
     place = path.resolve()
-    return cache_root() / "onnx" / f"{place.name}-{dtype}-{_digest(str(place))}" / _digest(_facts(path))
+    return user_cache() / "onnx" / f"{place.name}-{dtype}-{_digest(str(place))}" / _digest(_facts(path))
 
 
 def _digest(value: object) -> str:

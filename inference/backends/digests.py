@@ -1,7 +1,6 @@
-"""What a checkpoint is by content: a digest of each file that a compilation reads. Times and places do not count.
+"""Files by content: SHA-256, remembered in the user's cache for as long as a file is untouched.
 
-Two machines that downloaded one model find each other's compiled models so. Reading a large checkpoint takes minutes:
-digests are remembered in the user's cache, for as long as a file is untouched.
+Reading a large checkpoint takes minutes, and every start asks which model it is. Times and places do not count.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 NUM_READERS = 8
 """Files that are read at once: hashing releases Python's lock."""
 SHA256_DIGITS = 64
@@ -26,27 +24,16 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "specdec"
 
 
-def identity_of(checkpoint: Path) -> dict[str, str]:
-    """SHA-256 of config.json and of every weight file, by name.
-
-    Args:
-        checkpoint: a model directory, or a file of weights.
-    """
-    files = [checkpoint] if checkpoint.is_file() else _files_of(checkpoint)
+def digests_of(files: Sequence[Path]) -> list[str]:
+    """SHA-256 of each file's content, in hexadecimal; a file is read once, and not again at the next start."""
     with ThreadPoolExecutor(NUM_READERS) as readers:
-        return dict(zip((file.name for file in files), readers.map(_remembered, files), strict=True))
+        return list(readers.map(_remembered, files))
 
 
 def digest_of(file: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _files_of(folder: Path) -> list[Path]:
-    config = folder / "config.json"
-    weights = [file for kind in WEIGHTS for file in sorted(folder.glob(kind))]
-    return [config, *weights] if config.is_file() else weights
 
 
 def _remembered(file: Path) -> str:
