@@ -70,51 +70,48 @@ class Metrics:
     def __init__(self, model_name: str, *, role: str = "server") -> None:
         self.registry = CollectorRegistry()
         self._name = model_name
+        self._add_process(role)
+        self._add_tokens()
+        self._add_ends()
+        self._add_phases()
+        self._add_run_ahead()
+        self._add_latencies()
+
+    def _add_process(self, role: str) -> None:
         ProcessCollector(registry=self.registry)
-        info = Gauge(
-            "specdec_server_info", "This process; always 1.", (*_MODEL, "role", "version"), registry=self.registry
-        )
-        info.labels(model_name, role, VERSION).set(1)
+        labels = (*_MODEL, "role", "version")
+        info = Gauge("specdec_server_info", "This process; always 1.", labels, registry=self.registry)
+        info.labels(self._name, role, VERSION).set(1)
+        self._loop_lags: deque[float] = deque([0.0], maxlen=100)
+        lag = self._gauge("specdec_event_loop_lag_seconds", "How late the event loop came, at worst, in the last 10 s.")
+        lag.set_function(lambda: max(self._loop_lags))
+
+    def _add_tokens(self) -> None:
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Output tokens committed.")
         self._num_drafts = self._counter("vllm:spec_decode_num_drafts", "Proposals verified.")
         self._num_draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
         self._num_accepted_tokens = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        self._accepted_per_pos = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by place in the proposal.",
-            (*_MODEL, "position"),
-            registry=self.registry,
+        text = "Draft tokens accepted, by place in the proposal."
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        self._accepted_per_pos = self._counter_by("position", name, text)
+        self._positions = [self._accepted_per_pos.labels(self._name, "0")]  # others as they come
+
+    def _add_ends(self) -> None:
+        self._success = self._counter_by("finished_reason", "vllm:request_success", "Requests finished, by why.")
+        self._failures = self._counter_by("code", "specdec_request_failures", "Requests that failed, by status.")
+
+    def _add_phases(self) -> None:
+        """Series by label are found once: looking one up for every commit costs more than counting."""
+        phase_seconds = self._counter_by(
+            "phase", "specdec_phase_seconds", "Time of all requests, by phase: draft, verify, queue, network."
         )
-        self._success = Counter(
-            "vllm:request_success",
-            "Requests finished, by why.",
-            (*_MODEL, "finished_reason"),
-            registry=self.registry,
-        )
-        self._failures = Counter(
-            "specdec_request_failures", "Requests that failed, by status.", (*_MODEL, "code"), registry=self.registry
-        )
-        phase_seconds = Counter(
-            "specdec_phase_seconds",
-            "Time of all requests, by phase: draft, verify, queue, network.",
-            (*_MODEL, "phase"),
-            registry=self.registry,
-        )
-        wire_bytes = Counter(
-            "specdec_wire_bytes",
-            "Bytes between draft worker and target, by direction: up (to the target), down.",
-            (*_MODEL, "direction"),
-            registry=self.registry,
-        )
-        # Found once: looking a series up by its labels, for every commit, costs more than counting.
-        self._phases = {phase: phase_seconds.labels(model_name, phase) for phase in PHASES}
-        self._directions = {way: wire_bytes.labels(model_name, way) for way in DIRECTIONS}
-        self._positions = [self._accepted_per_pos.labels(model_name, "0")]  # others as they come
-        self._add_run_ahead()
-        self._loop_lags: deque[float] = deque([0.0], maxlen=100)
-        lag = self._gauge("specdec_event_loop_lag_seconds", "How late the event loop came, at worst, in the last 10 s.")
-        lag.set_function(lambda: max(self._loop_lags))
+        text = "Bytes between draft worker and target, by direction: up (to the target), down."
+        wire_bytes = self._counter_by("direction", "specdec_wire_bytes", text)
+        self._phases = {phase: phase_seconds.labels(self._name, phase) for phase in PHASES}
+        self._directions = {way: wire_bytes.labels(self._name, way) for way in DIRECTIONS}
+
+    def _add_latencies(self) -> None:
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
         self._itl = self._histogram("vllm:inter_token_latency_seconds", "Gap between commits.", ITL_BUCKETS)
         self._tpot = self._histogram(
@@ -137,6 +134,9 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, _MODEL, registry=self.registry).labels(self._name)
+
+    def _counter_by(self, label: str, name: str, text: str) -> Counter:
+        return Counter(name, text, (*_MODEL, label), registry=self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _MODEL, registry=self.registry).labels(self._name)
