@@ -197,7 +197,7 @@ async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
 async def drain(server: ServerProcess) -> None:
     """SIGTERM: unhealthy at once, new requests refused, the running one finishes, exit code 0."""
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(generating(server, 600))
+        running = await stack.enter_async_context(generating(server, 4000))  # far longer than a slow test takes
         channel = await stack.enter_async_context(open_channel(server.address))
         health: Any = health_pb2_grpc.HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=60)
