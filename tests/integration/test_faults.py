@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -105,7 +105,8 @@ async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: 
     """SIGKILL in the middle of the stream: the closed connection is enough, no timeout has to pass."""
     arguments = ("--model", models.endless, "--port", str(small.port), "--prompt", "x", "--max_new_tokens", str(LONG))
     async with command("--role", "draft", *arguments) as process:
-        await until_busy(small)
+        assert process.stdout is not None
+        await asyncio.wait_for(process.stdout.readexactly(50), timeout=60)  # prompt and the first of the answer
         process.kill()
         await process.wait()
         await assert_serves_promptly(small)
@@ -319,14 +320,13 @@ def opening(card: pb.GetModelResponse) -> pb.Open:
 
 
 async def until_busy(server: ServerProcess) -> None:
-    """Wait until somebody else holds the only slot: a request of ours is refused, or waits for long."""
+    """Wait until somebody else holds the only slot of a server without a queue, which then refuses us."""
     async with asyncio.timeout(60):
         while True:
             async with queued(server, 1) as probe:
-                try:
-                    async with asyncio.timeout(5.0):
-                        await read_all(probe)
-                except (TimeoutError, grpc.aio.AioRpcError):
+                with suppress(grpc.aio.AioRpcError):
+                    await read_all(probe)
+                if await probe.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                     return
             await asyncio.sleep(0.05)
 
