@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import sys
@@ -264,7 +265,7 @@ class ServerConfig:
 
     @property
     def on_loopback(self) -> bool:
-        return self.host in ("127.0.0.1", "localhost", "::1")
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +311,14 @@ class ObserveConfig:
     timeline: Path | None = None
     otlp_endpoint: str | None = None
     metrics_port: int | None = None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own, which nobody else can dial."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def address(host: str, port: int) -> str:

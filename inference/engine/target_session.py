@@ -145,8 +145,7 @@ class TargetSession:
         Raises:
             InvalidRequestError: a branch is longer than the tree may be, or grows from nowhere.
         """
-        if not self._ready:
-            self._become_ready(time.monotonic())
+        was_ready = self._ready
         self._asked = self._asked or not branches
         self._heard_at, num_live = time.monotonic(), len(self.tree)
         for branch in branches:
@@ -154,6 +153,8 @@ class TargetSession:
             if num_tokens > MAX_TREE_TOKENS:
                 raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
+        if self._ready and not was_ready:  # branches that have lost keep no slot
+            self._become_ready(self._heard_at)
         if len(self.tree) > num_live:  # what was made behind a rejected token says nothing of when the new chain comes
             self.arrivals.proposed(self._heard_at, len(self.tree) - num_live)
 

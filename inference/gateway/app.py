@@ -40,6 +40,8 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 """The page is one file and talks to its own server alone; browsers see to it."""
+MAX_NAME_CHARACTERS = 200
+"""Of a name that a client is told is none of ours."""
 T = TypeVar("T")
 
 
@@ -142,7 +144,7 @@ def _check_model(body: GenerationBody | TokenizeBody | DetokenizeBody, card: Mod
 def _check_name(name: str, card: ModelCard) -> None:
     """The name of the served model, or a path that ends with it."""
     if name.rstrip("/").rpartition("/")[2] != card.name.rpartition("/")[2]:
-        message = f"model {name} does not exist; {card.name} is served"
+        message = f"model {name[:MAX_NAME_CHARACTERS]} does not exist; {card.name} is served"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,3 +204,21 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
             while target.pool._workers:
                 assert await tokens(good) == tokens_at(3, 40)
         call.cancel()
+
+
+async def test_streams_that_say_nothing_are_ended() -> None:
+    """A stream could wait a minute for its first message, and there could be as many as one liked."""
+    async with serving(idle_timeout_s=1.0) as target, AsyncExitStack() as stack:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        calls = []
+        for _ in range(4):
+            channel = await stack.enter_async_context(dialled(target, options))
+            calls += [rpc.VerificationServiceStub(channel).Verify() for _ in range(200)]
+        good = await stack.enter_async_context(open_channel(target.address))
+        watching = asyncio.create_task(worst_health(good))
+        assert await tokens(good) == tokens_at(3, 40)
+        async with asyncio.timeout(30):
+            codes = {await call.code() for call in calls}
+        watching.cancel()
+        assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert (await watching) < SLOW_S

@@ -354,6 +354,8 @@ async def test_a_model_is_known_by_its_name_or_a_path_to_it() -> None:
         assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": name, "prompt": "x"})).is_success
     response = await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": "other", "prompt": "x"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    response = await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": "x" * 5000, "prompt": "x"})
+    assert len(response.text) < 500  # nobody's megabyte comes back
 
 
 async def test_paths_beside_generation() -> None:
