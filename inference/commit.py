@@ -142,7 +142,7 @@ class Delta:
 
     Attributes:
         piece_lengths: how many characters of `text` each token added.
-        counts: see `Commit`.
+        counts, position: see `Commit`; a server of before says no position.
     """
 
     token_ids: tuple[int, ...]
@@ -154,6 +154,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     counts: Counts = Counts()
+    position: int | None = None
 
     def pieces(self) -> list[str]:
         """The text that each token added."""

@@ -31,6 +31,7 @@ from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.observed import Observer
 from inference.workers.status import to_status
+from inference.workers.target import assist
 from inference.workers.target.verification import TargetIdentity, VerificationServicer
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
@@ -222,3 +223,15 @@ async def test_streams_that_say_nothing_are_ended() -> None:
         watching.cancel()
         assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
         assert (await watching) < SLOW_S
+
+
+async def test_a_stream_in_which_nothing_moves_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Balancers that count no PINGs end a silent one after 30 s or a minute, and the pool was empty again and again."""
+    monkeypatch.setattr(assist, "HEARTBEAT_S", 0.02)
+    async with serving() as target, open_channel(target.address) as channel:
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
+        attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)
+        await call.write(pb.AssistRequest(attach=attach))
+        kinds = [(await call.read()).WhichOneof("message") for _ in range(4)]
+        assert kinds == ["attached", None, None, None]
+        call.cancel()

@@ -83,7 +83,7 @@ def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
 
 
 def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
-    """The story: one late branch a minute was a proposal too, and a silent draft held its slot for as long as it liked."""
+    """The story: one late branch a minute was a proposal too, and kept a slot for ever."""
     session = TargetSession(GenerationRequest((1, 2, 3)), max_length=1000, schedule=Schedule.SYNC, gamma=4)
     session.enter(0)
     clock.now += 50.0

@@ -48,6 +48,7 @@ class Recorder:
     """A front and a work that note what they are told."""
 
     fault = broken = None
+    hangs = False
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -101,6 +102,7 @@ from inference.serving.host import Host
 
 class Stuck:
     fault = broken = None
+    hangs = False
 
     async def stop(self, *, grace_s):
         print("draining", flush=True)
