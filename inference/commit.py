@@ -119,6 +119,12 @@ class Commit:
     counts: Counts = Counts()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory; every position has as many log-probabilities."""
+        num_scores = len(self.logprobs) * (1 + len(self.logprobs[0].top)) if self.logprobs else 0
+        return 500 + 40 * len(self.token_ids) + 160 * num_scores
+
 
 @dataclass(frozen=True, slots=True)
 class Started:

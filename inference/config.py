@@ -284,6 +284,7 @@ class HttpConfig:
         max_body_bytes: of a request.
         page: whether there is a page at /.
         deadline_s: seconds a request may take.
+        sse_ping_s: seconds after which a stream in which nothing happens gets an empty chunk; 0: never.
     """
 
     port: int = 0
@@ -292,8 +293,10 @@ class HttpConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     page: bool = True
     deadline_s: float = 600.0
+    sse_ping_s: float = 0.0
 
     def __post_init__(self) -> None:
+        _require(self.sse_ping_s >= 0, f"sse_ping_s {self.sse_ping_s} is below 0")
         _require(0 <= self.port <= 65535, f"http_port {self.port} is outside 0..65535")
         _require(self.max_body_bytes > 0, f"max_body {self.max_body_bytes} bytes is not above 0")
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")

@@ -242,6 +242,8 @@ def add_http(parser: argparse.ArgumentParser, *, default_port: int | None) -> No
     group.add_argument("--served_model_name", metavar="NAME", help="name of the model (default: its directory's)")
     text = "largest request body in MiB (%(default)s)"
     group.add_argument("--max_body_mib", type=_mebibytes, default=8.0, metavar="MIB", help=text)
+    text = "give a stream that is silent for this long an empty chunk, for proxies that would end it; 0: never (0)"
+    group.add_argument("--sse_ping_s", type=float, default=0.0, metavar="S", help=text)
     group.add_argument("--no_page", action="store_true", help="no page at /")
 
 

@@ -82,12 +82,12 @@ async def test_a_silent_worker_with_a_big_claim_does_not_take_the_drafts(pool: D
     answers = await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
     for length, (token_ids, percent) in enumerate(answers, start=3):
         assert token_ids == tokens_at(length, NUM_TOKENS)
-        assert percent > 50
+        assert percent > 25
     assert silent.most <= FIRST_SESSIONS
     assert silent.sessions == good.sessions == set()
     # Afterwards it is given one at a time, and only where nobody better has room.
     _, percent = await drafted(pool, 3)
-    assert percent > 50
+    assert percent > 25
 
 
 async def test_alone_with_a_silent_worker_is_as_good_as_alone(pool: DraftPool) -> None:
@@ -126,7 +126,7 @@ async def test_what_one_worker_declines_another_gets(pool: DraftPool) -> None:
     answers = await asyncio.gather(*(drafted(pool, length) for length in range(3, 9)))
     for length, (token_ids, percent) in enumerate(answers, start=3):
         assert token_ids == tokens_at(length, NUM_TOKENS)
-        assert percent > 50
+        assert percent > 25
     pool.decline(full, "nobody's")
     assert full.sessions == good.sessions == set()
 

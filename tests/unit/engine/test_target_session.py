@@ -77,7 +77,7 @@ def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
     clock.now += 0.002
     take_pass(session, clock, Verdict((5, 99), 2, 1))
     take_pass(session, clock, Verdict((98,), 0, 0))
-    commits = [session.commits._queue.get_nowait() for _ in range(3)]
+    commits = [session.commits._queue.get_nowait()[0] for _ in range(3)]
     echoes = [(c.num_received_tokens, c.hold_us) for c in commits if not isinstance(c, Exception)]
     assert echoes == [(0, 0), (5, 12_000), (0, 0)]
 
