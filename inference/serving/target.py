@@ -49,7 +49,7 @@ def _host(
     )
     local = LocalCompleter(pool, running.tokenizer, server.defaults)
     completer = observers.around(local, metrics, model=name)
-    card = model_card(name, "target", pool, running.tokenizer, server.defaults)
+    card = model_card(name, "target", pool, running.tokenizer, server.defaults, model_id)
     generation = GenerationServicer(completer, card, local.codec)
     fronts: list[Front] = [
         *metrics_fronts(observers, metrics, server),

@@ -23,6 +23,11 @@ class ModelCard:
     tokenizer_fingerprint: str
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
+    model_id: str = ""
+
+    def named(self, name: str | None) -> ModelCard:
+        """The card under another name, if there is one."""
+        return self if name is None else replace(self, name=name)
 
 
 MAX_MESSAGES = 1024

@@ -433,6 +433,7 @@ def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
         tokenizer_fingerprint=card.tokenizer_fingerprint,
         chat_template=card.chat_template,
         defaults=pb.RequestDefaults(max_new_tokens=card.defaults.max_new_tokens, **card.defaults.sampling),
+        model_id=card.model_id,
     )
 
 
@@ -445,4 +446,5 @@ def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
         message.tokenizer_fingerprint,
         message.chat_template if message.HasField("chat_template") else None,
         RequestDefaults(**{field.name: value for field, value in message.defaults.ListFields()}),
+        message.model_id,
     )

@@ -36,6 +36,10 @@ class LocalCodec:
         self._vocab_size = vocab_size
         self._reader = PromptReader(tokenizer, max_length=max_length)
 
+    def write_with(self, tokenizer: Tokenizer) -> None:
+        """Use a tokenizer of the same vocabulary that writes conversations in another way."""
+        self._tokenizer = self._reader.tokenizer = tokenizer
+
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         """See `Codec`."""
         return await self._reader.read(prompt, special=special)
@@ -57,6 +61,11 @@ class LocalCompleter:
         self._tokenizer = tokenizer
         self._defaults = defaults
         self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size, max_length=generator.max_length)
+
+    def stand_for(self, tokenizer: Tokenizer, defaults: RequestDefaults) -> None:
+        """Answer for another model of the same vocabulary from now on."""
+        self._tokenizer, self._defaults = tokenizer, defaults
+        self.codec.write_with(tokenizer)
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
