@@ -27,9 +27,9 @@ _COMMON: list[tuple[str, int]] = [
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
-    # Waits between dials grow by 1.6 with jitter: a target that comes back is found after two thirds of the time that it
-    # was away, and after 5 s at most. With the default, a minute, requests would give up first (30 s); at one dial a
-    # second, as it once was, a fleet of drafts kept a target busy with handshakes that tried to come back.
+    # Waits between dials grow by 1.6 with jitter: a target that comes back is found after two thirds of the time that
+    # it was away, and after 5 s at most. With the default, a minute, requests would give up first (30 s); with a
+    # second, a fleet of drafts meets the target that comes back with more handshakes than it can take.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # Despite its name the time a dial may take: 20 s by default, for which one that began in a black hole hangs.

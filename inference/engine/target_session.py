@@ -57,6 +57,8 @@ class CommitQueue:
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""
+MAX_ADJUSTED_GAMMA = 16
+"""Draft tokens of one pass at most where penalties or biases make each of them cost the others' time, too."""
 
 _numbers = itertools.count(1)
 
@@ -145,6 +147,13 @@ class TargetSession:
         return not self._waits_for_draft or self._asked or len(self.tree) > 0
 
     @property
+    def _widest(self) -> int:
+        """Draft tokens of one pass at most; the rest waits in the tree."""
+        widest = MAX_GAMMA if self._waits_for_draft else self._gamma
+        sampling = self.request.sampling
+        return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether a draft proposes without waiting for verdicts."""
         return self.schedule is not None and self.schedule.runs_ahead
@@ -179,7 +188,7 @@ class TargetSession:
             return self._turn(self.token_ids[:chunk_end], chooses=False)
         if self._ready:
             room = self._end - end - 1  # the pass adds one token of the target's own
-            limit = min(MAX_GAMMA if self._waits_for_draft else self._gamma, room)
+            limit = min(self._widest, room)
             return self._turn(self.token_ids, proposal=self.tree.path(limit), gamma=limit)
         if self._num_cached < end - 1:
             return self._turn(self.token_ids[:-1], chooses=False)
