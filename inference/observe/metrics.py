@@ -10,9 +10,8 @@ import socket
 import threading
 import time
 from collections import deque
-from socketserver import ThreadingMixIn
 from typing import Any, Protocol, runtime_checkable
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,6 +23,7 @@ from prometheus_client import (
     generate_latest,
     make_wsgi_app,
 )
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
@@ -278,10 +278,9 @@ class _ScrapeHandler(WSGIRequestHandler):
         """Nothing: a line per scrape says nothing."""
 
 
-class _ScrapeServer(ThreadingMixIn, WSGIServer):
+class _ScrapeServer(ThreadingWSGIServer):
     """A thread per connection, of which there are only so many."""
 
-    daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -299,9 +298,6 @@ class _ScrapeServer(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: whoever scrapes may leave when it likes."""
 
 
 class _ScrapeServer6(_ScrapeServer):

@@ -129,9 +129,6 @@ class _Entries(NamedTuple):
     presence: _Column
 
 
-_NO_ENTRIES = _Entries(np.empty(0, np.int64), *[np.empty(0)] * 4)
-
-
 def _adjust(scores: Array, rows: _Column, columns: Sequence[_Column]) -> None:
     """Change entries (a row of each, then columns as in `_Entries`) of float64 [num_rows, vocab_size], in place."""
     xp, device = array_api_compat.array_namespace(scores), array_api_compat.device(scores)
@@ -152,8 +149,6 @@ def _entries(params: SamplingParams, before: TokensBefore) -> _Entries:
     output = before.output if params.penalizes else Counter[int]()
     prompt = before.prompt if params.repetition_penalty != 1.0 else frozenset[int]()
     token_ids = list(biases.keys() | output.keys() | prompt)
-    if not token_ids:
-        return _NO_ENTRIES
     counts = _column(map(output.get, token_ids, itertools.repeat(0)), token_ids)
     is_out = counts > 0
     is_in = is_out | _column(map(prompt.__contains__, token_ids), token_ids).astype(bool)
