@@ -160,7 +160,12 @@ class _Help:
         request = open_from_message(message.open)
         check_token_ids(request.prompt_token_ids, vocab_size=self._vocab_size)
         check_logit_bias(request.sampling, vocab_size=self._vocab_size)
-        draft = self._engine.open(request.prompt_token_ids, request.law(), output_start=request.output_start)
+        draft = self._engine.open(
+            request.prompt_token_ids,
+            request.law(),
+            output_start=request.output_start,
+            cache_salt=request.cache_salt,
+        )
         gamma = self._gamma if request.gamma is None else request.gamma
         runner = Runner(self._engine, draft, self._round_trip, gamma=gamma)
 
