@@ -105,6 +105,7 @@ class Commit:
         hold_us: microseconds since the last of them came.
         counts: what the draft worker counted meanwhile.
         prompt_logprobs: in the first commit, if the request asked for them: of the prompt's tokens but the first.
+        num_cached_tokens: in the first commit: prompt tokens that a slot held already, from an earlier request.
     """
 
     position: int
@@ -118,6 +119,7 @@ class Commit:
     hold_us: int = 0
     counts: Counts = Counts()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -133,6 +135,7 @@ class Started:
     Attributes:
         prompt_logprobs: one per prompt token, if the request asked for them; the first one's value says nothing.
         has_grammar: the output will keep to the grammar that it asked for.
+        num_cached_tokens: prompt tokens that were not read again.
     """
 
     num_prompt_tokens: int
@@ -140,6 +143,7 @@ class Started:
     prompt_text: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     has_grammar: bool = False
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
+from inference.engine.prefixes import Prefix
 from inference.errors import InvalidRequestError
 from inference.model import Matcher, Turn, Verdict
 from inference.request import MAX_GAMMA, GenerationRequest, Schedule
@@ -95,6 +96,7 @@ class TargetSession:
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
+        self.num_cached_tokens = 0  # of the prompt, from another sequence; until it has a slot, as the slots stand
         self._suspect_at: int | None = None
         self.schedule = schedule
         self.acceptance = Acceptance()
@@ -115,16 +117,28 @@ class TargetSession:
         self.arrivals = Arrivals()
         self._num_acknowledged = 0
 
-    def enter(self, slot: int) -> None:
+    def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
         self.slot = slot
+        self._num_cached = self.num_cached_tokens = num_cached_tokens
         self._waiting_since = time.monotonic()
+
+    @property
+    def wanted(self) -> Prefix:
+        """See `Holder`: all but the last token, which a pass must choose behind; nothing if all of them are scored."""
+        length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
+        return Prefix(self.token_ids, length, self.request.cache_salt)
+
+    @property
+    def held(self) -> Prefix:
+        """See `Holder`."""
+        return Prefix(self.token_ids, min(self._num_cached, len(self.token_ids)), self.request.cache_salt)
 
     def fail(self, error: Exception) -> None:
         self.commits.fail(error)
 
     def replay(self) -> None:
         """See `EngineSession`: whatever its slot holds is written again."""
-        self._num_cached = 0
+        self._num_cached = self.num_cached_tokens = 0
         self._suspect_at = len(self.token_ids)
 
     @property
@@ -243,8 +257,9 @@ class TargetSession:
         timings = self._timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
         commit = Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs)
-        if self._prompt_logprobs:
-            commit = replace(commit, prompt_logprobs=tuple(self._prompt_logprobs))
+        if position == len(self.request.prompt_token_ids):
+            scores, num_cached = tuple(self._prompt_logprobs), self.num_cached_tokens
+            commit = replace(commit, prompt_logprobs=scores, num_cached_tokens=num_cached)
             self._prompt_logprobs.clear()
         self.commits.put(self._acknowledging(commit, ended))
         self._become_ready(ended)

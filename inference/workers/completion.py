@@ -54,7 +54,7 @@ class CompletionRequest:
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
-        min_new_tokens, prompt_logprobs, grammar: see `GenerationRequest`.
+        min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
         deadline: the event loop's time from which nobody waits for the rest any more; None waits for ever.
 
     Raises:
@@ -77,6 +77,7 @@ class CompletionRequest:
     prompt_logprobs: int | None = None
     unsaid: frozenset[str] = frozenset()
     grammar: Grammar | None = None
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         check_stops(self.stop)

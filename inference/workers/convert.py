@@ -195,6 +195,7 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar_to_message(request.grammar),
+        cache_salt=request.cache_salt,
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
@@ -259,6 +260,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         min_new_tokens=message.min_new_tokens,
         prompt_logprobs=_wanted_prompt_logprobs(message),
         grammar=_wanted_grammar(message),
+        cache_salt=message.cache_salt,
     )
 
 
@@ -279,6 +281,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
                 prompt_text=event.prompt_text,
                 prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
                 has_grammar=event.has_grammar,
+                num_cached_tokens=event.num_cached_tokens,
             )
         )
     if isinstance(event, Finished):
@@ -303,7 +306,12 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         started = message.started
         prompt_logprobs = tuple(map(logprobs_from_message, started.prompt_logprobs))
         return Started(
-            started.num_prompt_tokens, started.seed, started.prompt_text, prompt_logprobs, started.has_grammar
+            started.num_prompt_tokens,
+            started.seed,
+            started.prompt_text,
+            prompt_logprobs,
+            started.has_grammar,
+            started.num_cached_tokens,
         )
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
@@ -339,6 +347,7 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar_to_message(request.grammar),
+        cache_salt=request.cache_salt,
     )
 
 
@@ -362,6 +371,7 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
         min_new_tokens=message.min_new_tokens,
         prompt_logprobs=_wanted_prompt_logprobs(message),
         grammar=_wanted_grammar(message),
+        cache_salt=message.cache_salt,
     )
 
 

@@ -82,6 +82,7 @@ class LocalCompleter:
         async with aclosing(self._generator.generate(generation)) as commits:
             async for commit in commits:
                 if started is not None:  # only now: a request that is refused has never started
+                    started = replace(started, num_cached_tokens=commit.num_cached_tokens)
                     if request.prompt_logprobs is not None:
                         started = replace(started, prompt_logprobs=self._of_prompt(generation, commit))
                     yield started
@@ -131,6 +132,7 @@ class LocalCompleter:
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
             grammar=request.grammar,
+            cache_salt=request.cache_salt,
         )
         # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
         return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))
