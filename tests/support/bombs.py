@@ -1,4 +1,4 @@
-"""Messages of a few kilobytes, once they are gzipped, that cost a server dearly if it looks into them before it counts."""
+"""Messages of a few kilobytes, once gzipped, that cost a server dearly if it looks into them before it counts."""
 
 from __future__ import annotations
 

@@ -178,6 +178,7 @@ async def touch(address: str, prompt_length: int, num_slots: int) -> None:
     Raises:
         RuntimeError: a request failed.
     """
+
     async def one(seed: int) -> str | None:
         prompt = tuple(5 + (seed + position) % 1000 for position in range(prompt_length))
         request = CompletionRequest(prompt, seed=seed, max_new_tokens=8, ignore_eos=True)

@@ -110,7 +110,9 @@ class Member:
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         async with httpx.AsyncClient(timeout=10) as client:
             lines = (await client.get(url)).text.splitlines()
-        return {re.split(r"[{ ]", line)[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+        return {
+            re.split(r"[{ ]", line)[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")
+        }
 
     async def num_requests(self) -> int:
         """Slots taken and places in the queue."""
@@ -130,28 +132,42 @@ class Town:
         return self.members[name]
 
     def tracebacks(self) -> list[str]:
-        """Lines of all logs that tell of an unexpected error."""
-        lines = (line for log in sorted(self._logs.iterdir()) for line in log.read_text(errors="replace").splitlines())
-        return [line for line in lines if "Traceback" in line or "unexpectedly" in line]
+        """What the logs tell of unexpected errors: the line before each traceback, and the end of it."""
+        found = []
+        for log in sorted(self._logs.iterdir()):
+            before, *blocks = log.read_text(errors="replace").split("Traceback (most recent call last):\n")
+            for block in blocks:
+                lines = block.splitlines()
+                end = next((line for line in lines if not line.startswith(" ")), "")
+                found.append(f"{log.name}: {before.rstrip().rpartition(chr(10))[2]}: {end}")
+                before = block
+        return found
 
     async def settled(self) -> bool:
         """Wait until every server is alive and ready and no request is left; False: that does not come."""
         try:
             async with asyncio.timeout(SETTLE_S):
-                while not all([await self._is_idle(member) for member in self.members.values()]):
-                    await asyncio.sleep(0.05)
+                for member in self.members.values():
+                    while not await _is_idle(member):  # noqa: ASYNC110 - it is another process
+                        await asyncio.sleep(0.05)
         except TimeoutError:
             return False
         return True
 
-    async def _is_idle(self, member: Member) -> bool:
-        if not member.is_alive:
-            return False
-        if member.port:
-            async with open_channel(member.address) as channel:
-                if not await is_serving(channel):
-                    return False
-        return not member.metrics_port or await member.num_requests() == 0
+
+async def _is_idle(member: Member) -> bool:
+    """Whether it lives, is ready, and has no request."""
+    if not member.is_alive:
+        return False
+    if member.port:
+        async with open_channel(member.address) as channel:
+            if not await is_serving(channel):
+                return False
+    if member.http_port:
+        async with httpx.AsyncClient(base_url=member.url, timeout=10) as client:
+            if (await client.get("/readyz")).status_code != 200:
+                return False
+    return not member.metrics_port or await member.num_requests() == 0
 
 
 @asynccontextmanager
@@ -159,7 +175,9 @@ async def town(names: Collection[str], *, linked: bool = False) -> AsyncGenerato
     """The servers of these names, among target, draft, worker, gateway and fused, until the block is left."""
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-town-")))
-        members = {name: _PLANS[name](logs) for name in ("target", "draft", "worker", "gateway", "fused") if name in names}
+        members = {
+            name: _PLANS[name](logs) for name in ("target", "draft", "worker", "gateway", "fused") if name in names
+        }
         ways = {"client": "target", "draft": "target", "worker": "target", "gateway": "draft"}
         links = {}
         if linked:

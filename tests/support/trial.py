@@ -1,4 +1,4 @@
-"""A suite's frame: promises that are kept or broken, a line that moves, an overall deadline, a table and one JSON line."""
+"""A suite's frame: promises that are kept or broken, a line that moves, a deadline, a table and one JSON line."""
 
 from __future__ import annotations
 

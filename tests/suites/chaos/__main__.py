@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import statistics
 import time
@@ -18,7 +19,7 @@ from functools import partial
 import httpx
 
 from tests.suites.chaos.cases import CASES, Recipe, recipe, strike
-from tests.support.clients import Answer, Question, ask, ask_http, expected_answers
+from tests.support.clients import Answer, Progress, Question, ask, ask_http, expected_answers
 from tests.support.town import Town, town
 from tests.support.trial import Trial, run
 
@@ -70,7 +71,7 @@ async def perform(where: Town, one: Recipe, question: Question, expected: Answer
     except TimeoutError:
         return Outcome(one, f"hung for {RUN_LIMIT_S:.0f} s", RUN_LIMIT_S, 0.0)
     moments = [began, *(moment for moment in answer.arrivals if moment > began), ended]
-    pause_s = max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False))
+    pause_s = max(later - earlier for earlier, later in itertools.pairwise(moments))
     verdict = _judged(answer, expected)
     if not struck:
         verdict = f"the fault never came: {verdict}"
@@ -81,12 +82,12 @@ async def perform(where: Town, one: Recipe, question: Question, expected: Answer
     return Outcome(one, verdict, pause_s, lasted_s)
 
 
-async def _asked(where: Town, one: Recipe, question: Question, told: object) -> Answer:
+async def _asked(where: Town, one: Recipe, question: Question, told: Progress) -> Answer:
     if one.case.entry == "gateway":
         async with httpx.AsyncClient(base_url=where["gateway"].url, timeout=RUN_LIMIT_S) as client:
-            return await ask_http(client, question, told)  # type: ignore[arg-type]
+            return await ask_http(client, question, told)
     address = where.links["client"].address if one.case.entry == "target" else where["draft"].address
-    return await ask(address, question, told)  # type: ignore[arg-type]
+    return await ask(address, question, told)
 
 
 def _judged(answer: Answer, expected: Answer) -> str:
@@ -101,7 +102,7 @@ async def chaos(trial: Trial, *, runs: range, seed: int) -> None:
     names = ("target", "draft", "worker", "gateway")
     trial.note(f"seed {seed}: `python -m tests.suites.chaos --seed {seed} --run N` repeats run N")
     trial.say("starting")
-    outcomes = []
+    outcomes: list[Outcome] = []
     async with town(names, linked=True) as where:
         expected = await expected_answers(where["target"].address, NUM_QUESTIONS, NUM_TOKENS)
         questions = list(expected)
@@ -138,7 +139,9 @@ def _report(trial: Trial, outcomes: list[Outcome], *, num_runs: int) -> None:
     trial.promise("runs made", len(outcomes), num_runs, kept=len(outcomes) == num_runs)
     beyond = sorted(outcome.pause_s - outcome.lasted_s for outcome in outcomes)
     figures = f"median {statistics.median(beyond):.1f}, worst {beyond[-1]:.1f} s"
-    trial.promise("pause beyond the fault's own time", figures, f"{AFTER_FAULT_S:.0f} s", kept=beyond[-1] <= AFTER_FAULT_S)
+    trial.promise(
+        "pause beyond the fault's own time", figures, f"{AFTER_FAULT_S:.0f} s", kept=beyond[-1] <= AFTER_FAULT_S
+    )
     broken = [f"{outcome.recipe}: {outcome.verdict}" for outcome in outcomes if not outcome.is_kept]
     trial.results |= {"runs": len(outcomes), "cases": cases, "broken": broken}
 
