@@ -141,7 +141,8 @@ class Host:
             before = time.monotonic()
             await asyncio.sleep(WATCH_S)
             if self._metrics is not None:
-                self._metrics.take_loop_lag(time.monotonic() - before - WATCH_S)
+                lag_s = time.monotonic() - before - WATCH_S
+                self._metrics.take_loop(lag_s=lag_s, num_tasks=len(asyncio.all_tasks()))
 
 
 def _give_up() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,7 +113,9 @@ async def ask_on(
     return answer
 
 
-async def ask_http(client: httpx.AsyncClient, question: Question, told: Progress | None = None) -> Answer:
+async def ask_http(
+    client: httpx.AsyncClient, question: Question, told: Progress | None = None, *, deadline_s: float = 120.0
+) -> Answer:
     """Over HTTP; the client knows the server's URL."""
     body = {
         "prompt": question.prompt,
@@ -123,9 +125,10 @@ async def ask_http(client: httpx.AsyncClient, question: Question, told: Progress
         "ignore_eos": True,
         "stream": True,
     }
+    headers = {"X-Deadline-S": str(deadline_s)}
     answer = Answer()
     try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
+        async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
             if response.status_code == 200:
                 await _read_events(response, answer, told)
             else:
@@ -159,32 +162,36 @@ async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any],
             yield json.loads(line.removeprefix("data: "))
 
 
-async def expected_answers(address: str, num_questions: int, num_tokens: int) -> dict[Question, Answer]:
+def questions(num_questions: int, num_tokens: Sequence[int]) -> list[Question]:
+    """Questions of these lengths in turn."""
+    seeds = range(num_questions)
+    return [Question(PROMPTS[seed % len(PROMPTS)], seed, num_tokens[seed % len(num_tokens)]) for seed in seeds]
+
+
+async def expected_answers(address: str, asked: Sequence[Question]) -> dict[Question, Answer]:
     """What a target alone answers, undisturbed.
 
     Raises:
         RuntimeError: it does not.
     """
-    questions = [Question(PROMPTS[seed % len(PROMPTS)], seed, num_tokens) for seed in range(num_questions)]
-    answers = [await ask(address, question, gamma=0) for question in questions]
+    answers = [await ask(address, question, gamma=0) for question in asked]
     if any(answer.fault is not None for answer in answers):
         raise RuntimeError(f"an undisturbed target failed: {[answer.fault for answer in answers]}")
-    return dict(zip(questions, answers, strict=True))
+    return dict(zip(asked, answers, strict=True))
 
 
 async def touch(address: str, prompt_length: int, num_slots: int) -> None:
     """Fill every slot of a server to the end of its context.
 
     Raises:
-        RuntimeError: a request failed.
+        SpecDecError: a request failed.
     """
 
-    async def one(seed: int) -> str | None:
+    async def one(seed: int) -> None:
         prompt = tuple(5 + (seed + position) % 1000 for position in range(prompt_length))
         request = CompletionRequest(prompt, seed=seed, max_new_tokens=8, ignore_eos=True)
         async with open_channel(address) as channel:
             async for _ in RemoteCompleter(channel, address, deadline_s=120.0).complete(request):
                 pass
-        return None
 
     await asyncio.gather(*(one(seed) for seed in range(num_slots)))

@@ -24,11 +24,14 @@ from grpc_comm.channel import open_channel
 from grpc_comm.health import is_serving
 from inference.comparison.run.proxy import DelayProxy, delay_proxy
 from inference.serving.processes import ServerProcess, free_port, server_process
-from tests.support.vitals import Vitals, reset_peak, vitals
+from tests.support.clients import touch
+from tests.support.vitals import Vitals, vitals
 
 NUM_SLOTS = 8
 COMMON = ("--threads", "1", "--batch", str(NUM_SLOTS))
 IMPATIENT = ("--stall_timeout_s", "5")
+PROMPT_LENGTH = 2000
+"""Fills a slot of the bundled pair."""
 SETTLE_S = 30.0
 """By then every slot is free, and every server that was restored is ready; the idle time-out is 5 s."""
 
@@ -99,11 +102,15 @@ class Member:
         self.server.process.send_signal(number)
 
     @property
+    def slots_mib(self) -> float:
+        """What its slots take once all are used: its log says it of every model."""
+        assert self.server is not None
+        found = re.findall(r"(\d+) slots of \d+ tokens, ([\d.]+) MB each", self.server.log.read_text())
+        return sum(int(count) * float(size) for count, size in found) * 1e6 / 2**20
+
+    @property
     def vitals(self) -> Vitals:
         return vitals(self.pid)
-
-    def reset_peak(self) -> None:
-        reset_peak(self.pid)
 
     async def gauges(self) -> dict[str, float]:
         """The metrics it has, by name without labels; the last of each name."""
@@ -142,6 +149,18 @@ class Town:
                 found.append(f"{log.name}: {before.rstrip().rpartition(chr(10))[2]}: {end}")
                 before = block
         return found
+
+    async def touch(self) -> dict[str, float]:
+        """Fill every slot once; the memory of each server with all its slots touched, in MiB.
+
+        Slots for branches are used now and then only: they count by what the server says of them.
+        """
+        fresh = {name: member.vitals.rss_mib for name, member in self.members.items()}
+        for name in ("target", "draft", "fused"):
+            await touch(self.members[name].address, PROMPT_LENGTH, NUM_SLOTS)
+        return {
+            name: max(member.vitals.rss_mib, fresh[name] + member.slots_mib) for name, member in self.members.items()
+        }
 
     async def settled(self) -> bool:
         """Wait until every server is alive and ready and no request is left; False: that does not come."""
@@ -183,12 +202,17 @@ async def town(names: Collection[str], *, linked: bool = False) -> AsyncGenerato
         if linked:
             for name, behind in ways.items():
                 links[name] = await stack.enter_async_context(delay_proxy(members[behind].port))
-        for name, member in members.items():
-            if name in ways:
-                front = links[name].port if linked else members[ways[name]].port
-                member.flags += ("--attach", f"127.0.0.1:{front}") if name == "worker" else ("--port", str(front))
-            stack.push_async_callback(member.stop)
-            await member.start()
+        for name, behind in ways.items():
+            if name in members:
+                front = links[name].port if linked else members[behind].port
+                members[name].flags += (
+                    ("--attach", f"127.0.0.1:{front}") if name == "worker" else ("--port", str(front))
+                )
+        for wave in (("target", "fused"), ("draft", "worker"), ("gateway",)):
+            starting = [members[name] for name in wave if name in members]
+            for member in starting:
+                stack.push_async_callback(member.stop)
+            await asyncio.gather(*(member.start() for member in starting))
         yield Town(members, links, logs)
 
 

@@ -19,7 +19,7 @@ from functools import partial
 import httpx
 
 from tests.suites.chaos.cases import CASES, Recipe, recipe, strike
-from tests.support.clients import Answer, Progress, Question, ask, ask_http, expected_answers
+from tests.support.clients import Answer, Progress, Question, ask, ask_http, expected_answers, questions
 from tests.support.town import Town, town
 from tests.support.trial import Trial, run
 
@@ -104,12 +104,12 @@ async def chaos(trial: Trial, *, runs: range, seed: int) -> None:
     trial.say("starting")
     outcomes: list[Outcome] = []
     async with town(names, linked=True) as where:
-        expected = await expected_answers(where["target"].address, NUM_QUESTIONS, NUM_TOKENS)
-        questions = list(expected)
+        expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
+        asked = list(expected)
         for number in runs:
             one = recipe(seed, number, NUM_QUESTIONS, NUM_TOKENS)
             trial.say(f"run {number}, {len(outcomes)} of {len(runs)}: {one}")
-            question = questions[one.question]
+            question = asked[one.question]
             outcomes.append(await perform(where, one, question, expected[question]))
             if not outcomes[-1].is_kept:
                 trial.note(f"run {number} BROKEN, {outcomes[-1].verdict}: {one}")

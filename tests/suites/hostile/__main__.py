@@ -26,13 +26,13 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.suites.hostile.bystanders import Client
 from tests.suites.hostile.scene import Scene
-from tests.support.clients import ask_http, ask_on, expected_answers, touch
-from tests.support.town import NUM_SLOTS, Town, town
+from tests.support.clients import ask_http, ask_on, expected_answers, questions
+from tests.support.town import Town, town
 from tests.support.trial import Trial, run
+from tests.support.vitals import reset_peak
 
 NUM_TOKENS = 150
 NUM_QUESTIONS = 6
-PROMPT_LENGTH = 2000
 MEMORY_FACTOR = 1.5
 MAX_CALM_S = 60.0
 SERVERS = ("target", "draft", "worker", "gateway", "fused")
@@ -106,7 +106,7 @@ async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None
 @asynccontextmanager
 async def bystanders(where: Town) -> AsyncGenerator[tuple[list[Client], Watch], None]:
     """Clients and the prober, at work until the block is left."""
-    expected = await expected_answers(where["target"].address, NUM_QUESTIONS, NUM_TOKENS)
+    expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
     servers = {name: where[name].address for name in ("target", "draft", "fused")}
     pages = {f"{name} over HTTP": where[name].url for name in ("gateway", "fused")}
     watch, clients = Watch(), []
@@ -147,13 +147,13 @@ async def hostile(trial: Trial, *, seconds: float, bound_s: float, factor: float
     trial.say("starting")
     async with town(SERVERS) as where:
         scene = await _scene(where, seed)
-        base = await _touched(where)
+        base = await where.touch()
         calm_s = min(MAX_CALM_S, seconds / 4)
         async with bystanders(where) as (clients, watch):
             trial.say(f"{calm_s:.0f} s of calm")
             await asyncio.sleep(calm_s)
             for member in where.members.values():
-                member.reset_peak()
+                reset_peak(member.pid)
             seen = await attacked(trial, scene, watch, seconds - calm_s)
         peaks = {name: member.vitals.peak_mib if member.is_alive else 0.0 for name, member in where.members.items()}
         is_settled, tracebacks = await where.settled(), where.tracebacks()
@@ -183,13 +183,6 @@ async def _scene(where: Town, seed: int) -> Scene:
         vocab_size=card.vocab_size,
         seed=seed,
     )
-
-
-async def _touched(where: Town) -> dict[str, float]:
-    """The memory of every server once all slots have been used to their end, in MiB."""
-    for name in ("target", "draft", "fused"):
-        await touch(where[name].address, PROMPT_LENGTH, NUM_SLOTS)
-    return {name: member.vitals.rss_mib for name, member in where.members.items()}
 
 
 def _judge_clients(trial: Trial, clients: list[Client]) -> None:

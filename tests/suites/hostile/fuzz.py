@@ -19,7 +19,7 @@ from tests.suites.hostile.scene import BROKEN, RAW, Scene, Seen, dialled, note_s
 
 NUM_FUZZERS = 4
 CALL_S = 0.5
-MESSAGES_A_STREAM = 60
+MESSAGES_A_STREAM = 200
 GENERATION, VERIFICATION = "/specdec.v1.GenerationService/", "/specdec.v1.VerificationService/"
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models/x", "/nowhere")
 
@@ -37,7 +37,7 @@ async def _fuzz_grpc(scene: Scene, seen: Seen, stop: asyncio.Event, number: int)
     while not stop.is_set():
         async with dialled(draw.choice(scene.grpc_servers)) as channel:
             for _ in range(50):
-                if draw.random() < 0.7:
+                if draw.random() < 0.6:
                     method, seed = draw.choice(unary)
                     await _call(channel, method, [mutator.message(seed)], seen)
                 else:
@@ -78,14 +78,28 @@ def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
-    """A stream that often begins well, and goes on in any order."""
+    """A stream that often begins well, and goes on well for long, or badly, or in any order."""
     first, then = seeds
-    begins_well = draw.random() < 0.7
-    messages = [first.SerializeToString()] if begins_well else [mutator.message(draw.choice(seeds))]
-    keeps_order = draw.random() < 0.7
+    messages = [first.SerializeToString()] if draw.random() < 0.8 else [mutator.message(draw.choice(seeds))]
+    manner = draw.choice(("well", "well", "badly", "in any order"))
     for _ in range(draw.randrange(MESSAGES_A_STREAM)):
-        messages.append(mutator.message(then if keeps_order else draw.choice(seeds)))
+        if manner == "well" and draw.random() < 0.98:
+            messages.append(_proposal(draw, type(then)))
+        else:
+            messages.append(mutator.message(draw.choice(seeds) if manner == "in any order" else then))
     return messages
+
+
+def _proposal(draw: random.Random, kind: type[Message]) -> bytes:
+    """Branches that may hang anywhere: most are ignored, some are in time."""
+    branches = []
+    for _ in range(draw.randrange(4)):
+        where = {draw.choice(("prefix_length", "parent_node")): draw.randrange(4)}
+        branches.append(pb.Branch(**where, token_ids=[draw.randrange(500) for _ in range(draw.randrange(1, 9))]))
+    propose = pb.Propose(branches=branches)
+    if kind is pb.AssistRequest:
+        return pb.AssistRequest(propose=pb.AssistPropose(session_id="1", propose=propose)).SerializeToString()
+    return pb.VerifyRequest(propose=propose).SerializeToString()
 
 
 async def _call(channel: Any, method: str, messages: list[bytes], seen: Seen) -> None:

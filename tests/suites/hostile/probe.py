@@ -32,6 +32,7 @@ class Prober:
 
     async def watch(self, name: str, check: Check) -> None:
         """Probe a server for ever."""
+        await check()  # makes the connection
         while True:
             began = time.monotonic()
             self._num_failed += not await check()
