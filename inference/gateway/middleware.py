@@ -59,7 +59,7 @@ class BodyLimit:
 MAX_ITEMS = 1024
 """Of a list or an object of a body, unless it is a list of token ids."""
 _SMALL_BYTES = 8 * 1024
-_INLINE_BYTES = 256 * 1024
+_INLINE_BYTES = 32 * 1024
 
 
 class ShapeLimit:
