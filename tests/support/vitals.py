@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,3 +40,16 @@ def vitals(pid: int) -> Vitals:
 def reset_peak(pid: int) -> None:
     """Forget what memory the process has had."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def waited_s(pid: int) -> float:
+    """How long the process's threads have been ready to run and had no core, all together, in seconds.
+
+    Raises:
+        FileNotFoundError: it has ended.
+    """
+    waited_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            waited_ns += int((task / "schedstat").read_text().split()[1])
+    return waited_ns / 1e9

@@ -36,8 +36,6 @@ NUM_QUESTIONS = 6
 MEMORY_FACTOR = 1.5
 MAX_CALM_S = 60.0
 SERVERS = ("target", "draft", "worker", "gateway", "fused")
-PROBER = "this process"
-"""How late the prober itself came at worst: no check is measured better than that."""
 BAD = ("UNKNOWN", "INTERNAL", "500")
 """Statuses that no request may end with, however wrong it is."""
 
@@ -47,26 +45,29 @@ class Watch:
 
     Attributes:
         phase: what happens now.
-        worst: the longest check in seconds, by phase and server.
+        worst: the longest check in seconds, by phase and server, without the wait for a core.
+        raw: the longest of all, with it.
         num_failed: checks that failed.
     """
 
     def __init__(self) -> None:
         self.phase = "calm"
         self.worst: dict[str, dict[str, float]] = defaultdict(dict)
+        self.raw = 0.0
         self.num_failed = 0
 
     async def listen(self, prober: Lines) -> None:
         """Take its news for ever."""
         async for news in prober.news():
             self.num_failed = news["failed"]
+            self.raw = max([self.raw, *news["raw"].values()])
             seen = self.worst[self.phase]
             for name, took in news["worst"].items():
                 seen[name] = max(seen.get(name, 0.0), took)
 
     def worst_of(self, *, calm: bool) -> float:
         chosen = [seen for phase, seen in self.worst.items() if (phase == "calm") is calm]
-        return max((took for seen in chosen for name, took in seen.items() if name != PROBER), default=0.0)
+        return max((took for seen in chosen for took in seen.values()), default=0.0)
 
 
 class Lines:
@@ -109,6 +110,7 @@ async def bystanders(where: Town) -> AsyncGenerator[tuple[list[Client], Watch], 
     expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
     servers = {name: where[name].address for name in ("target", "draft", "fused")}
     pages = {f"{name} over HTTP": where[name].url for name in ("gateway", "fused")}
+    probed = {name: (address, where[name.split()[0]].pid) for name, address in (servers | pages).items()}
     watch, clients = Watch(), []
     async with AsyncExitStack() as stack:
         for name, address in servers.items():
@@ -117,7 +119,7 @@ async def bystanders(where: Town) -> AsyncGenerator[tuple[list[Client], Watch], 
         for name, url in pages.items():
             client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120))
             clients.append(Client(name, partial(ask_http, client)))
-        prober = await stack.enter_async_context(started("probe", servers | pages))
+        prober = await stack.enter_async_context(started("probe", probed))
         work = [watch.listen(prober), *(client.run(expected) for client in clients)]
         tasks = [asyncio.create_task(one) for one in work]
         try:
@@ -148,7 +150,7 @@ async def hostile(trial: Trial, *, seconds: float, bound_s: float, factor: float
     async with town(SERVERS) as where:
         scene = await _scene(where, seed)
         base = await where.touch()
-        calm_s = min(MAX_CALM_S, seconds / 4)
+        calm_s = min(MAX_CALM_S, seconds / 5)
         async with bystanders(where) as (clients, watch):
             trial.say(f"{calm_s:.0f} s of calm")
             await asyncio.sleep(calm_s)
@@ -199,11 +201,13 @@ def _judge_latency(trial: Trial, watch: Watch, bound_s: float, factor: float) ->
     calm, worst = watch.worst_of(calm=True), watch.worst_of(calm=False)
     limit = max(bound_s, factor * calm)
     dearest = next((phase for phase, seen in watch.worst.items() if worst in seen.values()), "nothing")
-    figures = f"{worst * 1e3:.0f} ms ({dearest}), calm {calm * 1e3:.0f} ms"
+    figures = (
+        f"{worst * 1e3:.0f} ms ({dearest}), calm {calm * 1e3:.0f} ms; with waits for a core {watch.raw * 1e3:.0f} ms"
+    )
     trial.promise("worst health check", figures, f"{limit * 1e3:.0f} ms", kept=worst <= limit)
     trial.promise("health checks that failed", watch.num_failed, 0, kept=watch.num_failed == 0)
     by_server = {phase: {name: round(took, 4) for name, took in seen.items()} for phase, seen in watch.worst.items()}
-    trial.results |= {"worst_health_s": by_server}
+    trial.results |= {"worst_health_s": by_server, "worst_health_with_waits_for_a_core_s": round(watch.raw, 4)}
 
 
 def main() -> int:

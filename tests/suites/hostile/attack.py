@@ -14,7 +14,7 @@ from tests.suites.hostile.fuzz import fuzz
 from tests.suites.hostile.scene import Recipe, Scene, Seen
 
 NICENESS = 5
-FUZZ_SHARE = 0.5
+FUZZ_SHARE = 0.6
 """Of the time; recipes that are done early leave more."""
 
 

@@ -35,9 +35,11 @@ async def _fuzz_grpc(scene: Scene, seen: Seen, stop: asyncio.Event, number: int)
     mutator = Mutator(draw, vocab_size=scene.vocab_size)
     unary, streams = _unary_seeds(), _stream_seeds(scene)
     while not stop.is_set():
-        async with dialled(draw.choice(scene.grpc_servers)) as channel:
+        server = draw.choice((scene.target, *scene.grpc_servers))
+        with_streams = 0.8 if server == scene.target else 0.02  # others have no method that reads one
+        async with dialled(server) as channel:
             for _ in range(50):
-                if draw.random() < 0.6:
+                if draw.random() >= with_streams:
                     method, seed = draw.choice(unary)
                     await _call(channel, method, [mutator.message(seed)], seen)
                 else:
@@ -69,10 +71,10 @@ def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
     branches = [pb.Branch(prefix_length=3, token_ids=[5, 6]), pb.Branch(parent_node=0, token_ids=[7])]
     propose = pb.VerifyRequest(propose=pb.Propose(branches=branches))
     assist = pb.AssistRequest(propose=pb.AssistPropose(session_id="1", propose=pb.Propose(branches=branches)))
-    opening = scene.opening(max_new_tokens=20, schedule=pb.SCHEDULE_ASYNC, logprobs=1, stop_token_ids=[9])
+    opening = scene.opening(max_new_tokens=200, schedule=pb.SCHEDULE_ASYNC, logprobs=1, stop_token_ids=[9])
     return [
         (f"{VERIFICATION}Verify", [opening, propose]),
-        (f"{VERIFICATION}Verify", [scene.opening(max_new_tokens=20), propose]),
+        (f"{VERIFICATION}Verify", [scene.opening(max_new_tokens=200), propose]),
         (f"{VERIFICATION}Assist", [scene.attach(2), assist]),
     ]
 
@@ -94,7 +96,7 @@ def _proposal(draw: random.Random, kind: type[Message]) -> bytes:
     """Branches that may hang anywhere: most are ignored, some are in time."""
     branches = []
     for _ in range(draw.randrange(4)):
-        where = {draw.choice(("prefix_length", "parent_node")): draw.randrange(4)}
+        where = {"parent_node" if draw.random() < 0.01 else "prefix_length": draw.randrange(4)}
         branches.append(pb.Branch(**where, token_ids=[draw.randrange(500) for _ in range(draw.randrange(1, 9))]))
     propose = pb.Propose(branches=branches)
     if kind is pb.AssistRequest:

@@ -85,8 +85,8 @@ async def test_one_order_of_draining() -> None:
 
 
 async def test_what_was_loaded_is_not_searched_for_garbage() -> None:
-    """The story: 5 MB of late branches made so many objects that every 35 ms another search through all that had ever
-    been loaded stopped the event loop for 35 ms; ordinary traffic brought such a stop about now and then."""
+    """The story: late branches made so many objects that searches through all that had ever been loaded stopped the
+    event loop for 40 ms again and again; ordinary traffic met such a stop now and then."""
     num_frozen = []
 
     async def until() -> None:
