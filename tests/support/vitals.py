@@ -42,14 +42,14 @@ def reset_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def waited_s(pid: int) -> float:
-    """How long the process's threads have been ready to run and had no core, all together, in seconds.
+def waited_s(pid: int) -> list[float]:
+    """How long each of the process's threads has been ready to run and had no core, in seconds; the first one first.
 
     Raises:
         FileNotFoundError: it has ended.
     """
-    waited_ns = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    waits = []
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name)):
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            waited_ns += int((task / "schedstat").read_text().split()[1])
-    return waited_ns / 1e9
+            waits.append(int((task / "schedstat").read_text().split()[1]) / 1e9)
+    return waits
