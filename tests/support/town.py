@@ -102,11 +102,13 @@ class Member:
         self.server.process.send_signal(number)
 
     @property
-    def slots_mib(self) -> float:
-        """What its slots take once all are used: its log says it of every model."""
+    def branch_slots_mib(self) -> float:
+        """What the slots take that only branches use, which is now and then: its log says how many and how large."""
         assert self.server is not None
-        found = re.findall(r"(\d+) slots of \d+ tokens, ([\d.]+) MB each", self.server.log.read_text())
-        return sum(int(count) * float(size) for count, size in found) * 1e6 / 2**20
+        log = self.server.log.read_text()
+        sizes = re.findall(r"slots of \d+ tokens, ([\d.]+) MB each", log)
+        branches = re.findall(r"(\d+) of the slots are for branches", log)
+        return sum(int(count) * float(sizes[-1]) for count in branches) * 1e6 / 2**20
 
     @property
     def vitals(self) -> Vitals:
@@ -153,14 +155,11 @@ class Town:
     async def touch(self) -> dict[str, float]:
         """Fill every slot once; the memory of each server with all its slots touched, in MiB.
 
-        Slots for branches are used now and then only: they count by what the server says of them.
+        Slots for branches count by what the server says of them.
         """
-        fresh = {name: member.vitals.rss_mib for name, member in self.members.items()}
         for name in ("target", "draft", "fused"):
             await touch(self.members[name].address, PROMPT_LENGTH, NUM_SLOTS)
-        return {
-            name: max(member.vitals.rss_mib, fresh[name] + member.slots_mib) for name, member in self.members.items()
-        }
+        return {name: member.vitals.rss_mib + member.branch_slots_mib for name, member in self.members.items()}
 
     async def settled(self) -> bool:
         """Wait until every server is alive and ready and no request is left; False: that does not come."""
