@@ -33,6 +33,7 @@ from inference.workers.observed import Observer
 from inference.workers.status import to_status
 from inference.workers.target import assist
 from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
 
@@ -85,33 +86,7 @@ def dialled(target: Target, options: list[tuple[str, int]]) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(target.address, options=options)
 
 
-def varint(number: int) -> bytes:
-    out = b""
-    while number > 127:
-        out += bytes([number & 127 | 128])
-        number >>= 7
-    return out + bytes([number])
-
-
-def field(tag: int, payload: bytes) -> bytes:
-    """A length-delimited field."""
-    return bytes([tag << 3 | 2]) + varint(len(payload)) + payload
-
-
-EMPTY_BIASES = field(1, b"x") + field(3, field(9, b"") * 5_000_000)
-EMPTY_MESSAGES = field(9, field(1, b"") * 5_000_000)
-EMPTY_STOPS = field(1, b"x") + field(10, b"") * 5_000_000
-STOP_IDS = field(1, b"x") + field(5, b"\x01" * 5_000_000)
-FEWER_MESSAGES = field(9, field(1, b"") * 300_000)
-LONG_ROLE = field(9, field(1, field(1, b"r" * 500_000)))
-LONG_TEXT = field(1, b"lorem ipsum " * 50_000)
-
-
-@pytest.mark.parametrize(
-    "bomb",
-    [EMPTY_BIASES, EMPTY_MESSAGES, EMPTY_STOPS, STOP_IDS, FEWER_MESSAGES, LONG_ROLE, LONG_TEXT],
-    ids=["biases", "messages", "stops", "stop ids", "messages below the byte limit", "role", "text"],
-)
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 async def test_one_packet_stops_nobody(bomb: bytes) -> None:
     """The story: 10 KB of gzip, 5 million empty chat messages, froze a target for 50 s and took more than 5 GB."""
     async with serving() as target, open_channel(target.address) as good, dialled(target, SENDS_ANYTHING) as bad:
