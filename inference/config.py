@@ -23,6 +23,9 @@ BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """int8: linear layers only, in backend onnx."""
 
+CALL_PARSERS = ("auto", "hermes", "llama3_json", "none")
+"""auto: by the model's chat template."""
+REASONING_PARSERS = ("auto", "think", "none")
 COMPILE_POLICIES = ("auto", "never", "only")
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
@@ -278,6 +281,8 @@ class HttpConfig:
         max_body_bytes: of a request.
         page: whether there is a page at /.
         deadline_s: seconds a request may take.
+        tool_call_parser: one of CALL_PARSERS: how the model writes calls of functions.
+        reasoning_parser: one of REASONING_PARSERS: how it marks what it thinks.
     """
 
     port: int = 0
@@ -286,6 +291,8 @@ class HttpConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     page: bool = True
     deadline_s: float = 600.0
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"http_port {self.port} is outside 0..65535")

@@ -142,6 +142,8 @@ def http_config(args: argparse.Namespace, *, deadline_s: float = 600.0) -> HttpC
         max_body_bytes=round(args.max_body_mib * 2**20),
         page=not args.no_page,
         deadline_s=deadline_s,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
     )
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,14 +20,17 @@ from starlette.exceptions import HTTPException
 from inference import VERSION
 from inference.config import HttpConfig
 from inference.errors import SpecDecError
+from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
+from inference.gateway.faults import with_fields_named
 from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.middleware import AnswerCount, BodyLimit, RequestId, http_spans
 from inference.gateway.requests import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, whole_answer
 from inference.observe.metrics import Metrics
+from inference.text.chat import Chat
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
 if TYPE_CHECKING:
@@ -95,8 +99,10 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
         _check_model(body, gateway.card)
-        requests = chat_requests(body, gateway.card)
-        return await _answer(gateway, request, body, requests, ChatFormat(gateway.card.name))
+        dialect = Dialect.of(gateway.card, gateway.config)
+        requests = chat_requests(body, gateway.card, dialect)
+        answer = ChatFormat(gateway.card.name, partial(dialect.reader, body))
+        return await _answer(gateway, request, body, requests, answer)
 
     @app.get("/v1/models")
     async def models() -> ModelList:
@@ -117,7 +123,10 @@ def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     async def tokenize(body: TokenizeBody) -> JsonAnswer:
         """Token ids of a prompt, as generation would read it."""
         _check_model(body, gateway.card)
-        token_ids = list(await _codec(gateway).encode(body.text(), special=body.add_special_tokens))
+        prompt = body.text()
+        if isinstance(prompt, Chat):
+            Dialect.of(gateway.card, gateway.config).check_server(prompt)
+        token_ids = list(await _codec(gateway).encode(prompt, special=body.add_special_tokens))
         answer = Tokens(count=len(token_ids), max_model_len=gateway.card.max_length, tokens=token_ids)
         return JsonAnswer(answer.model_dump())
 
@@ -165,6 +174,7 @@ async def _answer(
 ) -> Response:
     check_number(requests)
     events = events_of(gateway.completer, requests, deadline_s=_deadline_s(request, gateway))
+    events = with_fields_named(events, body)
     if not body.stream:
         document = whole_answer(events, answer, num_choices=len(requests), n=body.n)
         return JsonAnswer(await unless_disconnected(request, document))

@@ -10,10 +10,12 @@ from typing import TypeAlias
 
 from inference.commit import Event
 from inference.errors import DeadlineError
+from inference.gateway.dialect import Dialect
 from inference.gateway.errors import ApiError
 from inference.gateway.schema import DEFAULT_MAX_TOKENS, MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from inference.request import MAX_SEED, RequestDefaults
-from inference.workers.completion import Chat, Completer, CompletionRequest, ModelCard
+from inference.text.chat import Chat
+from inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 ChoiceEvent: TypeAlias = tuple[int, Event]
 """(index of the choice, what became of it)"""
@@ -29,13 +31,19 @@ def completion_requests(body: CompletionBody, defaults: RequestDefaults) -> list
     return [request for prompt in body.prompts() for request in _repeated(body, prompt, template, defaults)]
 
 
-def chat_requests(body: ChatBody, card: ModelCard) -> list[CompletionRequest]:
-    """One request per choice; without a limit, to the end of the context."""
+def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
+    """One request per choice; without a limit, to the end of the context.
+
+    The prompt comes back where its end says whether the output begins within a reasoning.
+    """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _limit(body, card.defaults) or card.max_length
-    return _repeated(
-        body, body.chat(), CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs), card.defaults
-    )
+    chat = body.chat()
+    dialect.check(body, chat)
+    template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs)
+    requests = _repeated(body, chat, template, card.defaults)
+    grammar = dialect.grammar(body)
+    return [replace(each, grammar=grammar, echo=dialect.thinks) for each in requests]
 
 
 def _limit(body: CompletionBody | ChatBody, defaults: RequestDefaults) -> int | None:

@@ -23,7 +23,7 @@ async def whole_answer(
     events: AsyncGenerator[ChoiceEvent, None], answer: Format, *, num_choices: int, n: int
 ) -> dict[str, Any]:
     """The document of a request that does not stream."""
-    choices = [Choice() for _ in range(num_choices)]
+    choices = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)]
     async with aclosing(events):
         async for index, event in events:
             for part in choices[index].take(event, per_token=False):
@@ -60,7 +60,7 @@ class ChunkStream:
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         self._include_speculation = include_speculation
-        self._choices = [Choice() for _ in range(num_choices)]
+        self._choices = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)]
         head = encoded(answer.head(chunk=True)).removesuffix("}")
         self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from inference.commit import Event
 from inference.errors import InvalidRequestError
 from inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS, Grammar, RequestDefaults, SamplingParams, Schedule
+from inference.text.chat import Chat
 from inference.text.stop_strings import check_stops
 
 
@@ -23,17 +24,12 @@ class ModelCard:
     tokenizer_fingerprint: str
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
+    features: frozenset[str] = frozenset()
 
 
-MAX_MESSAGES = 1024
-"""Of one conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation to answer, as (role, content) pairs."""
-
-    messages: tuple[tuple[str, str], ...]
+TOOLS = "tools"
+FEATURES = frozenset([TOOLS])
+"""What our servers hear beside what the first ones did, as their model cards say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,7 @@ class CompletionRequest:
     def label(self) -> str:
         """A short name for tables."""
         if isinstance(self.prompt, Chat):
-            return self.prompt.messages[-1][1] if self.prompt.messages else ""
+            return self.prompt.messages[-1].content if self.prompt.messages else ""
         return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt)} token ids"
 
 

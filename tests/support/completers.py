@@ -11,10 +11,11 @@ from inference.commit import Delta, Event, Finished, FinishReason, Started, Timi
 from inference.config import HttpConfig
 from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
-from inference.workers.completion import Chat, Codec, CompletionRequest, ModelCard
+from inference.text.chat import Chat
+from inference.workers.completion import FEATURES, Codec, CompletionRequest, ModelCard
 from inference.workers.observed import ObservedCompleter, Observer
 
-CARD = ModelCard("tiny", "fused", 128, 288, "0123")
+CARD = ModelCard("tiny", "fused", 128, 288, "0123", features=FEATURES)
 
 
 SCORES = tuple(
@@ -65,7 +66,7 @@ class WordCodec:
     """A token is a word; its id is the word's length."""
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        text = prompt if isinstance(prompt, str) else " ".join(content for _, content in prompt.messages)
+        text = prompt if isinstance(prompt, str) else " ".join(each.content for each in prompt.messages)
         return (1,) * special + tuple(map(len, text.split()))
 
     async def decode(self, token_ids: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from inference.errors import InvalidRequestError
+from inference.text.chat import Chat
 from inference.text.tokenizer import Tokenizer, plain_chat
 from tests.support.models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, save_tiny_model, tiny_tokenizer
 
@@ -84,13 +85,13 @@ def test_token_bytes_of_other_tokenizers() -> None:
 
 
 def test_a_chat_goes_through_the_models_template() -> None:
-    token_ids = BYTE_LEVEL.encode_chat([("system", ""), ("user", "on")])
+    token_ids = BYTE_LEVEL.encode_chat(Chat.of(("system", ""), ("user", "on")))
     assert BYTE_LEVEL.decode(token_ids) == "system: \nuser: on\nassistant:"
 
 
 def test_a_model_without_a_template_gets_the_plain_one() -> None:
-    token_ids = Tokenizer(tiny_tokenizer(), frozenset()).encode_chat([("user", "on")])
-    assert BYTE_LEVEL.decode(token_ids) == plain_chat([("user", "on")]) == "user: on\n\nassistant:"
+    token_ids = Tokenizer(tiny_tokenizer(), frozenset()).encode_chat(Chat.of(("user", "on")))
+    assert BYTE_LEVEL.decode(token_ids) == plain_chat(Chat.of(("user", "on"))) == "user: on\n\nassistant:"
 
 
 @pytest.mark.parametrize("own", [None, "[{{ messages[0]['content'] }}]"])
@@ -104,7 +105,7 @@ def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: st
     expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
     tokenizer = Tokenizer.load(tmp_path).with_template(targets, tmp_path)
     assert tokenizer.chat_template == targets
-    assert tokenizer.encode_chat([("user", "on")]) == expected.encode_chat([("user", "on")])
+    assert tokenizer.encode_chat(Chat.of(("user", "on"))) == expected.encode_chat(Chat.of(("user", "on")))
 
 
 def test_a_template_that_refuses_messages() -> None:
@@ -112,9 +113,9 @@ def test_a_template_that_refuses_messages() -> None:
     refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
     strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())
-    assert strict.decode(strict.encode_chat([("system", ""), ("user", "on")])) == "on"
+    assert strict.decode(strict.encode_chat(Chat.of(("system", ""), ("user", "on")))) == "on"
     with pytest.raises(InvalidRequestError, match=r"messages.*no system"):
-        strict.encode_chat([("system", "be kind"), ("user", "on")])
+        strict.encode_chat(Chat.of(("system", "be kind"), ("user", "on")))
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

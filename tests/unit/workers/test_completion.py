@@ -12,8 +12,9 @@ from inference.commit import Commit, Delta, FinishReason, TokenLogprob, TokenLog
 from inference.errors import InvalidRequestError
 from inference.gateway.formats import text_logprobs
 from inference.request import GenerationRequest
+from inference.text.chat import Chat
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Chat, CompletionRequest
+from inference.workers.completion import CompletionRequest
 from inference.workers.convert import event_from_message, event_to_message
 from inference.workers.local import LocalCompleter
 from inference.workers.prompt import MAX_INLINE_CHARACTERS
@@ -43,7 +44,7 @@ async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.
     monkeypatch.setattr(Tokenizer, "encode", slow)
     completer = LocalCompleter(RefusingGenerator(), Tokenizer(tiny_tokenizer(), frozenset()))
     text = "the wind " * MAX_INLINE_CHARACTERS
-    prompt = Chat((("user", text),)) if is_chat else text
+    prompt = Chat.of(("user", text)) if is_chat else text
     asking = asyncio.create_task(anext(completer.complete(CompletionRequest(prompt))))
     for _ in range(3):
         await asyncio.sleep(0)

@@ -1,0 +1,67 @@
+"""Grammars of calls: which functions, with which arguments, and what may stand beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference.request import Grammar, GrammarKind
+from inference.text.calls.formats import CallFormat
+from inference.text.grammar_source import nested
+
+MAX_CALLS = 16
+"""Of one answer, where a grammar counts them."""
+_SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
+_ANYWHERE = """start: called* TEXT
+TEXT: /(.|\\n)*/
+begin[lazy]: TEXT {trigger}
+called: begin {before} object {after}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One that may be called; `schema`: of its arguments, None: none are taken."""
+
+    name: str
+    schema: Mapping[str, Any] | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The schema that a grammar keeps to: that of an object."""
+        if self.schema is None:
+            return {"type": "object", "additionalProperties": False}
+        return {"type": "object", "x-guidance": _SPACED, **self.schema}
+
+
+def only_calls(form: CallFormat, functions: Sequence[Function], *, many: bool, output: Grammar | None) -> Grammar:
+    """One call, or `many`; or else an output of another grammar, if there is one."""
+    more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
+    start = f"start: {'calls | @output' if output else 'calls'}\ncalls: call {more}\n"
+    lark = f"{start}call: {_text(form.before)} object {_text(form.after)}\n{_objects(form, functions)}"
+    return nested(lark, output) if output else Grammar(GrammarKind.GRAMMAR, lark)
+
+
+def calls_anywhere(form: CallFormat, functions: Sequence[Function]) -> Grammar:
+    """Any text; but where it begins a call, that is one of these. Only for a format with a trigger."""
+    trigger = form.trigger or ""
+    places = {"trigger": trigger, "before": form.before.removeprefix(trigger), "after": form.after}
+    start = _ANYWHERE.format_map({name: _text(each) for name, each in places.items()})
+    return Grammar(GrammarKind.GRAMMAR, start + _objects(form, functions))
+
+
+def _objects(form: CallFormat, functions: Sequence[Function]) -> str:
+    """The rule `object`: a name and the arguments that go with it."""
+    numbers = range(len(functions))
+    rules = [f"object: {' | '.join(f'object_{i}' for i in numbers)}"]
+    for i, function in enumerate(functions):
+        head = f'{{"name": "{function.name}", "{form.key}": '
+        rules.append(f'object_{i}: {_text(head)} arguments_{i} "}}"')
+        rules.append(f"arguments_{i}: %json {json.dumps(function.arguments())}")
+    return "\n".join(rules) + "\n"
+
+
+def _text(text: str | None) -> str:
+    """As Lark writes a text; nothing for none."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
