@@ -57,7 +57,8 @@ def nested(lark: str, output: Grammar) -> Grammar:
     Raises:
         ValueError: the other one is none.
     """
-    first, *others = json.loads(_plain_source(output))["grammars"]
+    source = _plain_source(output)
+    first, *others = json.loads(source)["grammars"] if source.startswith(_SEVERAL) else [{"lark_grammar": source}]
     named = [{**first, "name": "output"}, *others]
     return Grammar(GrammarKind.GRAMMAR, json.dumps({"grammars": [{"lark_grammar": lark}, *named]}))
 

@@ -19,6 +19,7 @@ from inference.errors import ConfigError, InvalidRequestError
 from inference.text.calls.formats import HERMES, MARKERS
 from inference.text.chat import Chat
 from inference.text.plain_tokenizer import load_plain, names_generic_class
+from inference.text.unicode import check_unicode
 
 FINGERPRINT_DIGITS = 16
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -85,7 +86,7 @@ class Tokenizer:
             InvalidRequestError: the template does not take these messages, or what belongs to them is no JSON.
         """
         if self.chat_template is None:
-            return self.encode(plain_chat(chat))
+            return self.encode(_speakable(plain_chat(chat)))
         conversation, tools, others = chat.conversation(), chat.tools(), chat.template_kwargs()
         if taken := others.keys() & signature(self._tokenizer.apply_chat_template).parameters:
             message = f"chat_template_kwargs.{min(taken)} says how a template is used, which is not asked"
@@ -102,7 +103,7 @@ class Tokenizer:
                 ) from exc
             # Benchmarks send an empty system message, also to models that know none.
             return self.encode_chat(replace(chat, messages=spoken))
-        return tuple(self._tokenizer(str(text), add_special_tokens=False)["input_ids"])  # the template has them already
+        return self.encode(_speakable(str(text)), special=False)  # the template has them already
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token, be they a whole character or not; special tokens by their name, unknown ids none."""
@@ -162,6 +163,12 @@ class TextStream:
         except Exception:  # bytes that are no UTF-8 changed the decoding of earlier ones: begin anew behind them
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(self._backend, token_id) or ""
+
+
+def _speakable(text: str) -> str:
+    """The text, in which tools and calls may have written half a character."""
+    check_unicode(text, "messages")
+    return text
 
 
 def plain_chat(chat: Chat) -> str:

@@ -32,12 +32,24 @@ class ScriptedCompleter:
         passes: the pieces of each pass, one per token.
         error: raised at the end instead of finishing, or at once if there are no passes.
         gap_s: seconds before each pass.
+        reason: why the text ends.
+        prompt: comes back from a request with echo.
     """
 
-    def __init__(self, passes: Sequence[Sequence[str]], *, error: Exception | None = None, gap_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        passes: Sequence[Sequence[str]],
+        *,
+        error: Exception | None = None,
+        gap_s: float = 0.0,
+        reason: FinishReason = FinishReason.LENGTH,
+        prompt: str = "prompt ",
+    ) -> None:
         self._passes = passes
         self._error = error
         self._gap_s = gap_s
+        self._reason = reason
+        self._prompt = prompt
         self.requests: list[CompletionRequest] = []
         self.num_running = 0
 
@@ -47,17 +59,17 @@ class ScriptedCompleter:
         try:
             if self._passes:
                 scores = () if request.prompt_logprobs is None else SCORES
-                yield Started(3, request.seed or 0, "prompt " if request.echo else "", scores)
+                yield Started(3, request.seed or 0, self._prompt if request.echo else "", scores)
             if request.max_new_tokens == 0:
                 yield Finished(FinishReason.LENGTH)
                 return
             for number, pieces in enumerate(self._passes):
                 await asyncio.sleep(self._gap_s)
                 is_last = number == len(self._passes) - 1 and self._error is None
-                yield delta(pieces, request.logprobs, FinishReason.LENGTH if is_last else None)
+                yield delta(pieces, request.logprobs, self._reason if is_last else None)
             if self._error is not None:
                 raise self._error
-            yield Finished(FinishReason.LENGTH)
+            yield Finished(self._reason)
         finally:
             self.num_running -= 1
 

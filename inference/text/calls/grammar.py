@@ -52,12 +52,16 @@ def calls_anywhere(form: CallFormat, functions: Sequence[Function]) -> Grammar:
 
 
 def _objects(form: CallFormat, functions: Sequence[Function]) -> str:
-    """The rule `object`: a name and the arguments that go with it."""
+    """The rule `object`: a name and the arguments that go with it.
+
+    Its head is in pieces as small as those of a JSON schema's own grammar: the library reads a text by its longest
+    piece, and where another JSON may stand instead, could not tell the two apart behind the first brace.
+    """
     numbers = range(len(functions))
     rules = [f"object: {' | '.join(f'object_{i}' for i in numbers)}"]
     for i, function in enumerate(functions):
-        head = f'{{"name": "{function.name}", "{form.key}": '
-        rules.append(f'object_{i}: {_text(head)} arguments_{i} "}}"')
+        head = ("{", '"name"', ": ", f'"{function.name}"', ", ", f'"{form.key}"', ": ")
+        rules.append(f'object_{i}: {" ".join(map(_text, head))} arguments_{i} "}}"')
         rules.append(f"arguments_{i}: %json {json.dumps(function.arguments())}")
     return "\n".join(rules) + "\n"
 

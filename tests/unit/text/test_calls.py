@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 
@@ -35,15 +36,15 @@ def read(form: CallFormat, pieces: Sequence[str], *, begun: bool = False, one_ca
 
 PARTS = st.sampled_from(
     [
-        "<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "{", "}", "[", "]", '"', "\\", ":", ",", ";",
-        " ", "\n", '"name"', '"arguments"', '"parameters"', '"f"', '"g"', "f", "1", "\u00e9", "text",
+        "<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "{", "}", "[", "]", '"', "\\", ":",
+        ",", ";", " ", "\n", '"name"', '"arguments"', '"parameters"', '"f"', '"g"', "f", "1", "\u00e9", "text",
         '{"name": "f", "arguments": ', '{"name": "f", "parameters": {', '{"a": "}<"}', '{"a": 1}}',
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "a"}}\n</tool_call>',
     ]
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=250)
 @given(
     st.lists(PARTS, max_size=14).map("".join),
     st.lists(st.integers(0, 200)),
@@ -53,7 +54,7 @@ PARTS = st.sampled_from(
 def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], name: str, begun: bool) -> None:
     """So a stream and an answer in one piece agree, whatever the model writes and whatever a token is."""
     cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    pieces = [text[start:end] for start, end in zip(cuts, cuts[1:], strict=False)] or [""]
+    pieces = [text[start:end] for start, end in itertools.pairwise(cuts)] or [""]
     whole = read(FORMATS[name], [text], begun=begun)
     assert read(FORMATS[name], pieces, begun=begun) == whole
     assert read(FORMATS[name], [*text, ""], begun=begun) == whole
@@ -81,7 +82,7 @@ CASES: dict[str, tuple[CallFormat, str, Answer]] = {
     "two": (HERMES, f"{CALL}\n{CALL}\n", ("", "", [("f", '{"a": 1}')] * 2)),
     "behind a thought": (HERMES, f"<think>\nhm\n</think>\n\n{CALL}", ("hm", "", [("f", '{"a": 1}')])),
     "in a thought": (HERMES, f"<think>{CALL}</think>no", (CALL, "no", [])),
-    "other order": (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', ("", "", [("f", '{"a": 1}')])),
+    "other order": (HERMES, '<tool_call>{"arguments": {}, "name": "f"}</tool_call>', ("", "", [("f", "{}")])),
     "no arguments": (HERMES, '<tool_call>{"name": "f"}</tool_call>', ("", "", [("f", "{}")])),
     "cut": (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": "x', ("", "", [("f", '{"a": "x')])),
     "not closed": (HERMES, f"{CALL.removesuffix('</tool_call>')}{CALL}", ("", "", [("f", '{"a": 1}')] * 2)),
