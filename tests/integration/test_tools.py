@@ -45,7 +45,7 @@ WEATHER: dict[str, Any] = {
 }
 TOOLS: Any = [tool("weather", WEATHER, description="How the weather will be."), tool("now", None)]
 MESSAGES: Any = [{"role": "user", "content": "Will it rain?"}]
-FIELDS: Any = {"model": "target", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 80, "seed": 3}
+FIELDS: Any = {"model": "target", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 48, "seed": 3}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -102,7 +102,7 @@ async def test_calls_and_their_answers_go_back_into_the_conversation(client: ope
     (call,) = first.choices[0].message.tool_calls or []
     answer = {"role": "tool", "tool_call_id": call.id, "content": "noon"}
     fields = {**FIELDS, "messages": [*MESSAGES, first.choices[0].message.model_dump(), answer]}
-    second = await client.chat.completions.create(**fields, tool_choice="none")
+    second = await client.chat.completions.create(**{**fields, "max_tokens": 6}, tool_choice="none")
     assert second.choices[0].message.tool_calls is None
     assert second.choices[0].message.content
     assert second.usage is not None
@@ -129,7 +129,7 @@ async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
         called.append(days)
         return "rain"
 
-    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=40, temperature=0.0)
+    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=24, temperature=0.0)
     model = OpenAIChatCompletionsModel("target", client)
     agent = Agent(name="a", instructions="Help.", model=model, model_settings=settings, tools=[forecast])
     config = RunConfig(tracing_disabled=True)

@@ -35,7 +35,7 @@ def is_kept(grammar: Grammar, text: str) -> bool:
     return COMPILER.compile(grammar).num_allowed((), proposal) == len(proposal)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     st.sampled_from(list(OUTPUTS.items())),
     st.sampled_from(list(PREAMBLES.items())),
