@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from inference.text.calls.reader import CallPiece, CallReader, Piece
+from inference.text.calls.reader import CallPiece, CallReader
 from inference.text.reasoning import Reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a piece of text adds to a message."""
+    """What a piece of text adds to a message; calls by their numbers."""
 
     reasoning: str = ""
     content: str = ""
-    calls: tuple[CallPiece, ...] = ()
+    calls: dict[int, CallPiece] = field(default_factory=dict)
 
 
 class AnswerReader:
@@ -35,21 +34,11 @@ class AnswerReader:
 
     def push(self, text: str, *, is_last: bool) -> Reading:
         """What a piece of the text adds; with the last one also what was held back."""
-        thought, rest = self._reasoning.push(text) if self._reasoning else ("", text)
-        if is_last and self._reasoning:
-            held = self._reasoning.rest()
-            thought, rest = thought + held[0], rest + held[1]
+        thought, rest = self._reasoning.push(text, is_last=is_last) if self._reasoning else ("", text)
         if self._calls is None:
             return Reading(thought, rest)
-        pieces = self._calls.push(rest) + (self._calls.rest() if is_last else [])
-        return Reading(thought, "".join(each for each in pieces if isinstance(each, str)), self._merged(pieces))
-
-    def _merged(self, pieces: Sequence[Piece]) -> tuple[CallPiece, ...]:
-        """One piece per call."""
-        calls: dict[int, CallPiece] = {}
-        for piece in pieces:
-            if isinstance(piece, CallPiece) and not (self._one_call and piece.index):
-                before = calls.get(piece.index, CallPiece(piece.index, "", piece.name))
-                calls[piece.index] = CallPiece(piece.index, before.arguments + piece.arguments, before.name)
+        content, calls = self._calls.push(rest, is_last=is_last)
+        if self._one_call:
+            calls = {number: call for number, call in calls.items() if number == 0}
         self.has_calls |= bool(calls)
-        return tuple(calls.values())
+        return Reading(thought, content, calls)

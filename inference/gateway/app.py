@@ -23,7 +23,6 @@ from inference.errors import SpecDecError
 from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
-from inference.gateway.faults import with_fields_named
 from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.middleware import AnswerCount, BodyLimit, RequestId, http_spans
 from inference.gateway.requests import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
@@ -173,8 +172,7 @@ async def _answer(
     gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
 ) -> Response:
     check_number(requests)
-    events = events_of(gateway.completer, requests, deadline_s=_deadline_s(request, gateway))
-    events = with_fields_named(events, body)
+    events = events_of(gateway.completer, requests, body, deadline_s=_deadline_s(request, gateway))
     if not body.stream:
         document = whole_answer(events, answer, num_choices=len(requests), n=body.n)
         return JsonAnswer(await unless_disconnected(request, document))

@@ -12,7 +12,7 @@ from inference.gateway.errors import ApiError
 from inference.gateway.schema import ChatBody
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.calls.formats import FORMATS, CallFormat, format_of
-from inference.text.calls.grammar import Function, calls_anywhere, only_calls
+from inference.text.calls.grammar import calls_anywhere, only_calls
 from inference.text.chat import Chat
 from inference.text.reasoning import BEGIN, Reasoning, is_begun
 from inference.workers.completion import TOOLS, ModelCard
@@ -57,8 +57,13 @@ class Dialect:
         Raises:
             ApiError: naming the field.
         """
-        if chat.needs_tools and not self.hears_tools:
-            param = "tools" if chat.tools_json else "chat_template_kwargs" if chat.template_kwargs_json else "messages"
+        speaks_of_calls = any(each.tool_calls_json or each.tool_call_id for each in chat.messages)
+        said = {
+            "tools": chat.tools_json,
+            "chat_template_kwargs": chat.template_kwargs_json,
+            "messages": speaks_of_calls,
+        }
+        if not self.hears_tools and (param := next((name for name, value in said.items() if value), None)):
             fault = "the server behind this one knows no tools and no template variables, and would ignore them"
             raise ApiError(400, f"{param}: {fault}", param=param, code="unsupported_parameter")
 
@@ -78,10 +83,10 @@ class Dialect:
         return replace(grammar, preamble=Preamble.REASONING)
 
     def _of_tools(self, body: ChatBody, offered: list[Tool], calls: CallFormat) -> Grammar | None:
-        functions, output = [function_of(tool) for tool in offered], body.grammar_of_output()
+        functions, output = {tool.function.name: tool.function.parameters for tool in offered}, body.grammar_of_output()
         many = body.parallel_tool_calls
         if isinstance(choice := body.tool_choice, NamedTool):
-            named = [each for each in functions if each.name == choice.function.name]
+            named = {choice.function.name: functions[choice.function.name]}
             return only_calls(calls, named, many=False, output=None)
         if choice == "required":
             return only_calls(calls, functions, many=many, output=None)
@@ -101,7 +106,3 @@ class Dialect:
             return None
         thoughts = Reasoning(begun=is_begun(prompt)) if self.thinks else None
         return AnswerReader(thoughts, calls, one_call=not body.parallel_tool_calls)
-
-
-def function_of(tool: Tool) -> Function:
-    return Function(tool.function.name, tool.function.parameters)

@@ -111,17 +111,18 @@ class ChatFormat(_Base):
         reading = reader.push(text, is_last=reason is not None)
         fields: dict[str, Any] = {"reasoning_content": reading.reasoning} if reading.reasoning else {}
         if reading.calls:
-            fields["tool_calls"] = {piece.index: self._call(index, piece) for piece in reading.calls}
+            fields["tool_calls"] = {number: _call(piece) for number, piece in reading.calls.items()}
         if reading.content:  # an empty one would be a message beside the calls to some clients
             fields["content"] = reading.content
         return fields, "tool_calls" if reader.has_calls and reason == FinishReason.STOP.value else reason
 
-    def _call(self, index: int, piece: CallPiece) -> dict[str, Any]:
-        """A call's beginning has an id and a name."""
-        if piece.name is None:
-            return {"function": {"arguments": piece.arguments}}
-        head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
-        return {**head, "function": {"name": piece.name, "arguments": piece.arguments}}
+
+def _call(piece: CallPiece) -> dict[str, Any]:
+    """A call's beginning has an id and a name."""
+    if piece.name is None:
+        return {"function": {"arguments": piece.arguments}}
+    head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+    return {**head, "function": {"name": piece.name, "arguments": piece.arguments}}
 
 
 def _reason(what: Part | Choice) -> str | None:

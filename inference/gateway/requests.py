@@ -9,12 +9,15 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from inference.commit import Event
-from inference.errors import DeadlineError
+from inference.errors import DeadlineError, InvalidRequestError
+from inference.gateway.conversation import Tool
 from inference.gateway.dialect import Dialect
 from inference.gateway.errors import ApiError
 from inference.gateway.schema import DEFAULT_MAX_TOKENS, MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from inference.request import MAX_SEED, RequestDefaults
+from inference.text.calls.grammar import arguments_of
 from inference.text.chat import Chat
+from inference.text.grammar_source import fault_of_schema
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 ChoiceEvent: TypeAlias = tuple[int, Event]
@@ -92,9 +95,9 @@ def check_number(requests: Sequence[CompletionRequest]) -> None:
 
 
 async def events_of(
-    completer: Completer, requests: Sequence[CompletionRequest], *, deadline_s: float
+    completer: Completer, requests: Sequence[CompletionRequest], body: GenerationBody, *, deadline_s: float
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Events of all choices as they come; closing cancels what still runs.
+    """Events of all choices of a body as they come; closing cancels what still runs.
 
     Raises:
         SpecDecError: a choice failed, or the time is over.
@@ -109,9 +112,31 @@ async def events_of(
                     item = await anext(events)
             except StopAsyncIteration:
                 return
+            except InvalidRequestError as exc:
+                raise await _named(exc, body) from exc
             except (TimeoutError, DeadlineError):  # the server behind may be the first to see it
                 raise DeadlineError(f"the request is not finished after {deadline_s:g} s") from None
             yield item
+
+
+async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
+    """The fault; if it is one of a grammar, by the field that the client sent, and where in it."""
+    if error.field != "grammar":
+        return error
+    tools = body.offered() if isinstance(body, ChatBody) else []
+    place, message = await asyncio.to_thread(_fault_in, tools)
+    if message:
+        return InvalidRequestError(f"{place}: {message}", field="tools")
+    return InvalidRequestError(error.message, field=body.grammar_field() or ("tools" if tools else "grammar"))
+
+
+def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
+    """Where in the tools a schema has a fault, and which; two empty texts if none has."""
+    for i, tool in enumerate(tools):
+        path, message = fault_of_schema(arguments_of(tool.function.parameters))
+        if message:
+            return ".".join([f"tools[{i}].function.parameters", *filter(None, path.split("/"))]), message
+    return "", ""
 
 
 async def _single(completer: Completer, request: CompletionRequest) -> AsyncGenerator[ChoiceEvent, None]:

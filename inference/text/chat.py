@@ -51,11 +51,6 @@ class ChatMessage:
     def num_characters(self) -> int:
         return sum(map(len, (self.role, self.content, self.tool_calls_json, self.name, self.reasoning)))
 
-    @property
-    def needs_tools(self) -> bool:
-        """Whether a server that knows no tools would misread it."""
-        return bool(self.tool_calls_json or self.tool_call_id)
-
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -74,11 +69,6 @@ class Chat:
     def of(cls, *messages: tuple[str, str]) -> Chat:
         """A conversation of (role, content) pairs."""
         return cls(tuple(ChatMessage(role, content) for role, content in messages))
-
-    @property
-    def needs_tools(self) -> bool:
-        """Whether a server that knows no tools would misread it."""
-        return bool(self.tools_json or self.template_kwargs_json or any(each.needs_tools for each in self.messages))
 
     def conversation(self) -> list[dict[str, Any]]:
         """The messages for a template."""

@@ -29,15 +29,13 @@ class Reasoning:
         self._held = ""
         self._is_fresh = True
 
-    def push(self, text: str) -> tuple[str, str]:
-        """What became certain: of the reasoning, and of the rest."""
+    def push(self, text: str, *, is_last: bool) -> tuple[str, str]:
+        """What became certain: of the reasoning, and of the rest; with the last text, all."""
         text, self._held = self._held + text, ""
-        return self._state(text)
-
-    def rest(self) -> tuple[str, str]:
-        """The text held back, once no more comes."""
-        held, self._held = self._held, ""
-        return ("", held) if self._state == self._at_start else (held.rstrip(), "")
+        thought, rest = self._state(text)
+        if not is_last:
+            return thought, rest
+        return (thought, rest + self._held) if self._state == self._at_start else (thought + self._held.rstrip(), rest)
 
     def _at_start(self, text: str) -> tuple[str, str]:
         begun = text.lstrip()

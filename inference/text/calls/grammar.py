@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from inference.request import Grammar, GrammarKind
 from inference.text.calls.formats import CallFormat
@@ -20,22 +19,18 @@ begin[lazy]: TEXT {trigger}
 called: begin {before} object {after}
 """
 
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """One that may be called; `schema`: of its arguments, None: none are taken."""
-
-    name: str
-    schema: Mapping[str, Any] | None = None
-
-    def arguments(self) -> dict[str, Any]:
-        """The schema that a grammar keeps to: that of an object."""
-        if self.schema is None:
-            return {"type": "object", "additionalProperties": False}
-        return {"type": "object", "x-guidance": _SPACED, **self.schema}
+Functions: TypeAlias = Mapping[str, Mapping[str, Any] | None]
+"""By name, the schema of the arguments; None: none are taken."""
 
 
-def only_calls(form: CallFormat, functions: Sequence[Function], *, many: bool, output: Grammar | None) -> Grammar:
+def arguments_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The schema that a grammar keeps to: that of an object."""
+    if schema is None:
+        return {"type": "object", "additionalProperties": False}
+    return {"type": "object", "x-guidance": _SPACED, **schema}
+
+
+def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Grammar | None) -> Grammar:
     """One call, or `many`; or else an output of another grammar, if there is one."""
     more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
     start = f"start: {'calls | @output' if output else 'calls'}\ncalls: call {more}\n"
@@ -43,7 +38,7 @@ def only_calls(form: CallFormat, functions: Sequence[Function], *, many: bool, o
     return nested(lark, output) if output else Grammar(GrammarKind.GRAMMAR, lark)
 
 
-def calls_anywhere(form: CallFormat, functions: Sequence[Function]) -> Grammar:
+def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
     """Any text; but where it begins a call, that is one of these. Only for a format with a trigger."""
     trigger = form.trigger or ""
     places = {"trigger": trigger, "before": form.before.removeprefix(trigger), "after": form.after}
@@ -51,7 +46,7 @@ def calls_anywhere(form: CallFormat, functions: Sequence[Function]) -> Grammar:
     return Grammar(GrammarKind.GRAMMAR, start + _objects(form, functions))
 
 
-def _objects(form: CallFormat, functions: Sequence[Function]) -> str:
+def _objects(form: CallFormat, functions: Functions) -> str:
     """The rule `object`: a name and the arguments that go with it.
 
     Its head is in pieces as small as those of a JSON schema's own grammar: the library reads a text by its longest
@@ -59,10 +54,10 @@ def _objects(form: CallFormat, functions: Sequence[Function]) -> str:
     """
     numbers = range(len(functions))
     rules = [f"object: {' | '.join(f'object_{i}' for i in numbers)}"]
-    for i, function in enumerate(functions):
-        head = ("{", '"name"', ": ", f'"{function.name}"', ", ", f'"{form.key}"', ": ")
+    for i, (name, schema) in enumerate(functions.items()):
+        head = ("{", '"name"', ": ", f'"{name}"', ", ", f'"{form.key}"', ": ")
         rules.append(f'object_{i}: {" ".join(map(_text, head))} arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: %json {json.dumps(function.arguments())}")
+        rules.append(f"arguments_{i}: %json {json.dumps(arguments_of(schema))}")
     return "\n".join(rules) + "\n"
 
 

@@ -20,16 +20,16 @@ _KEYS = "name|arguments|parameters|type|id"
 _NO_CALL = re.compile(rf'\s*(?:[^{{\s]|\{{\s*(?:[^"\s]|"(?!(?:{_KEYS})")[^"]*"))')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallPiece:
-    """A piece of the call with this number; the first one of each has its name."""
+    """A piece of a call; the first one of each has its name."""
 
-    index: int
-    arguments: str
     name: str | None = None
+    arguments: str = ""
 
 
-Piece: TypeAlias = str | CallPiece
+Pieces: TypeAlias = tuple[str, dict[int, CallPiece]]
+"""Text that is no call, and what was added to calls, by their numbers."""
 
 
 class JsonEnd:
@@ -72,25 +72,18 @@ class CallReader:
         self._num_scanned = self._num_calls = 0
         self._end = JsonEnd()
         self._drops_space = False  # behind a call
-        self._pieces: list[Piece] = []
+        self._text = ""
+        self._calls: dict[int, CallPiece] = {}
         self._state: Callable[[], bool] = self._in_text
 
-    def push(self, text: str) -> list[Piece]:
-        """What became certain with more text."""
+    def push(self, text: str, *, is_last: bool) -> Pieces:
+        """What became certain with more text; with the last one, all. A call that was not finished stays what it is."""
         self._buffer += text
         while self._state():
             pass
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
-    def rest(self) -> list[Piece]:
-        """The text held back, once no more comes; a call that was not finished stays what it is."""
-        if self._state == self._in_head:
-            self._say(self._opening)
-        if self._state in (self._in_head, self._in_text):
-            self._say(self._buffer)
-        self._buffer = ""
-        pieces, self._pieces = self._pieces, []
+        if is_last and self._state in (self._in_head, self._in_text):
+            self._say((self._opening if self._state == self._in_head else "") + self._buffer)
+        pieces, self._text, self._calls = (self._text, self._calls), "", {}
         return pieces
 
     def _in_text(self) -> bool:
@@ -112,7 +105,7 @@ class CallReader:
             text = text.lstrip()
         if text:
             self._drops_space = False
-            self._pieces.append(text)
+            self._text += text
 
     def _expect(self, opening: str, rest: str) -> bool:
         """A call may follow the opening."""
@@ -132,7 +125,7 @@ class CallReader:
         return self._take_whole(self._num_scanned + end)
 
     def _begin(self, name: str, length: int) -> bool:
-        self._pieces.append(CallPiece(self._num_calls, "", name))
+        self._calls[self._num_calls] = CallPiece(name)
         self._num_calls += 1
         self._buffer, self._end, self._state = self._buffer[length:], JsonEnd(), self._in_arguments
         return True
@@ -141,7 +134,7 @@ class CallReader:
         end = self._end.end_in(self._buffer)
         piece = self._buffer[:end]
         if piece:
-            self._pieces.append(CallPiece(self._num_calls - 1, piece))
+            self._calls.setdefault(self._num_calls - 1, CallPiece()).arguments += piece
         self._buffer = self._buffer[len(piece) :]
         if end is None:
             return False
@@ -153,7 +146,7 @@ class CallReader:
         call = _call_of(self._buffer[:end], self._names)
         if call is None:
             return self._no_call()
-        self._pieces += [CallPiece(self._num_calls, "", call[0]), CallPiece(self._num_calls, call[1])]
+        self._calls[self._num_calls] = CallPiece(*call)
         self._num_calls += 1
         self._buffer, self._state = self._buffer[end:], self._behind_call
         return True

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inference.gateway.answer import AnswerReader
 from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat, format_of
+from inference.text.calls.reader import CallPiece
 from inference.text.reasoning import Reasoning
 
 NAMES = frozenset(["f", "get_weather"])
@@ -25,12 +26,12 @@ def read(form: CallFormat, pieces: Sequence[str], *, begun: bool = False, one_ca
     for i, piece in enumerate(pieces):
         reading = reader.push(piece, is_last=i == len(pieces) - 1)
         reasoning, content = reasoning + reading.reasoning, content + reading.content
-        for call in reading.calls:
+        for number, call in reading.calls.items():
             if call.name is None:
-                calls[call.index][1] += call.arguments
+                calls[number][1] += call.arguments
             else:
-                assert call.index == len(calls), "a call begins once, in order"
-                calls[call.index] = [call.name, call.arguments]
+                assert number == len(calls), "a call begins once, in order"
+                calls[number] = [call.name, call.arguments]
     return reasoning, content, [(name, arguments) for name, arguments in calls.values()]
 
 
@@ -112,8 +113,8 @@ def test_what_is_a_call_and_what_only_looks_like_one(form: CallFormat, text: str
 def test_arguments_are_passed_on_as_they_come() -> None:
     reader = HERMES.reader(NAMES)
     begun = '<tool_call>{"name": "f", "arguments": {"a": "long'
-    assert [getattr(piece, "arguments", piece) for piece in reader.push(begun)] == ["", '{"a": "long']
-    assert [getattr(piece, "arguments", piece) for piece in reader.push(" text")] == [" text"]
+    assert reader.push(begun, is_last=False) == ("", {0: CallPiece("f", '{"a": "long')})
+    assert reader.push(" text", is_last=False) == ("", {0: CallPiece(None, " text")})
 
 
 def test_only_the_first_call_where_one_is_wanted() -> None:
@@ -122,7 +123,7 @@ def test_only_the_first_call_where_one_is_wanted() -> None:
 
 def test_what_cannot_become_a_call_is_not_held_back_for_ever() -> None:
     reader = LLAMA3_JSON.reader(NAMES)
-    assert reader.push('{"name": "' + "x" * 5000)
+    assert reader.push('{"name": "' + "x" * 5000, is_last=False)[0]
 
 
 def test_reasoning_that_the_prompt_has_begun() -> None:

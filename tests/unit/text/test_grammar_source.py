@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inference.gateway.answer import AnswerReader
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat
-from inference.text.calls.grammar import MAX_CALLS, Function, calls_anywhere, only_calls
+from inference.text.calls.grammar import MAX_CALLS, arguments_of, calls_anywhere, only_calls
 from inference.text.grammar_source import fault_of_schema, written_out
 from tests.support.models import EOS_TOKEN_ID
 from tests.unit.text.test_grammar import COMPILER, TOKENIZER, is_whole, walk
@@ -87,13 +87,12 @@ SCHEMAS: dict[str, dict[str, Any] | None] = {
     },
     "nothing": None,
 }
-FUNCTIONS = [Function(name, schema) for name, schema in SCHEMAS.items()]
 
 
 def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
     """The content, and the calls."""
     reading = AnswerReader(None, form.reader(frozenset(SCHEMAS)), one_call=False).push(text, is_last=True)
-    return reading.content, [(str(call.name), json.loads(call.arguments)) for call in reading.calls]
+    return reading.content, [(str(call.name), json.loads(call.arguments)) for call in reading.calls.values()]
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
@@ -101,7 +100,7 @@ def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
 def test_whatever_a_grammar_of_calls_allows_is_read_as_valid_calls(form: CallFormat, many: bool) -> None:
     """Random walks through the masks, which is what a model that knows nothing of tools does."""
     rng, named = random.Random(2), set()
-    matcher = COMPILER.compile(only_calls(form, FUNCTIONS, many=many, output=None))
+    matcher = COMPILER.compile(only_calls(form, SCHEMAS, many=many, output=None))
     for _ in range(10):
         output = walk(matcher, rng, limit=150)
         if is_whole(output):
@@ -109,7 +108,7 @@ def test_whatever_a_grammar_of_calls_allows_is_read_as_valid_calls(form: CallFor
             assert content == ""
             assert 1 <= len(calls) <= (MAX_CALLS if many and form.between else 1)
             for name, arguments in calls:
-                jsonschema.validate(arguments, FUNCTIONS[list(SCHEMAS).index(name)].arguments())
+                jsonschema.validate(arguments, arguments_of(SCHEMAS[name]))
                 named.add(name)
     assert len(named) >= 2
 
@@ -125,13 +124,13 @@ ANSWERS = {
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
     """The story: behind the brace of a call of Llama's no other JSON was allowed any more."""
     output = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "object", **schema}))
-    grammar = only_calls(form, FUNCTIONS, many=True, output=output)
+    grammar = only_calls(form, SCHEMAS, many=True, output=output)
     call = form.written({"function": {"name": "nothing", "arguments": {}}})
     assert [is_kept(grammar, text) for text in (answer, call, "x", f"{call}x")] == [True, True, False, False]
 
 
 def test_strict_arguments_wherever_a_call_begins() -> None:
-    grammar = calls_anywhere(HERMES, FUNCTIONS)
+    grammar = calls_anywhere(HERMES, SCHEMAS)
     good, bad = (HERMES.written({"function": {"name": "person", "arguments": {"age": age}}}) for age in (20, 21))
     kept = ["", "any text { <tool", good, f"so:\n{good}\n{good} done"]
     assert [is_kept(grammar, text) for text in kept] == [True] * len(kept)
