@@ -67,9 +67,9 @@ BOTH: NoOps = {
     "post_sampling_probs": (False,),
     "lora": ([],),
     "grammar": ("",),
-    "reasoning_format": ("none",),
+    "reasoning_format": ("auto", "deepseek"),
     "reasoning_budget_tokens": (-1,),
-    "parse_tool_calls": (False,),
+    "parse_tool_calls": (True,),
 }
 COMPLETION: NoOps = {**BOTH, "suffix": ("",), "add_special_tokens": (True,)}
 CHAT: NoOps = {
