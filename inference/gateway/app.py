@@ -24,7 +24,7 @@ from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, Format, TextFormat
-from inference.gateway.middleware import AnswerCount, BodyLimit, RequestId, http_spans
+from inference.gateway.middleware import AnswerCount, BodyLimit, ReadOnceRoute, RequestId, http_spans
 from inference.gateway.requests import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, whole_answer
@@ -73,6 +73,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     """The application in front of a gateway's completer."""
     spans = http_spans(gateway.spans)
     app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
+    app.router.route_class = ReadOnceRoute
     _add_generation(app, gateway)
     _add_tokens(app, gateway)
     _add_operation(app, gateway)

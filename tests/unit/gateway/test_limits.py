@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -59,11 +60,29 @@ async def test_wrong_items_by_the_million_are_refused_at_once(document: dict[str
     [{"prompt": [7] * 5000}, {"prompt": "a" * 100_000}, {"prompt": [[1] * 100] * 64}, [1], "text"],
 )
 def test_what_is_in_proportion_passes(document: object) -> None:
-    assert shape_fault(json.dumps(document).encode(), max_ids=5000) is None
+    assert shape_fault(document, max_ids=5000) is None
+
+
+@pytest.mark.parametrize("num_bytes", [100, 20_000, 300_000])
+async def test_a_body_is_read_once(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """The story: whatever was above 8 KB was read once for its shape, and once more for its content."""
+    num_read, loads = 0, json.loads
+
+    def counted(text: str | bytes, **options: Any) -> Any:
+        nonlocal num_read
+        num_read += len(text) > num_bytes
+        return loads(text, **options)
+
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(json, "loads", counted)
+            body = {"prompt": "x" * num_bytes, "echo": True, "max_tokens": 0}
+            answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body)
+    assert (answer.status_code, num_read) == (200, 1)
 
 
 def test_more_ids_than_the_context_are_out_of_proportion() -> None:
-    assert str(MAX_ITEMS + 1) in (shape_fault(json.dumps({"prompt": [7] * (MAX_ITEMS + 1)}).encode(), 1000) or "")
+    assert str(MAX_ITEMS + 1) in (shape_fault({"prompt": [7] * (MAX_ITEMS + 1)}, 1000) or "")
 
 
 async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
