@@ -114,7 +114,7 @@ class CallReader:
         return True
 
     def _in_head(self) -> bool:
-        if head := _HEAD.match(self._buffer):
+        if head := _HEAD.match(self._buffer, 0, MAX_HEAD_CHARACTERS):
             return self._begin(head[1], head.end()) if head[1] in self._names else self._no_call()
         if _NO_CALL.match(self._buffer):
             return self._no_call()

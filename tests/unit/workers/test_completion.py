@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
 from inference.commit import Commit, Delta, FinishReason, TokenLogprob, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.gateway.formats import text_logprobs
-from inference.request import GenerationRequest
-from inference.text.chat import Chat
+from inference.request import GenerationRequest, Grammar, GrammarKind, Preamble
+from inference.text.chat import Chat, ChatMessage
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest
 from inference.workers.convert import event_from_message, event_to_message
@@ -87,3 +88,40 @@ async def test_offsets_count_the_text_that_tokens_have(
     events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]
     (delta,) = [event for event in map(event_from_message, map(event_to_message, events)) if isinstance(event, Delta)]
     assert text_logprobs(delta.logprobs, 0)["text_offset"] == offsets
+
+
+@pytest.mark.parametrize("tools", ["", '[{"type": "function"}]'])
+async def test_marks_of_calls_are_text_only_where_tools_were_offered(tools: str) -> None:
+    fast = tiny_tokenizer()
+    fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
+    tokenizer = Tokenizer(fast, frozenset())
+    token_ids = (*tokenizer.call_markers, *tokenizer.encode("the"))
+    request = CompletionRequest(Chat((ChatMessage("user", "x"),), tools))
+    completer = LocalCompleter(WritingGenerator(token_ids), tokenizer)
+    events = [event async for event in completer.complete(request)]
+    text = "".join(event.text for event in events if isinstance(event, Delta))
+    assert text == ("<|python_tag|>the" if tools else "the")
+
+
+PREAMBLES = {
+    "x": Preamble.REASONING,
+    "x<think>\n": Preamble.REST_OF_REASONING,
+    "x<think>\n\n</think>\n\n": Preamble.NONE,
+}
+
+
+@pytest.mark.parametrize(("prompt", "preamble"), PREAMBLES.items())
+async def test_what_may_stand_before_a_grammar_follows_from_the_prompt(prompt: str, preamble: Preamble) -> None:
+    asked = []
+
+    class Asked(RefusingGenerator):
+        async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+            asked.append(request.grammar)
+            async for commit in super().generate(request):
+                yield commit
+
+    completer = LocalCompleter(Asked(), Tokenizer(tiny_tokenizer(), frozenset()))
+    grammar = Grammar(GrammarKind.REGEX, "a", Preamble.REASONING)
+    with pytest.raises(InvalidRequestError, match="tokens"):
+        await anext(completer.complete(CompletionRequest(prompt, grammar=grammar)))
+    assert asked == [replace(grammar, preamble=preamble)]
