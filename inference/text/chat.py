@@ -6,6 +6,7 @@ Tools and calls travel as JSON and are read here, so that whoever owns the templ
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,14 +103,18 @@ def _check(what: str, unit: str, count: int, limit: int) -> None:
 
 
 def _calls(text: str, place: str) -> list[Any]:
-    """The calls with their arguments as objects, which is what templates write down."""
+    """The calls with their arguments as objects, which is what templates write down.
+
+    Arguments that are no object stay text: the model may have been cut, and hears of it in the answer to its call.
+    """
     calls: list[Any] = _read(text, list, f"{place}.tool_calls")
     for i, call in enumerate(calls):
         function, where = call.get("function"), f"{place}.tool_calls[{i}].function"
         if not isinstance(function, dict):
             raise InvalidRequestError(f"{where}: an object is expected", field="messages")
         if isinstance(arguments := function.get("arguments"), str):
-            function["arguments"] = _read(arguments or "{}", dict, f"{where}.arguments")
+            with suppress(InvalidRequestError):
+                function["arguments"] = _read(arguments or "{}", dict, where)
     return calls
 
 

@@ -129,7 +129,7 @@ async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
         called.append(days)
         return "rain"
 
-    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=24, temperature=0.0)
+    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=40, temperature=0.0)
     model = OpenAIChatCompletionsModel("target", client)
     agent = Agent(name="a", instructions="Help.", model=model, model_settings=settings, tools=[forecast])
     config = RunConfig(tracing_disabled=True)

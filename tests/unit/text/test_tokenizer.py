@@ -139,6 +139,13 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
     )
 
 
+def test_arguments_that_were_cut_stay_what_they_are() -> None:
+    """The story: an agent that sent a cut call back, with what was wrong with it, was told 400 and could not go on."""
+    cut = ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1"))
+    (message,) = Chat((cut,)).conversation()
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a": [1'
+
+
 NO_CHATS = {
     "tools": (Chat(ASKED, "{"), "tools: no JSON", "tools"),
     "tools of texts": (Chat(ASKED, '["f"]'), "tools: a JSON array of objects", "tools"),
@@ -150,9 +157,9 @@ NO_CHATS = {
         "chat_template_kwargs.chat_template says how",
         "chat_template_kwargs",
     ),
-    "arguments": (
-        Chat((ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1]")),)),
-        "messages[0].tool_calls[0].function.arguments: no JSON",
+    "a call": (
+        Chat((ChatMessage("assistant", tool_calls_json='[{"id": "1"}]'),)),
+        "messages[0].tool_calls[0].function: an object",
         "messages",
     ),
     "half a character": (Chat(ASKED, '[{"x": "\\ud800"}]'), "no UTF-8", "messages"),
