@@ -22,6 +22,9 @@ from inference.text.plain_tokenizer import load_plain, names_generic_class
 from inference.text.unicode import check_unicode
 
 FINGERPRINT_DIGITS = 16
+MAX_TEMPLATE_CHARACTERS = 256 * 1024
+MAX_REASON_CHARACTERS = 200
+"""Of what a template says against a conversation: it is told to the client."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -39,6 +42,8 @@ class Tokenizer:
         """Special tokens that begin or end a call, with their names, which are text to whoever reads calls."""
         self.longest_token = max(map(len, vocabulary), default=1)
         """Characters of the longest one: no text of n tokens is longer than n times that."""
+        self.is_slow_to_chat = False
+        """The chat template is another server's, and may do anything, such as never come to an end."""
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -59,13 +64,18 @@ class Tokenizer:
             path: this tokenizer's directory, from where the part is loaded that runs templates.
 
         Raises:
-            ConfigError: as `load`.
+            ConfigError: as `load`; or the template is too long.
         """
         if self.chat_template == chat_template:
             return self
-        other = self._tokenizer if chat_template is None else _load(path, whole=True)
+        if len(chat_template or "") > MAX_TEMPLATE_CHARACTERS:
+            num_characters = len(chat_template or "")
+            raise ConfigError(f"a chat template of {num_characters} characters exceeds {MAX_TEMPLATE_CHARACTERS}")
+        other = _load(path, whole=chat_template is not None)
         other.chat_template = chat_template
-        return Tokenizer(other, self.eos_token_ids)
+        tokenizer = Tokenizer(other, self.eos_token_ids)
+        tokenizer.is_slow_to_chat = True
+        return tokenizer
 
     @property
     def chat_template(self) -> str | None:
@@ -98,9 +108,9 @@ class Tokenizer:
         except Exception as exc:  # whatever the template raises
             spoken = tuple(each for each in chat.messages if each.content or each.role != "system")
             if not spoken or len(spoken) == len(chat.messages):
-                raise InvalidRequestError(
-                    f"messages: the chat template refuses them ({exc})", field="messages"
-                ) from exc
+                reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
+                message = f"messages: the chat template refuses them ({reason})"
+                raise InvalidRequestError(message, field="messages") from exc
             # Benchmarks send an empty system message, also to models that know none.
             return self.encode_chat(replace(chat, messages=spoken))
         return self.encode(_speakable(str(text)), special=False)  # the template has them already
