@@ -63,6 +63,6 @@ class _Carrying:
 
     def _with_headers(self, begin: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return begin(*args, metadata=tuple(self._headers().items()), **kwargs)
+            return begin(*args, metadata=(*(kwargs.pop("metadata", None) or ()), *self._headers().items()), **kwargs)
 
         return call

@@ -1,4 +1,4 @@
-"""What stands before the application: probes, limits on bodies, a count of answers, and which requests get a span.
+"""What stands before the application: limits on bodies, a count of answers, and which requests get a span.
 
 Plain ASGI, so that streams stay streams.
 """
@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi.telemetry import TelemetryConfig
@@ -137,30 +137,6 @@ def _are_ids(place: list[Any] | dict[str, Any], max_ids: int) -> bool:
     if not isinstance(place, list) or not 0 < len(place) <= max_ids:
         return False
     return set(map(type, place)) == {int} and min(place) >= 0
-
-
-class Probes:
-    """Answers /livez and /readyz: whether a restart would help, and whether requests are welcome; also for /health."""
-
-    def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]]) -> None:
-        self._app = app
-        self._is_healthy = is_healthy
-        self.is_alive = self.is_ready = True
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"] if scope["type"] == "http" else ""
-        if path == "/livez":
-            await _tell(send, self.is_alive)
-        elif path == "/readyz" or (path == "/health" and not self.is_ready):
-            await _tell(send, self.is_ready and await self._is_healthy())
-        else:
-            await self._app(scope, receive, send)
-
-
-async def _tell(send: Send, well: bool) -> None:
-    status = 200 if well else 503
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
 
 
 async def _answer(send: Send, error: ApiError) -> None:

@@ -18,12 +18,10 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
-    start_http_server,
 )
 
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
-from inference.errors import ConfigError
 from inference.request import MAX_GAMMA
 
 # Readers such as `vllm bench serve` add up every line of a name; a creation time among them would be nonsense.
@@ -48,6 +46,16 @@ class Load(Protocol):
 
     @property
     def num_waiting(self) -> int: ...
+
+
+class Certificate(Protocol):
+    """A server's, as its files have it now."""
+
+    @property
+    def days_left(self) -> float: ...
+
+    @property
+    def is_stale(self) -> bool: ...
 
 
 @runtime_checkable
@@ -154,6 +162,13 @@ class Metrics:
             text = "Share of the KV slots that requests hold, 0 to 1; at 1 the next request waits."
             self._gauge("vllm:kv_cache_usage_perc", text).set_function(lambda: load.num_running / load.num_slots)
 
+    def watch_certificate(self, certificate: Certificate) -> None:
+        """Show how long the server's certificate lasts, and whether a new one waits in vain."""
+        days = self._gauge("specdec_tls_days_left", "Days until the certificate in use expires.")
+        days.set_function(lambda: certificate.days_left)
+        text = "1 while the files of certificate or tokens hold what cannot be used; the version before is in use."
+        self._gauge("specdec_security_files_stale", text).set_function(lambda: float(certificate.is_stale))
+
     def take_loop_lag(self, seconds: float) -> None:
         """By how much the event loop has just come too late; while it is, nobody is served."""
         self._loop_lags.append(max(0.0, seconds))
@@ -258,35 +273,3 @@ class RequestMetrics:
         """Nothing more comes; a request that neither finished nor failed was cancelled, or its deadline passed."""
         if not self._ended:
             self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")
-
-
-class MetricsServer:
-    """/metrics on a port of its own, served from a thread; goes on while a server drains, for whoever watches that."""
-
-    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
-        self._metrics = metrics
-        self._host = host
-        self._port = port
-
-    async def open(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the port is taken.
-        """
-        try:
-            self._server, self._thread = start_http_server(self._port, self._host, self._metrics.registry)
-        except OSError as exc:
-            raise ConfigError(f"cannot serve metrics on {self._host}:{self._port}: {exc.strerror}") from exc
-
-    def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Nothing: whoever watches sees it in the figures."""
-
-    async def refuse_new(self) -> None:
-        """Nothing: scrapes are welcome to the end."""
-
-    async def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

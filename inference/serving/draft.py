@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
+from inference.config import DialSecurity, DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
 from inference.observe.metrics import Metrics
 from inference.request import NO_DEFAULTS
 from inference.serving.assembly import draft_engine, draft_worker, load_proposer, model_card, running
-from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
-from inference.serving.host import Front, Host
+from inference.serving.fronts import Ports
+from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import ModelCard
@@ -17,7 +17,7 @@ from inference.workers.draft.pool_member import PoolHelp
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.remote import card_of_target, connected
+from inference.workers.remote import card_of_target, connected, credentials_of
 
 
 async def serve_draft(
@@ -34,7 +34,7 @@ async def serve_draft(
         UnavailableError: the target does not answer.
         IncompatibleDraftError: what answers is no target.
     """
-    check_ports(server, observe, http)
+    ports = Ports(server, observe, http)
     with observed(observe) as observers:
         async with connected(draft.connection) as channel:
             address = draft.connection.address
@@ -49,11 +49,7 @@ async def serve_draft(
                 metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
                 generation = _generation(worker, tokenizer, card, metrics, observers)
-                fronts: list[Front] = [
-                    *metrics_fronts(observers, metrics, server),
-                    *http_fronts(http, generation, metrics, server, observers),
-                    GrpcFront(server, [generation], observers, upstream=channel),
-                ]
+                fronts = ports.fronts(observers, metrics, [generation], upstream=channel)
                 with timeline(observe, engine):
                     await Host(engine, fronts, config=server, metrics=metrics).run()
 
@@ -69,17 +65,18 @@ def _generation(
 
 
 async def help_targets(
-    proposer: ProposerConfig, addresses: Sequence[str], *, gamma: int, observe: ObserveConfig
+    proposer: ProposerConfig, addresses: Sequence[str], security: DialSecurity, *, gamma: int, observe: ObserveConfig
 ) -> None:
     """Draft for the sessions of targets until a signal.
 
     Raises:
-        ConfigError: the draft cannot be loaded.
+        ConfigError: the draft cannot be loaded, or a file of certificates or the token cannot be used.
         RequestError: every target refuses this worker.
     """
+    credentials_of(security)  # before a model is loaded for minutes
     loaded = await load_proposer(proposer)
     slots, words = proposer.num_slots, loaded.vocabulary
     async with running(draft_engine(loaded, max_waiting=0)) as engine:
-        pool_help = PoolHelp(engine, addresses, vocabulary=words, gamma=gamma, num_slots=slots)
+        pool_help = PoolHelp(engine, addresses, vocabulary=words, gamma=gamma, num_slots=slots, security=security)
         with timeline(observe, engine):
             await Host(pool_help, config=ServerConfig(grace_s=0.0)).run(until=pool_help.refused())

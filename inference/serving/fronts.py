@@ -1,4 +1,4 @@
-"""The ports of a server: gRPC, HTTP, metrics. Each is a `Front` of a `Host`."""
+"""The ports of a server: gRPC, HTTP, metrics, probes. Each is a `Front` of a `Host`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING
 import grpc
 
 from grpc_comm.interceptors import StallInterceptor
-from grpc_comm.server import PortTakenError, Server, Servicer
+from grpc_comm.server import Gate, PortTakenError, Server, Servicer
+from grpc_comm.tls import ServerTls
+from grpc_comm.watched import UnusableError
 from inference.config import HttpConfig, ObserveConfig, ServerConfig, address
 from inference.errors import ConfigError
-from inference.observe.metrics import Metrics, MetricsServer
+from inference.observe.metrics import Metrics
+from inference.serving.host import Front
 from inference.serving.observers import Observers
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
 from inference.workers.status import to_status
 
 if TYPE_CHECKING:
-    from inference.gateway.server import HttpFront
+    from inference.gateway.app import Gateway
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +38,13 @@ class GrpcFront(Server):
         config: ServerConfig,
         servicers: Sequence[Servicer],
         observers: Observers,
-        *,
-        upstream: grpc.aio.Channel | None = None,
+        gate: Gate,
     ) -> None:
         self._host = config.host
         where = address(config.host, config.port)
         inner = [*observers.interceptors(), StallInterceptor(config.stall_timeout_s)]
         try:
-            super().__init__(where, servicers, status_of=to_status, inner=inner, upstream=upstream)
+            super().__init__(where, servicers, status_of=to_status, inner=inner, gate=gate)
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 
@@ -50,6 +52,99 @@ class GrpcFront(Server):
         """See `Front`."""
         await super().open()
         logger.info("serving on %s", address(self._host, self.port))
+        if self.mtls_port is not None:
+            logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
+
+
+class Ports:
+    """All ports of a server, and what protects them. Made before a model is loaded for minutes.
+
+    Raises:
+        ConfigError: a port cannot be listened on, or a file of certificates or tokens cannot be used.
+    """
+
+    def __init__(self, server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
+        check_ports(server, observe, http)
+        self.server = server
+        self._http = http
+        self._tls = _tls_of(server)
+
+    def fronts(
+        self,
+        observers: Observers,
+        metrics: Metrics,
+        servicers: Sequence[Servicer],
+        *,
+        upstream: grpc.aio.Channel | None = None,
+    ) -> list[Front]:
+        """The fronts of a server, in the order in which they open.
+
+        Args:
+            servicers: of gRPC; a `GenerationServicer` among them is served over HTTP too, if that is asked for.
+            upstream: see `Server.follow`.
+        """
+        fronts = self.side_fronts(observers, metrics)
+        for servicer in servicers:
+            if isinstance(servicer, GenerationServicer) and self._http is not None:
+                fronts.append(_http_front(self, self._http, servicer, metrics, observers))
+        front = GrpcFront(self.server, servicers, observers, self._gate())
+        if upstream is not None:
+            front.follow(upstream)
+        return [*fronts, front]
+
+    def side_fronts(self, observers: Observers, metrics: Metrics) -> list[Front]:
+        """Ports for Prometheus and for probes, each if it is asked for."""
+        if self._tls is not None:
+            metrics.watch_certificate(self._tls)
+        port, probe_port, fronts = observers.config.metrics_port, self.server.probe_port, list[Front]()
+        if port is None and probe_port is None:
+            return fronts
+        from prometheus_client import make_asgi_app
+
+        from inference.gateway.port import SidePort  # uvicorn takes a while to import
+        from inference.gateway.probes import Probes, nothing
+
+        if port is not None:
+            fronts.append(SidePort("metrics", Probes(make_asgi_app(metrics.registry)), port, self.server, self._tls))
+        if probe_port is not None:
+            fronts.append(SidePort("probes", Probes(nothing), probe_port, self.server, None))
+        return fronts
+
+    def http_front(self, gateway: Gateway) -> Front:
+        """OpenAI's API."""
+        from inference.gateway.server import HttpFront  # FastAPI takes a third of a second to import
+
+        return HttpFront(gateway, self.server, self._tls)
+
+    def _gate(self) -> Gate:
+        security = self.server.security
+        if self._tls is None:
+            return Gate()
+        port = security.mtls_port
+        if port is None:
+            return Gate(self._tls.grpc_credentials())
+        mtls = self._tls.grpc_credentials(client_certificates=True)
+        return Gate(self._tls.grpc_credentials(), address(self.server.host, port), mtls)
+
+
+def _tls_of(server: ServerConfig) -> ServerTls | None:
+    security = server.security
+    if security.cert is None or security.key is None:
+        return None
+    try:
+        return ServerTls(security.cert, security.key, security.client_ca)
+    except UnusableError as exc:
+        raise ConfigError(str(exc)) from exc
+
+
+def _http_front(
+    ports: Ports, config: HttpConfig, service: GenerationServicer, metrics: Metrics, observers: Observers
+) -> Front:
+    """OpenAI's API in front of a service of this process."""
+    from inference.gateway.app import Gateway
+
+    card = named(service.card, config)
+    return ports.http_front(Gateway(service.completer, card, metrics, _always, config, observers.spans, service.codec))
 
 
 def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
@@ -59,6 +154,7 @@ def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig |
         ConfigError: naming the address, and why.
     """
     ports = [server.port, observe.metrics_port, None if http is None else http.port]
+    ports += [server.probe_port, server.security.mtls_port]
     with ExitStack() as stack:  # all held until the last is tried, so that none is named twice
         for port in ports:
             if port:
@@ -79,30 +175,6 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {address(host, port)}: {exc.strerror}") from exc
     return listener
-
-
-def metrics_fronts(observers: Observers, metrics: Metrics, server: ServerConfig) -> list[MetricsServer]:
-    """A port for Prometheus, if one is asked for."""
-    port = observers.config.metrics_port
-    return [] if port is None else [MetricsServer(metrics, server.host, port)]
-
-
-def http_fronts(
-    config: HttpConfig | None,
-    service: GenerationServicer,
-    metrics: Metrics,
-    server: ServerConfig,
-    observers: Observers,
-) -> list[HttpFront]:
-    """OpenAI's API in front of a service of this process, if it is asked for."""
-    if config is None:
-        return []
-    from inference.gateway.app import Gateway  # FastAPI takes a third of a second to import
-    from inference.gateway.server import HttpFront
-
-    card = named(service.card, config)
-    gateway = Gateway(service.completer, card, metrics, _always, config, observers.spans, service.codec)
-    return [HttpFront(gateway, server)]
 
 
 async def _always() -> bool:

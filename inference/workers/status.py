@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from grpc_comm.channel import UnreachableError
+from grpc_comm.channel import HandshakeError, UnreachableError
 from grpc_comm.errors import Status, StatusError, status_of
 from inference import errors
 
@@ -16,7 +16,10 @@ _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.IncompatibleDraftError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.HandshakeError: grpc.StatusCode.UNAVAILABLE,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
@@ -25,6 +28,7 @@ _ERRORS = {code: error for error, code in _CODES.items()}  # of several with one
 _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
+_NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's own words; what OpenSSL said comes last
 
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
 """What a peer may ask us to wait; it may say anything."""
@@ -56,6 +60,8 @@ def calls_to(address: str) -> Generator[None, None, None]:
         yield
     except grpc.aio.AioRpcError as exc:
         raise from_rpc_error(exc, address) from exc
+    except HandshakeError as exc:
+        raise errors.HandshakeError(str(exc)) from exc
     except UnreachableError as exc:
         raise errors.UnavailableError(str(exc)) from exc
 
@@ -73,14 +79,14 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         retry_after_s = min(max(status.retry_after_s or 1.0, MIN_RETRY_S), MAX_RETRY_S)
         return errors.CapacityError(message, retry_after_s=retry_after_s, address=where)
+    if code == grpc.StatusCode.UNAVAILABLE and _NO_HANDSHAKE in message.lower():
+        return errors.HandshakeError(message.rpartition("OPENSSL_internal:")[2], address=where)
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return errors.NotFoundError(f"{message} (is this another kind of server?)", address=where)
     if code == grpc.StatusCode.INTERNAL and message == _FAILED_WRITE:
         return errors.UnavailableError("the connection broke while a message was being sent", address=where)
     if code == grpc.StatusCode.ABORTED:  # by a peer that found us too slow
         return errors.UnavailableError(message, address=where)
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return errors.IncompatibleDraftError(f"not allowed: {message}", address=where)
     if code == grpc.StatusCode.CANCELLED:
         return errors.UnavailableError(f"{message} (the server cancelled the call)", address=where)
     return _ERRORS.get(code, errors.InternalError)(message, address=where)

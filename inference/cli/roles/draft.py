@@ -69,11 +69,13 @@ async def _attach(args: argparse.Namespace, proposer: ProposerConfig) -> int:
     addresses, gamma = _addresses(args.attach), check_gamma(args.gamma)
     if args.profile:
         raise ConfigError("--profile with --attach: the requests live at the target; profile them there")
-    observe = settings.observe_server(args)
+    observe, security = settings.observe_server(args), settings.dial_security(args)
+    for where in addresses:
+        security.check(where.rpartition(":")[0])
 
     from inference.serving.draft import help_targets
 
-    await help_targets(proposer, addresses, gamma=gamma, observe=observe)
+    await help_targets(proposer, addresses, security, gamma=gamma, observe=observe)
     return 0
 
 

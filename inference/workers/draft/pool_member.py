@@ -15,16 +15,18 @@ from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Commit
+from inference.config import PLAIN, DialSecurity
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.engine.target import check_token_ids
-from inference.errors import CapacityError, RequestError, SpecDecError, UnavailableError
+from inference.errors import CapacityError, HandshakeError, RequestError, SpecDecError, UnavailableError
 from inference.request import Grammar, check_logit_bias
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.draft.proposals import ProposalSender
 from inference.workers.draft.run_ahead import Runner, send_drafts
+from inference.workers.remote import check_link, credentials_of
 from inference.workers.status import calls_to
 
 logger = logging.getLogger(__name__)
@@ -43,13 +45,22 @@ class PoolMember:
         vocabulary: of the draft.
         gamma: draft tokens of one pass at most, in every session that does not say.
         num_slots: sessions to offer room for.
+        security: what it shows, and whom it trusts.
     """
 
     def __init__(
-        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, gamma: int, num_slots: int
+        self,
+        engine: DraftEngine,
+        address: str,
+        *,
+        vocabulary: Vocabulary,
+        gamma: int,
+        num_slots: int,
+        security: DialSecurity = PLAIN,
     ) -> None:
         self._engine = engine
         self._address = address
+        self._security = security
         self._vocabulary = vocabulary
         self._gamma = gamma
         self._num_slots = num_slots
@@ -59,9 +70,10 @@ class PoolMember:
 
         Raises:
             RequestError: the target refuses this worker; one that cannot be reached, or fails, is dialled again.
+            HandshakeError: it is reached, and not trusted.
         """
         lost = False
-        async with open_channel(self._address) as channel:
+        async with open_channel(self._address, credentials_of(self._security)) as channel:
             stub = rpc.VerificationServiceStub(channel)
             while True:
                 try:
@@ -69,6 +81,7 @@ class PoolMember:
                 except RequestError:
                     raise
                 except SpecDecError as exc:
+                    await check_link(self._address, self._security)
                     if not lost:
                         logger.warning("no target, dialling until there is one: %s", exc)
                     lost = True
@@ -215,18 +228,26 @@ class PoolHelp:
     Args:
         engine: drafts.
         addresses: HOST:PORT of each target.
-        vocabulary, gamma: see `PoolMember`.
+        vocabulary, gamma, security: see `PoolMember`.
         num_slots: sessions to offer room for, to all targets together.
     """
 
     fault = broken = None
 
     def __init__(
-        self, engine: DraftEngine, addresses: Sequence[str], *, vocabulary: Vocabulary, gamma: int, num_slots: int
+        self,
+        engine: DraftEngine,
+        addresses: Sequence[str],
+        *,
+        vocabulary: Vocabulary,
+        gamma: int,
+        num_slots: int,
+        security: DialSecurity = PLAIN,
     ) -> None:
         share = max(1, num_slots // len(addresses))
         members = [
-            PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share) for address in addresses
+            PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share, security=security)
+            for address in addresses
         ]
         self._task = asyncio.create_task(_help_all(members))
 
@@ -235,6 +256,7 @@ class PoolHelp:
 
         Raises:
             RequestError: the last of them refuses it.
+            HandshakeError: or is not trusted.
         """
         await asyncio.shield(self._task)
 
@@ -260,7 +282,7 @@ def _go_on_without(member: asyncio.Task[None], *, is_last: bool) -> None:
     """Log why a target refuses the worker; raise it if there is no other target left."""
     try:
         member.result()
-    except RequestError as refusal:
+    except (RequestError, HandshakeError) as refusal:
         if is_last:
             raise
-        logger.warning("goes on without a target that refuses it: %s", refusal)
+        logger.warning("goes on without a target that refuses it, or is not trusted: %s", refusal)

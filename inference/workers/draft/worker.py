@@ -27,6 +27,7 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers.draft.rounds import rounds
 from inference.workers.draft.run_ahead import run_ahead
 from inference.workers.draft.verify_stream import Origin, verify_stream
+from inference.workers.remote import check_link
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ class DraftWorker:
                         raise
                     raise UnavailableError(exc.message, address=exc.address) from exc
                 self._require_serving(draft)
+                if isinstance(exc, UnavailableError):  # a target that is not trusted is not lost
+                    await check_link(self._config.connection.address, self._config.connection.security)
                 await asyncio.sleep(_pause_s(num_dials, exc))
                 num_dials += 1
 

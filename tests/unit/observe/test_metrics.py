@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import urllib.request
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -12,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
-from inference.errors import CapacityError, ConfigError
-from inference.observe.metrics import Metrics, MetricsServer
+from inference.errors import CapacityError
+from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
 from inference.request import MAX_GAMMA
 from inference.workers.completion import CompletionRequest
@@ -156,18 +153,3 @@ def test_positions_are_bounded() -> None:
     record.take(Commit(0, (7,) * 300, 300, 300))
     positions = [labels for name, labels in samples(metrics) if name.endswith("per_pos_total")]
     assert len(positions) == MAX_GAMMA
-
-
-async def test_a_port_of_its_own() -> None:
-    metrics = Metrics("tiny")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        with pytest.raises(ConfigError, match=str(port)):
-            await MetricsServer(metrics, "127.0.0.1", port).open()
-    server = MetricsServer(metrics, "127.0.0.1", port)
-    await server.open()
-    url = f"http://127.0.0.1:{port}/metrics"
-    response = await asyncio.to_thread(urllib.request.urlopen, url, timeout=10)
-    await server.close()
-    assert "vllm:generation_tokens_total" in response.read().decode()
