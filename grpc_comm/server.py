@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.channel import states
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer, health_of
-from grpc_comm.interceptors import ErrorInterceptor, HandlerInterceptor, RequestLimit, StatusOf
+from grpc_comm.interceptors import Admit, ErrorInterceptor, GateInterceptor, HandlerInterceptor, RequestLimit, StatusOf
 from grpc_comm.options import server_options
 
 logger = logging.getLogger(__name__)
@@ -53,11 +53,13 @@ class Gate:
         credentials: of the port; None is plain text.
         mtls_address: of a second port, for clients with a certificate: grpcio knows no optional ones.
         mtls_credentials: of that one.
+        admit: decides who comes in; None lets everybody.
     """
 
     credentials: grpc.ServerCredentials | None = None
     mtls_address: str | None = None
     mtls_credentials: grpc.ServerCredentials | None = None
+    admit: Admit | None = None
 
 
 OPEN = Gate()
@@ -87,7 +89,8 @@ class Server:
         gate: Gate = OPEN,
     ) -> None:
         limits = {servicer.service_name: servicer.max_request_bytes for servicer in servicers}
-        interceptors = [ErrorInterceptor(status_of), *inner, RequestLimit(limits)]
+        gates = () if gate.admit is None else (GateInterceptor(gate.admit),)
+        interceptors = [ErrorInterceptor(status_of), *gates, *inner, RequestLimit(limits)]
         options = server_options(max(limits.values(), default=0))
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = HealthServicer()

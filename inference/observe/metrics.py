@@ -48,14 +48,18 @@ class Load(Protocol):
     def num_waiting(self) -> int: ...
 
 
-class Certificate(Protocol):
+class Replaceable(Protocol):
+    """What is read from files, again when they change."""
+
+    @property
+    def is_stale(self) -> bool: ...
+
+
+class Certificate(Replaceable, Protocol):
     """A server's, as its files have it now."""
 
     @property
     def days_left(self) -> float: ...
-
-    @property
-    def is_stale(self) -> bool: ...
 
 
 @runtime_checkable
@@ -162,12 +166,14 @@ class Metrics:
             text = "Share of the KV slots that requests hold, 0 to 1; at 1 the next request waits."
             self._gauge("vllm:kv_cache_usage_perc", text).set_function(lambda: load.num_running / load.num_slots)
 
-    def watch_certificate(self, certificate: Certificate) -> None:
-        """Show how long the server's certificate lasts, and whether a new one waits in vain."""
-        days = self._gauge("specdec_tls_days_left", "Days until the certificate in use expires.")
-        days.set_function(lambda: certificate.days_left)
-        text = "1 while the files of certificate or tokens hold what cannot be used; the version before is in use."
-        self._gauge("specdec_security_files_stale", text).set_function(lambda: float(certificate.is_stale))
+    def watch_security(self, certificate: Certificate | None, *others: Replaceable | None) -> None:
+        """Show how long the server's certificate lasts, and whether new files wait in vain."""
+        if certificate is not None:
+            days = self._gauge("specdec_tls_days_left", "Days until the certificate in use expires.")
+            days.set_function(lambda: certificate.days_left)
+        watched = [each for each in (certificate, *others) if each is not None]
+        text = "How many of certificate and auth file have changed into what cannot be used; what was before is in use."
+        self._gauge("specdec_security_files_stale", text).set_function(lambda: sum(each.is_stale for each in watched))
 
     def take_loop_lag(self, seconds: float) -> None:
         """By how much the event loop has just come too late; while it is, nobody is served."""

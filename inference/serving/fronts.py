@@ -15,14 +15,17 @@ from grpc_comm.interceptors import StallInterceptor
 from grpc_comm.server import Gate, PortTakenError, Server, Servicer
 from grpc_comm.tls import ServerTls
 from grpc_comm.watched import UnusableError
+from inference.caller import Right
 from inference.config import HttpConfig, ObserveConfig, ServerConfig, address
 from inference.errors import ConfigError
 from inference.observe.metrics import Metrics
 from inference.serving.host import Front
 from inference.serving.observers import Observers
+from inference.workers.access import Access
+from inference.workers.admitting import admission
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
-from inference.workers.status import to_status
+from inference.workers.status import told_status
 
 if TYPE_CHECKING:
     from inference.gateway.app import Gateway
@@ -44,7 +47,7 @@ class GrpcFront(Server):
         where = address(config.host, config.port)
         inner = [*observers.interceptors(), StallInterceptor(config.stall_timeout_s)]
         try:
-            super().__init__(where, servicers, status_of=to_status, inner=inner, gate=gate)
+            super().__init__(where, servicers, status_of=told_status, inner=inner, gate=gate)
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 
@@ -67,7 +70,7 @@ class Ports:
         check_ports(server, observe, http)
         self.server = server
         self._http = http
-        self._tls = _tls_of(server)
+        self._tls, self._access = _keys_of(server)
 
     def fronts(
         self,
@@ -94,18 +97,21 @@ class Ports:
 
     def side_fronts(self, observers: Observers, metrics: Metrics) -> list[Front]:
         """Ports for Prometheus and for probes, each if it is asked for."""
-        if self._tls is not None:
-            metrics.watch_certificate(self._tls)
+        metrics.watch_security(self._tls, self._access)
         port, probe_port, fronts = observers.config.metrics_port, self.server.probe_port, list[Front]()
         if port is None and probe_port is None:
             return fronts
         from prometheus_client import make_asgi_app
 
+        from inference.gateway.middleware import HttpGate
         from inference.gateway.port import SidePort  # uvicorn takes a while to import
         from inference.gateway.probes import Probes, nothing
 
         if port is not None:
-            fronts.append(SidePort("metrics", Probes(make_asgi_app(metrics.registry)), port, self.server, self._tls))
+            scrape = HttpGate(
+                make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS})
+            )
+            fronts.append(SidePort("metrics", Probes(scrape), port, self.server, self._tls))
         if probe_port is not None:
             fronts.append(SidePort("probes", Probes(nothing), probe_port, self.server, None))
         return fronts
@@ -114,25 +120,27 @@ class Ports:
         """OpenAI's API."""
         from inference.gateway.server import HttpFront  # FastAPI takes a third of a second to import
 
-        return HttpFront(gateway, self.server, self._tls)
+        return HttpFront(gateway, self.server, self._tls, self._access)
 
     def _gate(self) -> Gate:
         security = self.server.security
+        gate = Gate(admit=admission(self._access))
         if self._tls is None:
-            return Gate()
-        port = security.mtls_port
-        if port is None:
-            return Gate(self._tls.grpc_credentials())
-        mtls = self._tls.grpc_credentials(client_certificates=True)
-        return Gate(self._tls.grpc_credentials(), address(self.server.host, port), mtls)
+            return gate
+        gate = replace(gate, credentials=self._tls.grpc_credentials())
+        if security.mtls_port is None:
+            return gate
+        keys = self._tls.grpc_credentials(client_certificates=True)
+        return replace(gate, mtls_address=address(self.server.host, security.mtls_port), mtls_credentials=keys)
 
 
-def _tls_of(server: ServerConfig) -> ServerTls | None:
+def _keys_of(server: ServerConfig) -> tuple[ServerTls | None, Access]:
     security = server.security
-    if security.cert is None or security.key is None:
-        return None
     try:
-        return ServerTls(security.cert, security.key, security.client_ca)
+        access = Access(security.auth_file, on_loopback=server.on_loopback)
+        if security.cert is None or security.key is None:
+            return None, access
+        return ServerTls(security.cert, security.key, security.client_ca), access
     except UnusableError as exc:
         raise ConfigError(str(exc)) from exc
 

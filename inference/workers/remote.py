@@ -10,6 +10,7 @@ import grpc
 
 from grpc_comm.channel import check_handshake, open_channel, wait_until_ready
 from grpc_comm.secured import Credentials, watched_token
+from grpc_comm.spans import carrying
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.tls import ClientTls
@@ -25,6 +26,7 @@ from inference.errors import (
     SpecDecError,
     UnauthenticatedError,
 )
+from inference.workers.admitting import passed_on
 from inference.workers.completion import Chat, CompletionRequest, ModelCard
 from inference.workers.convert import (
     card_from_message,
@@ -110,7 +112,7 @@ async def connected(connection: ConnectionConfig) -> AsyncGenerator[grpc.aio.Cha
         with calls_to(address):
             tls = None if keys is None else keys.tls
             await wait_until_ready(channel, address, timeout_s=connection.connect_timeout_s, tls=tls)
-        yield channel
+        yield carrying(channel, passed_on)
 
 
 def credentials_of(security: DialSecurity) -> Credentials | None:

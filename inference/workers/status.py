@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -10,6 +11,8 @@ import grpc
 from grpc_comm.channel import HandshakeError, UnreachableError
 from grpc_comm.errors import Status, StatusError, status_of
 from inference import errors
+
+logger = logging.getLogger(__name__)
 
 _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
     errors.ContextLengthError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -27,6 +30,7 @@ _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
 _ERRORS = {code: error for error, code in _CODES.items()}  # of several with one code, the last
 _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
+REFUSED_BEHIND = "the server behind this one does not take its credentials"
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 _NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's own words; what OpenSSL said comes last
 
@@ -45,6 +49,14 @@ def to_status(error: Exception) -> Status | None:
     retry_after_s = error.retry_after_s if isinstance(error, errors.CapacityError) else None
     field = error.field if isinstance(error, errors.InvalidRequestError) else None
     return Status(code, error.message, retry_after_s, field, error.address, _REASONS.get(type(error)))
+
+
+def told_status(error: Exception) -> Status | None:
+    """As `to_status`, for a client: that the server behind does not take our credentials is no fault of its own."""
+    if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
+        logger.error("refused by the server behind: %s", error)
+        return Status(grpc.StatusCode.UNAVAILABLE, REFUSED_BEHIND)
+    return to_status(error)
 
 
 def code_name(error: Exception) -> str:
