@@ -111,7 +111,7 @@ def _port_security(args: argparse.Namespace) -> PortSecurity:
 
 
 def _trial_certificate(folder: Path, host: str) -> tuple[Path, Path]:
-    from grpc_comm.authority import make_trial
+    from inference.cli.trial import make_trial
 
     try:
         if make_trial(folder, host):

@@ -10,17 +10,18 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
 from grpc_comm.tls import ServerTls
 from inference.config import OPEN, ServerConfig, address
 from inference.errors import ConfigError
-from inference.gateway.hosts import LoopbackHosts
 from inference.gateway.probes import Probes
 from inference.gateway.protocol import LimitedProtocol
 
 logger = logging.getLogger(__name__)
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 BACKLOG = 2048  # hundreds of streams may be opened at once
 
 
@@ -51,9 +52,10 @@ class HttpPort:
         host = self._server_config.host
         listener = _listener(host, self.port)
         self.port = listener.getsockname()[1]
-        # Who has a token is no page of somebody else's in a browser; a proxy may send any name.
-        is_guarded = self._server_config.on_loopback and self._server_config.security == OPEN
-        app = LoopbackHosts(self._probes) if is_guarded else self._probes
+        app: ASGIApp = self._probes
+        if self._server_config.on_loopback and self._server_config.security == OPEN:
+            # A page in a browser may let its own name point to 127.0.0.1, and would read all answers (DNS rebinding).
+            app = TrustedHostMiddleware(app, allowed_hosts=[*LOOPBACK, host], www_redirect=False)
         self._server = _Server(_uvicorn_config(app, self._server_config, self._tls))
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=self._name)
         await self._server.ready.wait()

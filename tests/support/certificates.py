@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from grpc_comm.authority import Authority, Issued
 from grpc_comm.tls import ClientTls
+from tests.support.authority import Authority, Issued
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,10 @@ async def test_a_page_that_rebinds_its_name_to_loopback_is_refused() -> None:
     async with served(PortSecurity()) as at, httpx.AsyncClient() as client:
         for host, status in (
             ("localhost", 200),
-            ("127.0.0.9", 200),
+            ("127.0.0.1:1", 200),
             ("[::1]", 200),
             ("[::1]:1", 200),
-            ("evil.a:1", 421),
+            ("evil.a:1", 400),
         ):
             answer = await client.get(f"http://127.0.0.1:{at.http}/v1/models", headers={"Host": host})
             assert answer.status_code == status

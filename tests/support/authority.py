@@ -1,15 +1,11 @@
-"""A certificate authority of one's own, for a trial on two machines and for tests: `--tls_self_signed DIR`."""
+"""A certificate authority of a test's own, whose certificates may be for URIs, expired, or anybody's."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
-import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -17,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 DAYS = 90
-CLIENT_NAME = "specdec-client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,45 +74,3 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def make_trial(folder: Path, host: str) -> bool:
-    """Write ca.pem, and server and client certificates with their keys, unless the folder has them.
-
-    Args:
-        host: that the server listens on; the certificate names it, this machine, and loopback.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    files = [folder / name for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")]
-    if all(file.is_file() for file in files):
-        return False
-    folder.mkdir(parents=True, exist_ok=True)
-    authority = Authority()
-    server, client = authority.issue(_names_of_this_machine(host)), authority.issue([CLIENT_NAME])
-    for file, pem in zip(files, (authority.pem, server.cert, server.key, client.cert, client.key), strict=True):
-        write_pem(file, pem)
-    return True
-
-
-def write_pem(file: Path, pem: bytes) -> None:
-    """In one step; keys are for their owner alone."""
-    part = file.with_suffix(file.suffix + ".part")
-    part.unlink(missing_ok=True)
-    mode = 0o600 if file.suffix == ".key" else 0o644
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
-        out.write(pem)
-    part.replace(file)
-
-
-def _names_of_this_machine(host: str) -> list[str]:
-    names = [socket.gethostname(), socket.getfqdn(), "localhost", "127.0.0.1", "::1", host, *_addresses()]
-    return list(dict.fromkeys(name for name in names if name and name not in ("0.0.0.0", "::")))
-
-
-def _addresses() -> list[str]:
-    """Of this machine, as far as it knows; other names are for --tls_server_name."""
-    with suppress(OSError):
-        return sorted({str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(socket.gethostname(), None)})
-    return []
