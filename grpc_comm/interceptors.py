@@ -94,8 +94,10 @@ class ErrorInterceptor(HandlerInterceptor):
         return status
 
 
-Admit = Callable[[str, Mapping[str, str], Sequence[str] | None], AbstractContextManager[object]]
-"""(method, headers, names in the client's certificate if the port takes one) -> around the call, or a StatusError."""
+REQUEST_ID = "x-request-id"
+Admit = Callable[[str, Mapping[str, str], Sequence[str] | None], AbstractContextManager[str]]
+"""(method, headers, names in the client's certificate if the port takes one) -> around the call, with its id; or a
+StatusError."""
 
 
 class GateInterceptor(grpc.aio.ServerInterceptor):
@@ -125,7 +127,8 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
                 admitted = self._admit(method, texts(context.invocation_metadata()), _names(context))
             except StatusError as exc:
                 await context.abort(exc.status.code, exc.status.message)
-            with admitted:
+            with admitted as request_id:
+                context.set_trailing_metadata(((REQUEST_ID, request_id),))
                 message = request if parse is None else parse(request)
                 if isinstance(message, StatusError):  # from `RequestLimit`
                     raise message

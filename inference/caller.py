@@ -89,11 +89,11 @@ def harmless_id(given: str) -> str:
 
 
 @contextmanager
-def serving(who: Caller, id_: str) -> Generator[None, None, None]:
-    """What the block does, it does for this request."""
+def serving(who: Caller, id_: str) -> Generator[str, None, None]:
+    """What the block does, it does for this request; gives the id."""
     tokens = _CALLER.set(who), _REQUEST_ID.set(id_)
     try:
-        yield
+        yield id_
     finally:
         _CALLER.reset(tokens[0])
         _REQUEST_ID.reset(tokens[1])

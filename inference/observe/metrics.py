@@ -222,7 +222,12 @@ class RequestMetrics:
         self._first: float | None = None
         self._last = self._arrived
         self._num_tokens = 0
-        self._ended = False
+        self.status = ""  # how it ended
+
+    @property
+    def cost(self) -> tuple[str, int, float]:
+        """Model, output tokens, and seconds up to now."""
+        return self._metrics._name, self._num_tokens, time.monotonic() - self._arrived
 
     def take(self, event: Event | Commit) -> None:
         """Count what has just arrived; a commit may also be the last."""
@@ -263,7 +268,7 @@ class RequestMetrics:
         self._last = now
 
     def _finish(self, reason: FinishReason) -> None:
-        metrics, self._ended = self._metrics, True
+        metrics, self.status = self._metrics, "OK"
         metrics._success.labels(metrics._name, reason.value).inc()
         metrics._e2e.observe(time.monotonic() - self._arrived)
         metrics._request_output.observe(self._num_tokens)
@@ -272,10 +277,10 @@ class RequestMetrics:
 
     def failed(self, code: str) -> None:
         """The request failed with a gRPC status."""
-        self._ended = True
+        self.status = code
         self._metrics._failures.labels(self._metrics._name, code).inc()
 
     def left(self, *, late: bool = False) -> None:
         """Nothing more comes; a request that neither finished nor failed was cancelled, or its deadline passed."""
-        if not self._ended:
+        if not self.status:
             self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")

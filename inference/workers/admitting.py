@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from grpc_comm.errors import StatusError
-from grpc_comm.interceptors import Admit
+from grpc_comm.interceptors import REQUEST_ID, Admit
 from grpc_comm.secured import AUTHORIZATION
 from inference.caller import Caller, caller, harmless_id, request_id, serving
 from inference.errors import ForbiddenError, UnauthenticatedError
@@ -17,7 +17,6 @@ from inference.workers.status import to_status
 
 logger = logging.getLogger(__name__)
 
-REQUEST_ID = "x-request-id"
 USER = "x-specdec-user"
 MAX_USER_CHARACTERS = 64
 
@@ -25,7 +24,7 @@ MAX_USER_CHARACTERS = 64
 def admission(access: Access) -> Admit:
     """What lets calls in as `access` says, and makes known who asks while they are served."""
 
-    def admit(method: str, headers: Mapping[str, str], names: Sequence[str] | None) -> AbstractContextManager[object]:
+    def admit(method: str, headers: Mapping[str, str], names: Sequence[str] | None) -> AbstractContextManager[str]:
         id_ = harmless_id(headers.get(REQUEST_ID, ""))
         try:
             who = _caller(access, method, headers.get(AUTHORIZATION, ""), names)

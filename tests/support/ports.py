@@ -21,6 +21,7 @@ from inference.serving.host import opened
 from inference.serving.observers import Observers
 from inference.serving.processes import free_port
 from inference.workers.generation import GenerationServicer
+from inference.workers.limited import LimitedCompleter
 from inference.workers.observed import ObservedCompleter, Observer
 from tests.support.certificates import Pki
 from tests.support.completers import CARD, ScriptedCompleter
@@ -67,7 +68,7 @@ async def served(
         security = replace(security, mtls_port=at.mtls)
     server = ServerConfig(host, port=at.grpc, probe_port=at.probes, security=security, grace_s=0.1)
     observe, metrics = ObserveConfig("target", metrics_port=at.metrics), Metrics("tiny")
-    observed = ObservedCompleter(completer or ScriptedCompleter([["a", "b"]]), Observer(metrics))
+    observed = ObservedCompleter(LimitedCompleter(completer or ScriptedCompleter([["a", "b"]])), Observer(metrics))
     ports, servicers = Ports(server, observe, HttpConfig(at.http)), _servicers(observed)
     async with AsyncExitStack() as stack:
         for front in ports.fronts(Observers(observe, None, None), metrics, servicers):

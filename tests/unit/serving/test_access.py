@@ -13,12 +13,14 @@ import pytest
 
 from grpc_comm.channel import open_channel
 from grpc_comm.watched import UnusableError
+from inference.caller import Caller, serving
 from inference.config import ConnectionConfig, DialSecurity, PortSecurity
 from inference.errors import ForbiddenError, HandshakeError, UnauthenticatedError
 from inference.workers.access import Access
+from inference.workers.completion import CompletionRequest
 from inference.workers.remote import RemoteCompleter, card_of_target, connected, credentials_of
 from tests.support.certificates import Pki, pki
-from tests.support.completers import CARD
+from tests.support.completers import CARD, ScriptedCompleter
 from tests.support.ports import Served, https, served
 
 ROLES = ("client", "draft", "worker", "ops")
@@ -241,3 +243,47 @@ def test_a_file_that_is_not_as_it_must_be_names_what_is_wrong(tmp_path: Path, te
     path.write_text(text)
     with pytest.raises(UnusableError, match=f"{path}: .*{words}"):
         Access(path)
+
+
+async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And is believed only if it may; the request's id is the same on all the way, and comes back."""
+    caplog.set_level(logging.INFO)
+    write(auth_file, entry("gateway", "client", "speaks_for_others = true") + entry("client", "client"))
+    security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
+    async with served(security) as at:
+        for name in ("gateway", "client"):
+            link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of(name)))
+            async with connected(link) as channel:
+                remote = RemoteCompleter(channel, link.address, deadline_s=5)
+                with serving(Caller("alice"), "id-of-alice"):
+                    _ = [event async for event in remote.complete(CompletionRequest("x"))]
+        async with https(trust) as client:
+            headers = {"Authorization": f"Bearer {token_of('client')}", "X-Request-Id": "id-of-bob"}
+            url = f"https://127.0.0.1:{at.http}/v1/completions"
+            assert (await client.post(url, json={"prompt": "x"}, headers=headers)).headers[
+                "x-request-id"
+            ] == "id-of-bob"
+    lines = [record.getMessage().partition(" model=")[0] for record in caplog.records if record.name == "specdec.audit"]
+    assert lines == [
+        "request=id-of-alice caller=gateway user=alice",
+        "request=id-of-alice caller=client user=-",
+        "request=id-of-bob caller=client user=-",
+    ]
+
+
+async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
+    write(auth_file, entry("client", "client", "limits = { max_tokens = 8, n = 2, in_flight = 4 }"))
+    security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
+    scripted = ScriptedCompleter([["a"]])
+    async with served(security, scripted) as at, https(trust) as client:
+        url, headers = f"https://127.0.0.1:{at.http}/v1", {"Authorization": f"Bearer {token_of('client')}"}
+        for body, words in (
+            ({"prompt": "x", "max_tokens": 9}, "max_new_tokens 9 is above the limit of client: 8"),
+            ({"prompt": "x", "max_tokens": 8, "n": 3}, "the limit is 2"),
+        ):
+            answer = await client.post(f"{url}/completions", json=body, headers=headers)
+            assert answer.status_code == 400
+            assert words in answer.json()["error"]["message"]
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        assert (await client.post(f"{url}/chat/completions", json=chat, headers=headers)).status_code == 200
+    assert [request.max_new_tokens for request in scripted.requests] == [8]
