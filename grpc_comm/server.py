@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from grpc_comm.channel import states
-from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer, health_of
+from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
 from grpc_comm.interceptors import Admit, ErrorInterceptor, GateInterceptor, HandlerInterceptor, RequestLimit, StatusOf
 from grpc_comm.options import server_options
 
@@ -94,7 +94,7 @@ class Server:
         options = server_options(max(limits.values(), default=0))
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = HealthServicer()
-        self._upstream: grpc.aio.Channel | None = None
+        self._upstream: AsyncGenerator[bool, None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._fit = self._reachable = True
         names = [servicer.service_name for servicer in servicers]
@@ -116,8 +116,8 @@ class Server:
         except RuntimeError as exc:
             raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours") from exc
 
-    def follow(self, upstream: grpc.aio.Channel) -> None:
-        """From `open` on, health follows that of a server without which nothing can be served here."""
+    def follow(self, upstream: AsyncGenerator[bool, None]) -> None:
+        """From `open` on, health follows whether a server serves without which nothing can be served here."""
         self._upstream = upstream
 
     async def open(self) -> None:
@@ -128,18 +128,10 @@ class Server:
         if self._upstream is not None:
             self._following = asyncio.create_task(self._watch(self._upstream))
 
-    async def _watch(self, upstream: grpc.aio.Channel) -> None:
-        """Report whether the server behind serves: what it says itself, for as long as there is a connection."""
-        async for state in states(upstream):
-            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                self._reach(False)
-            elif state is grpc.ChannelConnectivity.READY:
-                async for serves in health_of(upstream):
-                    self._reach(serves)
-
-    def _reach(self, reachable: bool) -> None:
-        self._reachable = reachable
-        self._tell()
+    async def _watch(self, upstream: AsyncGenerator[bool, None]) -> None:
+        async with aclosing(upstream) as changes:
+            async for self._reachable in changes:
+                self._tell()
 
     def _tell(self) -> None:
         for name in self._names:

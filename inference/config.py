@@ -36,6 +36,8 @@ DEFAULT_GAMMA = 8
 """Draft tokens per round, per pass at most in run-ahead, or per pass of a compiled graph."""
 FUSED_GAMMA = 16
 """Draft tokens per pass at most where draft and target take turns in one process: as many are drafted as pay."""
+DEFAULT_WORKER_SLOTS = 256
+"""Sessions that one worker of the pool is given at most, whatever it claims to have room for."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -112,6 +114,7 @@ class ModelConfig:
         num_slots: sequences that can be in flight at once.
         num_threads: CPU threads of a forward pass; 0 takes the number of cores this process may use.
         neuron: for backends of Neuron devices alone.
+        prefix_caching: whether requests begin with what earlier ones have left in the slots.
     """
 
     path: Path
@@ -122,6 +125,7 @@ class ModelConfig:
     num_slots: int = 8
     num_threads: int = 0
     neuron: NeuronOptions = field(default_factory=NeuronOptions)
+    prefix_caching: bool = True
 
     @property
     def name(self) -> str:
@@ -306,6 +310,7 @@ class ServerConfig:
         drain_delay_s: seconds before that, in which the server says that it is not ready, and still takes requests.
         stall_timeout_s: seconds that a peer may read nothing while there is something to read.
         pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
+        max_worker_slots: sessions that one worker of the pool is given at most.
         probe_port: answers /livez and /readyz over plain HTTP, to anybody; None does not.
         security: of all other ports.
     """
@@ -319,6 +324,7 @@ class ServerConfig:
     drain_delay_s: float = 0.0
     stall_timeout_s: float = 30.0
     pass_timeout_s: float = 60.0
+    max_worker_slots: int = DEFAULT_WORKER_SLOTS
     probe_port: int | None = None
     security: PortSecurity = OPEN
 
@@ -328,6 +334,7 @@ class ServerConfig:
         _require(is_safe, f"host {self.host} is not loopback, and others could read along in plain text: {ways}")
         _require(0 <= self.port <= 65535, f"port {self.port} is outside 0..65535")
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
+        _require(self.max_worker_slots >= 1, f"max_worker_slots {self.max_worker_slots} is below 1")
         _require(self.idle_timeout_s > 0, f"idle_timeout_s {self.idle_timeout_s} is not above 0")
         for name in ("grace_s", "drain_delay_s"):
             value = getattr(self, name)
@@ -352,6 +359,7 @@ class HttpConfig:
         max_body_bytes: of a request.
         page: whether there is a page at /.
         deadline_s: seconds a request may take.
+        sse_ping_s: seconds after which a stream in which nothing happens gets an empty chunk; 0: never.
     """
 
     port: int = 0
@@ -360,8 +368,10 @@ class HttpConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     page: bool = True
     deadline_s: float = 600.0
+    sse_ping_s: float = 0.0
 
     def __post_init__(self) -> None:
+        _require(self.sse_ping_s >= 0, f"sse_ping_s {self.sse_ping_s} is below 0")
         _require(0 <= self.port <= 65535, f"http_port {self.port} is outside 0..65535")
         _require(self.max_body_bytes > 0, f"max_body {self.max_body_bytes} bytes is not above 0")
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")

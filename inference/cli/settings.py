@@ -43,6 +43,7 @@ def model_config(args: argparse.Namespace, path: Path, *, num_threads: int, neur
         num_slots=args.batch,
         num_threads=args.threads or num_threads,
         neuron=neuron,
+        prefix_caching=args.prefix_caching,
     )
 
 
@@ -95,9 +96,9 @@ def proposer_config(
 
 def server_config(args: argparse.Namespace, port: int) -> ServerConfig:
     """Where the flags want a server to listen."""
-    names = ("max_waiting", "grace_s", "drain_delay_s", "stall_timeout_s", "pass_timeout_s", "idle_timeout_s")
-    limits = {name: getattr(args, name) for name in names if name in args}
-    return ServerConfig(args.host, port, probe_port=args.probe_port, security=_port_security(args), **limits)
+    names = {field.name for field in fields(ServerConfig)} - {"host", "port", "defaults", "security"}
+    others = {name: getattr(args, name) for name in names if name in args}
+    return ServerConfig(args.host, port, security=_port_security(args), **others)
 
 
 def _port_security(args: argparse.Namespace) -> PortSecurity:
@@ -172,6 +173,7 @@ def http_config(args: argparse.Namespace, *, deadline_s: float = 600.0) -> HttpC
         max_body_bytes=round(args.max_body_mib * 2**20),
         page=not args.no_page,
         deadline_s=deadline_s,
+        sse_ping_s=args.sse_ping_s,
     )
 
 

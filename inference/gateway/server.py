@@ -8,6 +8,7 @@ from inference.gateway.app import Gateway, create_app
 from inference.gateway.port import HttpPort
 from inference.gateway.probes import Probes
 from inference.workers.access import Access
+from inference.workers.completion import ModelCard
 
 
 class HttpFront(HttpPort):
@@ -19,3 +20,7 @@ class HttpFront(HttpPort):
         self._gateway = gateway
         probes = Probes(create_app(gateway, access), lambda: gateway.is_healthy())
         super().__init__("HTTP", probes, gateway.config.port, server, tls)
+
+    def show(self, card: ModelCard) -> None:
+        """Another model is served from now on."""
+        self._gateway.card = card.named(self._gateway.config.served_model_name)

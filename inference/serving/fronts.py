@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import grpc
 
 from grpc_comm.interceptors import StallInterceptor
 from grpc_comm.server import Gate, PortTakenError, Server, Servicer
@@ -29,6 +27,7 @@ from inference.workers.status import told_status
 
 if TYPE_CHECKING:
     from inference.gateway.app import Gateway
+    from inference.gateway.server import HttpFront
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +58,19 @@ class GrpcFront(Server):
             logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
 
 
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A server without which nothing can be served.
+
+    Attributes:
+        is_serving: whether it serves.
+        changes: the same, now and whenever it changes.
+    """
+
+    is_serving: Callable[[], Awaitable[bool]]
+    changes: AsyncGenerator[bool, None]
+
+
 class Ports:
     """All ports of a server, and what protects them. Made before a model is loaded for minutes.
 
@@ -70,6 +82,7 @@ class Ports:
         check_ports(server, observe, http)
         self.server = server
         self._http = http
+        self._web: HttpFront | None = None
         self._tls, self._access = _keys_of(server)
 
     def fronts(
@@ -77,22 +90,22 @@ class Ports:
         observers: Observers,
         metrics: Metrics,
         servicers: Sequence[Servicer],
-        *,
-        upstream: grpc.aio.Channel | None = None,
+        upstream: Upstream | None = None,
     ) -> list[Front]:
         """The fronts of a server, in the order in which they open.
 
         Args:
             servicers: of gRPC; a `GenerationServicer` among them is served over HTTP too, if that is asked for.
-            upstream: see `Server.follow`.
+            upstream: without it nothing can be served.
         """
         fronts = self.side_fronts(observers, metrics)
         for servicer in servicers:
             if isinstance(servicer, GenerationServicer) and self._http is not None:
-                fronts.append(_http_front(self, self._http, servicer, metrics, observers))
+                is_healthy = _always if upstream is None else upstream.is_serving
+                fronts.append(self.http_front(_gateway(self._http, servicer, metrics, observers, is_healthy)))
         front = GrpcFront(self.server, servicers, observers, self._gate())
         if upstream is not None:
-            front.follow(upstream)
+            front.follow(upstream.changes)
         return [*fronts, front]
 
     def side_fronts(self, observers: Observers, metrics: Metrics) -> list[Front]:
@@ -120,7 +133,13 @@ class Ports:
         """OpenAI's API."""
         from inference.gateway.server import HttpFront  # FastAPI takes a third of a second to import
 
-        return HttpFront(gateway, self.server, self._tls, self._access)
+        self._web = HttpFront(gateway, self.server, self._tls, self._access)
+        return self._web
+
+    def show(self, card: ModelCard) -> None:
+        """Another model is served from now on."""
+        if self._web is not None:
+            self._web.show(card)
 
     def _gate(self) -> Gate:
         security = self.server.security
@@ -145,14 +164,18 @@ def _keys_of(server: ServerConfig) -> tuple[ServerTls | None, Access]:
         raise ConfigError(str(exc)) from exc
 
 
-def _http_front(
-    ports: Ports, config: HttpConfig, service: GenerationServicer, metrics: Metrics, observers: Observers
-) -> Front:
-    """OpenAI's API in front of a service of this process."""
+def _gateway(
+    config: HttpConfig,
+    service: GenerationServicer,
+    metrics: Metrics,
+    observers: Observers,
+    is_healthy: Callable[[], Awaitable[bool]],
+) -> Gateway:
+    """What HTTP has in front of a service of this process."""
     from inference.gateway.app import Gateway
 
-    card = named(service.card, config)
-    return ports.http_front(Gateway(service.completer, card, metrics, _always, config, observers.spans, service.codec))
+    card = service.card.named(config.served_model_name)
+    return Gateway(service.completer, card, metrics, is_healthy, config, observers.spans, service.codec)
 
 
 def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
@@ -187,8 +210,3 @@ def _listening(host: str, port: int) -> socket.socket:
 
 async def _always() -> bool:
     return True
-
-
-def named(card: ModelCard, config: HttpConfig) -> ModelCard:
-    """The card under the name that HTTP clients are told."""
-    return card if config.served_model_name is None else replace(card, name=config.served_model_name)

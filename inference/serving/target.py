@@ -35,19 +35,20 @@ async def serve_target(
 
 def _host(running: RunningTarget, model: ModelConfig, ports: Ports, observers: Observers) -> Host:
     engine, metrics, name = running.engine, Metrics(model.name, role="target"), model.name
+    server = ports.server
     metrics.watch(engine)
-    pool = DraftPool(engine)
+    pool = DraftPool(engine, max_worker_slots=server.max_worker_slots)
     model_id = model_identity(model.path, running.arithmetic, str(sorted(running.tokenizer.eos_token_ids)))
     verification = VerificationServicer(
         engine,
         pool,
         TargetIdentity(running.vocabulary, model_id),
-        idle_timeout_s=ports.server.idle_timeout_s,
+        idle_timeout_s=server.idle_timeout_s,
         observer=observers.of_sessions(metrics),
     )
-    local = LocalCompleter(pool, running.tokenizer, ports.server.defaults)
+    local = LocalCompleter(pool, running.tokenizer, server.defaults)
     completer = observers.around(local, metrics, model=name)
-    card = model_card(name, "target", pool, running.tokenizer, ports.server.defaults)
+    card = model_card(name, "target", pool, running.tokenizer, server.defaults, model_id)
     generation = GenerationServicer(completer, card, local.codec)
     fronts = ports.fronts(observers, metrics, [verification, generation])
-    return Host(engine, fronts, config=ports.server, metrics=metrics)
+    return Host(engine, fronts, config=server, metrics=metrics)

@@ -31,6 +31,7 @@ _ERRORS = {code: error for error, code in _CODES.items()}  # of several with one
 _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
 REFUSED_BEHIND = "the server behind this one does not take its credentials"
+_OF_A_PROXY = "http2 header with status"  # gRPC's words for HTTP's own 404; a gRPC server answers 200 and a grpc-status
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 _NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's own words; what OpenSSL said comes last
 
@@ -93,6 +94,8 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
         return errors.CapacityError(message, retry_after_s=retry_after_s, address=where)
     if code == grpc.StatusCode.UNAVAILABLE and _NO_HANDSHAKE in message.lower():
         return errors.HandshakeError(message.rpartition("OPENSSL_internal:")[2], address=where)
+    if code == grpc.StatusCode.UNIMPLEMENTED and _OF_A_PROXY in message:  # it knows of no server at the moment
+        return errors.UnavailableError(f"a proxy answered: {message}", address=where)
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return errors.NotFoundError(f"{message} (is this another kind of server?)", address=where)
     if code == grpc.StatusCode.INTERNAL and message == _FAILED_WRITE:

@@ -6,7 +6,10 @@ import pytest
 
 from inference.caller import Caller, serving
 from inference.engine.admission import Admission
+from inference.engine.prefixes import Prefix
 from inference.errors import CapacityError
+
+NOTHING = Prefix((), 0)
 
 
 class Request:
@@ -17,7 +20,13 @@ class Request:
         self.slot: int | None = None
         self.error: Exception | None = None
 
-    def enter(self, slot: int) -> None:
+    @property
+    def wanted(self) -> Prefix:
+        return NOTHING
+
+    held = wanted
+
+    def enter(self, slot: int, num_cached_tokens: int) -> None:
         self.slot = slot
 
     def fail(self, error: Exception) -> None:
@@ -94,3 +103,15 @@ def test_nothing_is_kept_of_who_has_left() -> None:
     desk.admission.release(desk.requests["b0"])
     assert desk.served() == ["a0"]
     assert desk.admission._turns == {}
+
+
+def test_not_all_are_told_to_come_back_at_one_time() -> None:
+    desk = Desk(num_slots=1, max_waiting=0)
+    desk.ask("a0")
+    hints = set()
+    for number in range(20):
+        with pytest.raises(CapacityError) as caught:
+            desk.ask(f"a{number + 1}")
+        hints.add(caught.value.retry_after_s)
+    assert len(hints) > 10
+    assert 0.1 <= min(hints) <= max(hints) <= 10
