@@ -19,16 +19,29 @@ from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
 
 
 class CommitQueue:
-    """Queue of one session's commits, from the engine loop to the RPC handler; bounded by its max_new_tokens."""
+    """Queue of one session's commits, from the engine loop to the RPC handler.
+
+    Attributes:
+        num_bytes: of commits that wait behind the next one.
+    """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Commit | Exception] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Commit | Exception, int]] = asyncio.Queue()
+        self.num_bytes = 0
 
     def put(self, commit: Commit) -> None:
-        self._queue.put_nowait(commit)
+        num_bytes = 0 if self._queue.empty() else commit.num_bytes
+        self.num_bytes += num_bytes
+        self._queue.put_nowait((commit, num_bytes))
 
     def fail(self, error: Exception) -> None:
-        self._queue.put_nowait(error)
+        self._queue.put_nowait((error, 0))
+
+    def drop(self) -> None:
+        """Forget what nobody has read."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self.num_bytes = 0
 
     async def get(self) -> Commit:
         """The next commit.
@@ -36,7 +49,8 @@ class CommitQueue:
         Raises:
             Exception: what `fail` was given, after the commits before it.
         """
-        item = await self._queue.get()
+        item, num_bytes = await self._queue.get()
+        self.num_bytes -= num_bytes
         if isinstance(item, Exception):
             raise item
         return item
@@ -44,6 +58,8 @@ class CommitQueue:
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""
+MAX_ADJUSTED_GAMMA = 16
+"""Draft tokens of one pass at most where penalties or biases make each of them cost the others' time, too."""
 
 _numbers = itertools.count(1)
 
@@ -145,6 +161,13 @@ class TargetSession:
         return not self._waits_for_draft or self._asked or len(self.tree) > 0
 
     @property
+    def _widest(self) -> int:
+        """Draft tokens of one pass at most; the rest waits in the tree."""
+        widest = MAX_GAMMA if self._waits_for_draft else self._gamma
+        sampling = self.request.sampling
+        return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether a draft proposes without waiting for verdicts."""
         return self.schedule is not None and self.schedule.runs_ahead
@@ -159,8 +182,7 @@ class TargetSession:
         Raises:
             InvalidRequestError: a branch is longer than the tree may be, or grows from nowhere.
         """
-        if not self._ready:
-            self._become_ready(time.monotonic())
+        was_ready = self._ready
         self._asked = self._asked or not branches
         self._heard_at, num_live = time.monotonic(), len(self.tree)
         for branch in branches:
@@ -168,6 +190,8 @@ class TargetSession:
             if num_tokens > MAX_TREE_TOKENS:
                 raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
+        if self._ready and not was_ready:  # branches that have lost keep no slot
+            self._become_ready(self._heard_at)
         if len(self.tree) > num_live:  # what was made behind a rejected token says nothing of when the new chain comes
             self.arrivals.proposed(self._heard_at, len(self.tree) - num_live)
 
@@ -178,7 +202,7 @@ class TargetSession:
             return self._turn(self.token_ids[:chunk_end], chooses=False)
         if self._ready:
             room = self._end - end - 1  # the pass adds one token of the target's own
-            limit = min(MAX_GAMMA if self._waits_for_draft else self._gamma, room)
+            limit = min(self._widest, room)
             return self._turn(self.token_ids, proposal=self.tree.path(limit), gamma=limit)
         if self._num_cached < end - 1:
             return self._turn(self.token_ids[:-1], chooses=False)

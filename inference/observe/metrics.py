@@ -6,9 +6,12 @@ MAX_GAMMA. Knows neither gRPC nor HTTP; docs/gateway.md lists what there is.
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections import deque
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,8 +21,9 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
-    start_http_server,
+    make_wsgi_app,
 )
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
@@ -187,8 +191,10 @@ class Metrics:
             self._round_trip.set(timings.round_trip_us / 1e6)
 
     def _count_counts(self, counts: Counts) -> None:
-        self._wasted_tokens.inc(counts.num_wasted_tokens)
-        self._branch_hits.inc(counts.num_branch_hits)
+        if counts.num_wasted_tokens:
+            self._wasted_tokens.inc(counts.num_wasted_tokens)
+        if counts.num_branch_hits:
+            self._branch_hits.inc(counts.num_branch_hits)
         for direction, num_bytes in zip(DIRECTIONS, (counts.bytes_up, counts.bytes_down), strict=True):
             if num_bytes:
                 self._directions[direction].inc(num_bytes)
@@ -266,6 +272,44 @@ class RequestMetrics:
             self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")
 
 
+MAX_SCRAPES = 16
+"""Connections to the port of metrics at once; further ones are closed."""
+SCRAPE_TIMEOUT_S = 10.0
+
+
+class _ScrapeHandler(WSGIRequestHandler):
+    timeout = SCRAPE_TIMEOUT_S  # of each read and write
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: a line per scrape says nothing."""
+
+
+class _ScrapeServer(ThreadingWSGIServer):
+    """A thread per connection, of which there are only so many."""
+
+    request_queue_size = 64
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._room = threading.BoundedSemaphore(MAX_SCRAPES)
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+
+class _ScrapeServer6(_ScrapeServer):
+    address_family = socket.AF_INET6
+
+
 class MetricsServer:
     """/metrics on a port of its own, served from a thread; goes on while a server drains, for whoever watches that."""
 
@@ -280,10 +324,14 @@ class MetricsServer:
         Raises:
             ConfigError: the port is taken.
         """
+        application = make_wsgi_app(self._metrics.registry)
+        kind = _ScrapeServer6 if ":" in self._host else _ScrapeServer
         try:
-            self._server, self._thread = start_http_server(self._port, self._host, self._metrics.registry)
+            self._server = make_server(self._host, self._port, application, kind, _ScrapeHandler)
         except OSError as exc:
             raise ConfigError(f"cannot serve metrics on {self._host}:{self._port}: {exc.strerror}") from exc
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
         """Nothing: whoever watches sees it in the figures."""

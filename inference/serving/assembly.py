@@ -211,11 +211,16 @@ async def load(config: ModelConfig) -> LoadedModel:
 
 
 def model_card(
-    name: str, topology: str, generator: Generator, tokenizer: Tokenizer, defaults: RequestDefaults
+    name: str,
+    topology: str,
+    generator: Generator,
+    tokenizer: Tokenizer,
+    defaults: RequestDefaults,
+    model_id: str = "",
 ) -> ModelCard:
     """Build what GetModel answers."""
     limits = (generator.max_length, generator.vocab_size)
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults)
+    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults, model_id)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

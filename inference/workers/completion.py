@@ -23,6 +23,11 @@ class ModelCard:
     tokenizer_fingerprint: str
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
+    model_id: str = ""
+
+    def named(self, name: str | None) -> ModelCard:
+        """The card under another name, if there is one."""
+        return self if name is None else replace(self, name=name)
 
 
 MAX_MESSAGES = 1024
@@ -90,13 +95,6 @@ class CompletionRequest:
             limit = DEFAULT_MAX_NEW_TOKENS if defaults.max_new_tokens is None else defaults.max_new_tokens
         sampling = replace(self.sampling, **values)
         return replace(self, sampling=sampling, max_new_tokens=limit, unsaid=frozenset())
-
-    @property
-    def label(self) -> str:
-        """A short name for tables."""
-        if isinstance(self.prompt, Chat):
-            return self.prompt.messages[-1][1] if self.prompt.messages else ""
-        return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt)} token ids"
 
 
 class Completer(Protocol):

@@ -295,6 +295,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         piece_lengths=event.piece_lengths,
         logprobs=map(logprobs_to_message, event.logprobs),
         finish_reason=_REASON_TO_MESSAGE[event.finish_reason] if event.finish_reason else None,
+        position=event.position,
     )
     return pb.GenerateResponse(delta=delta)
 
@@ -325,6 +326,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         tuple(map(logprobs_from_message, delta.logprobs)),
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
         counts_from_message(delta.timings),
+        delta.position if delta.HasField("position") else None,
     )
 
 
@@ -441,6 +443,7 @@ def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
         tokenizer_fingerprint=card.tokenizer_fingerprint,
         chat_template=card.chat_template,
         defaults=pb.RequestDefaults(max_new_tokens=card.defaults.max_new_tokens, **card.defaults.sampling),
+        model_id=card.model_id,
     )
 
 
@@ -453,4 +456,5 @@ def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
         message.tokenizer_fingerprint,
         message.chat_template if message.HasField("chat_template") else None,
         RequestDefaults(**{field.name: value for field, value in message.defaults.ListFields()}),
+        message.model_id,
     )

@@ -180,7 +180,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., num_characters: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason")
+    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason", "position")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,7 @@ class Delta(_message.Message):
     PIECE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     num_draft_tokens: int
@@ -197,7 +198,8 @@ class Delta(_message.Message):
     piece_lengths: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     finish_reason: FinishReason
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+    position: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason",)
@@ -236,7 +238,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "defaults")
+    __slots__ = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "defaults", "model_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +246,7 @@ class GetModelResponse(_message.Message):
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     topology: str
     max_length: int
@@ -251,7 +254,8 @@ class GetModelResponse(_message.Message):
     tokenizer_fingerprint: str
     chat_template: str
     defaults: RequestDefaults
-    def __init__(self, name: _Optional[str] = ..., topology: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., chat_template: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ...) -> None: ...
+    model_id: str
+    def __init__(self, name: _Optional[str] = ..., topology: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., chat_template: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ..., model_id: _Optional[str] = ...) -> None: ...
 
 class RequestDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
@@ -314,12 +318,14 @@ class VerifyResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class AssistRequest(_message.Message):
-    __slots__ = ("attach", "propose")
+    __slots__ = ("attach", "propose", "decline")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
+    DECLINE_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     propose: AssistPropose
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., propose: _Optional[_Union[AssistPropose, _Mapping]] = ...) -> None: ...
+    decline: AssistDecline
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., propose: _Optional[_Union[AssistPropose, _Mapping]] = ..., decline: _Optional[_Union[AssistDecline, _Mapping]] = ...) -> None: ...
 
 class AssistResponse(_message.Message):
     __slots__ = ("attached", "open", "commit", "close")
@@ -346,12 +352,14 @@ class Attach(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_slots: _Optional[int] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("worker_id", "pass_us")
+    __slots__ = ("worker_id", "pass_us", "takes_declines")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PASS_US_FIELD_NUMBER: _ClassVar[int]
+    TAKES_DECLINES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pass_us: int
-    def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ...) -> None: ...
+    takes_declines: bool
+    def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ..., takes_declines: bool = ...) -> None: ...
 
 class AssistOpen(_message.Message):
     __slots__ = ("session_id", "open")
@@ -368,6 +376,12 @@ class AssistPropose(_message.Message):
     session_id: str
     propose: Propose
     def __init__(self, session_id: _Optional[str] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ...) -> None: ...
+
+class AssistDecline(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class AssistCommit(_message.Message):
     __slots__ = ("session_id", "commit")
