@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from inference.engine.admission import Admission, Holder
@@ -54,6 +54,7 @@ SHUTTING_DOWN = "the server is shutting down"
 SessionT = TypeVar("SessionT", bound=EngineSession)
 WorkT = TypeVar("WorkT")
 ResultT = TypeVar("ResultT")
+T = TypeVar("T")
 
 
 class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
@@ -215,7 +216,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         begin = self._keeper.begin
         places = [(p.slot, p.source_slot, session.wanted.token_ids[: p.num_tokens]) for session, p in entered]
         try:
-            await self._thread.run(lambda: [begin(*place) for place in places])
+            await self._run_model(lambda: [begin(*place) for place in places])
         except Exception as exc:
             self._step_failed([session for session, _ in entered], [place.slot for _, place in entered], exc)
 
@@ -241,20 +242,26 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     async def _step(self, scheduled: list[tuple[SessionT, WorkT]]) -> None:
         work = [work for _, work in scheduled]
         slots = [session.slot for session, _ in scheduled]
-        self._step_began = started = time.monotonic()
+        started = time.monotonic()
         try:
-            results = await self._thread.run(lambda: self._compute(work))
+            results = await self._run_model(lambda: self._compute(work))
         except Exception as exc:
             self._step_failed([session for session, _ in scheduled], slots, exc)
             return
-        finally:
-            self._step_began = None
         self._num_failed_steps = 0
         if self.timeline is not None:
             self.timeline.span(self._step_name, started, time.monotonic(), **self._describe(work, results))
         for (session, piece), slot, result in zip(scheduled, slots, results, strict=True):
             if session.slot == slot:  # else it was closed meanwhile
                 self._deliver(session, piece, result)
+
+    async def _run_model(self, work: Callable[[], T]) -> T:
+        """Run on the model thread; how long it takes is watched."""
+        self._step_began = time.monotonic()
+        try:
+            return await self._thread.run(work)
+        finally:
+            self._step_began = None
 
     def _step_failed(self, sessions: Sequence[SessionT], slots: Sequence[int | None], exc: Exception) -> None:
         """Find out whose fault it was: try each of them alone."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.admission import Admission
+from inference.engine.prefixes import Prefix
 from inference.errors import CapacityError
 
 
 class Visitor:
     slot: int | None = None
+    wanted = held = Prefix((), 0)
 
-    def enter(self, slot: int) -> None:
+    def enter(self, slot: int, num_cached_tokens: int) -> None:
         self.slot = slot
 
 
