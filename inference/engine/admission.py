@@ -80,27 +80,29 @@ class Admission(Generic[HolderT]):
         entered = []
         while self._free and self._waiting:
             holder = self._waiting.popleft()
-            place = self._take_place(holder)
+            place = self._choose(holder)
+            self._take(place)
             self._since[place.slot] = time.monotonic()
             holder.enter(place.slot, place.num_tokens)
             self.running.append(holder)
             entered.append((holder, place))
         return entered
 
-    def _take_place(self, holder: HolderT) -> Place:
+    def _choose(self, holder: HolderT) -> Place:
         left = {slot: prefix.length for slot, prefix in self._left.items()}
         can_copy = self._keeper is not None and self._keeper.can_copy
-        place = choose_place(self._free, left, self._shared(holder), can_copy=can_copy)
+        return choose_place(self._free, left, self._shared(holder), can_copy=can_copy)
+
+    def _take(self, place: Place) -> None:
         self._free.remove(place.slot)
         self._left.pop(place.slot, None)
         if place.source_slot in self._free:  # it was of use
             self._free.remove(place.source_slot)
             self._free.append(place.source_slot)
-        return place
 
-    def num_shared(self, holder: HolderT) -> int:
-        """How many of a waiting holder's first tokens it will find, as the slots stand now."""
-        return max(self._shared(holder).values(), default=0)
+    def num_cached(self, holder: HolderT) -> int:
+        """How many of its first tokens a holder would find, if it entered now; 0 while no slot is free."""
+        return self._choose(holder).num_tokens if self._free else 0
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
         """By slot, how many of a holder's first tokens it holds, where that is a gain."""

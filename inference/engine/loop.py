@@ -1,8 +1,9 @@
 """The loop every model server turns: admit, step, deliver.
 
-One asyncio task owns all sessions; only it changes them. Each round it gives free slots to waiting sessions, asks the
-subclass for the work of one step, runs that on the model thread, and hands the results out. What a step is, and when a
-session has work, is the subclass's affair: a target verifies (target.py), a draft model extends chains (draft.py).
+One asyncio task owns all sessions; only it changes them. Each round it gives free slots to waiting sessions, which
+begin with what earlier ones have left there, asks the subclass for the work of one step, runs that on the model thread,
+and hands the results out. What a step is, and when a session has work, is the subclass's affair: a target verifies
+(target.py), a draft model extends chains (draft.py).
 
 A step that fails costs nobody a token, since tokens are a function of what is committed: its sessions are under
 suspicion, and each takes its next step alone, from its committed tokens. Who fails alone ends; the others saw a pause.
@@ -23,7 +24,7 @@ from inference.engine.admission import Admission, Holder
 from inference.engine.model_thread import ModelThread
 from inference.engine.prefixes import Place
 from inference.errors import InternalError, UnavailableError
-from inference.model import PrefixKeeper
+from inference.model import Decoder, PrefixKeeper, Proposer
 from inference.observe.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -58,27 +59,19 @@ T = TypeVar("T")
 
 
 class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
-    """Sessions, slots, and the loop. Start it inside a running event loop; use it from that loop alone.
-
-    Args:
-        num_slots, max_waiting: see `Admission`.
-        model: what steps are made of; of use here if it is a `PrefixKeeper`.
-        prefix_caching: whether sessions begin with what earlier ones have left in their slots.
-        pass_timeout_s: seconds after which a step counts as one that may never end.
-    """
+    """Sessions, slots of a model, and the loop. Start it inside a running event loop; use it from that loop alone."""
 
     def __init__(
         self,
-        model: object,
+        model: Decoder | Proposer,
         *,
-        num_slots: int,
         max_waiting: int,
         prefix_caching: bool = True,
         pass_timeout_s: float = PASS_TIMEOUT_S,
     ) -> None:
         self._keeper = model if isinstance(model, PrefixKeeper) else None
         self._admission: Admission[SessionT] = Admission(
-            num_slots=num_slots, max_waiting=max_waiting, keeper=self._keeper if prefix_caching else None
+            num_slots=model.num_slots, max_waiting=max_waiting, keeper=self._keeper if prefix_caching else None
         )
         self._thread = ModelThread()
         self._wake = asyncio.Event()
