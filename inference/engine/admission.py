@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from inference.engine.prefixes import Place, Prefix, choose_place
 from inference.errors import CapacityError
-from inference.model import PrefixKeeper
+from inference.model import Backend, ForkingBackend, goes_on
 
 
 class Holder(Protocol):
@@ -36,13 +36,13 @@ class Admission(Generic[HolderT]):
     """Free slots, their holders, and the queue behind them. Used from the event loop alone.
 
     Args:
-        keeper: what the slots belong to; None: what they hold is forgotten when they come free.
+        model: whose slots they are; None: what they hold is forgotten when they come free.
     """
 
-    def __init__(self, *, num_slots: int, max_waiting: int, keeper: PrefixKeeper | None = None) -> None:
+    def __init__(self, *, num_slots: int, max_waiting: int, model: Backend | None = None) -> None:
         self._free = list(range(num_slots - 1, -1, -1))  # used latest last
         self.num_slots = num_slots
-        self._keeper = keeper
+        self._model = model
         self._left: dict[int, Prefix] = {}  # by free slot
         self._max_waiting = max_waiting
         self._waiting: deque[HolderT] = deque()
@@ -90,8 +90,7 @@ class Admission(Generic[HolderT]):
 
     def _choose(self, holder: HolderT) -> Place:
         left = {slot: prefix.length for slot, prefix in self._left.items()}
-        can_copy = self._keeper is not None and self._keeper.can_copy
-        return choose_place(self._free, left, self._shared(holder), can_copy=can_copy)
+        return choose_place(self._free, left, self._shared(holder), can_copy=isinstance(self._model, ForkingBackend))
 
     def _take(self, place: Place) -> None:
         self._free.remove(place.slot)
@@ -106,14 +105,12 @@ class Admission(Generic[HolderT]):
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
         """By slot, how many of a holder's first tokens it holds, where that is a gain."""
-        if self._keeper is None:
-            return {}
-        held = dict(self._left)
-        if self._keeper.can_copy:
+        held, wanted = dict(self._left), holder.wanted
+        if isinstance(self._model, ForkingBackend):
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
-        wanted = holder.wanted
         shared = {slot: wanted.num_shared(prefix) for slot, prefix in held.items()}
-        return {slot: count for slot, count in shared.items() if count and self._keeper.pays(count, wanted.length + 1)}
+        num_tokens = wanted.length + 1
+        return {slot: count for slot, count in shared.items() if count and goes_on(self._model, count, num_tokens)}
 
     def forget(self, slot: int | None) -> None:
         """Trust nothing that a free slot holds."""
@@ -129,6 +126,6 @@ class Admission(Generic[HolderT]):
         self.running.remove(holder)
         self._mean_hold_s += 0.2 * (time.monotonic() - self._since.pop(holder.slot) - self._mean_hold_s)
         self._free.append(holder.slot)
-        if self._keeper is not None and holder.held.length:
+        if self._model is not None and holder.held.length:
             self._left[holder.slot] = holder.held
         holder.slot = None

@@ -70,8 +70,9 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         pass_timeout_s: float = PASS_TIMEOUT_S,
     ) -> None:
         self._keeper = model if isinstance(model, PrefixKeeper) else None
+        slots = self._keeper.slots if self._keeper is not None and prefix_caching else None
         self._admission: Admission[SessionT] = Admission(
-            num_slots=model.num_slots, max_waiting=max_waiting, keeper=self._keeper if prefix_caching else None
+            num_slots=model.num_slots, max_waiting=max_waiting, model=slots
         )
         self._thread = ModelThread()
         self._wake = asyncio.Event()
