@@ -38,12 +38,14 @@ class EngineLimits:
         gamma: draft tokens of one session in one pass at most, unless the request says otherwise.
         eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
         pass_timeout_s: seconds after which a pass counts as one that may never end.
+        lookup: propose from a session's own tokens where a pass has no draft tokens.
     """
 
     max_waiting: int = 64
     gamma: int = MAX_PASS_DRAFT_TOKENS
     eos_token_ids: frozenset[int] = frozenset()
     pass_timeout_s: float = PASS_TIMEOUT_S
+    lookup: bool = True
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -125,6 +127,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             gamma=gamma,
             prompt_chunk=self._decoder.prompt_chunk_tokens,
             grammar=grammar,
+            looks_up=self._limits.lookup,
         )
         self._enter(session)
         return session
@@ -174,7 +177,14 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             return False  # the pass goes anyway: the others go along
         now, costs = time.monotonic(), self._times.of(1)
         waits = [
-            wait_s(session.arrivals, session.acceptance.rate, costs, now=now, ready_s=session.ready_s)
+            wait_s(
+                session.arrivals,
+                session.acceptance.rate,
+                costs,
+                now=now,
+                ready_s=session.ready_s,
+                num_own_tokens=session.num_own_tokens,
+            )
             for session, _ in turns
         ]
         if not waits or min(waits) <= 0:
@@ -183,13 +193,14 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return True
 
     def _narrowed(self, turns: Sequence[tuple[TargetSession, Turn]]) -> list[tuple[TargetSession, Turn]]:
-        """The turns, with run-ahead proposals cut to the width that pays."""
-        free = [(session, turn) for session, turn in turns if session.runs_ahead and turn.chooses]
-        available = [len(turn.proposal) for _, turn in free]
-        rates = [session.acceptance.rate for session, _ in free]
-        widths = self._widths.choose(available, rates, self._times.of(len(turns)))
-        cut = {session: turn.proposal[:width] for (session, turn), width in zip(free, widths, strict=True)}
-        return [(session, replace(turn, proposal=cut.get(session, turn.proposal))) for session, turn in turns]
+        """The turns, with run-ahead proposals, and what was looked up, cut to the width that pays."""
+        free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
+        available = [len(turn.proposal or turn.lookup) for _, turn in free]
+        rates = [session.rate(turn) for session, turn in free]
+        probes = [len(turn.proposal) or len(turn.lookup[:1]) for _, turn in free]
+        widths = self._widths.choose(available, rates, self._times.of(len(turns)), probes=probes)
+        cut = {session: _cut(turn, width) for (session, turn), width in zip(free, widths, strict=True)}
+        return [(session, cut.get(session, turn)) for session, turn in turns]
 
     def _compute(self, work: list[Turn]) -> list[_Timed]:
         started = time.monotonic()
@@ -197,7 +208,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         ended = time.monotonic()
         self._recent_pass_s.append(ended - started)
         if all(_num_unread(turn) == 1 for turn in work):  # reading a prompt says nothing of draft tokens
-            self._times.record(len(work), sum(len(turn.proposal) for turn in work), ended - started)
+            num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
+            self._times.record(len(work), num_draft_tokens, ended - started - verdicts[0].draft_us / 1e6)
         return [(verdict, started, ended) for verdict in verdicts]
 
     def _can_replay(self, session: TargetSession) -> bool:
@@ -225,6 +237,10 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:
     return session.runs_ahead and turn.chooses and not turn.proposal
+
+
+def _cut(turn: Turn, width: int) -> Turn:
+    return replace(turn, proposal=turn.proposal[:width], lookup=turn.lookup[:width])
 
 
 def _num_unread(turn: Turn) -> int:
