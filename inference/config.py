@@ -239,6 +239,7 @@ class ServerConfig:
         drain_delay_s: seconds before that, in which the server says that it is not ready, and still takes requests.
         stall_timeout_s: seconds that a peer may read nothing while there is something to read.
         pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
+        lookup: a target proposes from a request's own tokens where a pass has no draft tokens.
     """
 
     host: str = "127.0.0.1"
@@ -250,6 +251,7 @@ class ServerConfig:
     drain_delay_s: float = 0.0
     stall_timeout_s: float = 30.0
     pass_timeout_s: float = 60.0
+    lookup: bool = True
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"port {self.port} is outside 0..65535")

@@ -93,7 +93,7 @@ def proposer_config(
 
 def server_config(args: argparse.Namespace, port: int) -> ServerConfig:
     """Where the flags want a server to listen."""
-    names = ("max_waiting", "grace_s", "drain_delay_s", "stall_timeout_s", "pass_timeout_s", "idle_timeout_s")
+    names = ("max_waiting", "grace_s", "drain_delay_s", "stall_timeout_s", "pass_timeout_s", "idle_timeout_s", "lookup")
     return ServerConfig(args.host, port, **{name: getattr(args, name) for name in names if name in args})
 
 

@@ -8,10 +8,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.commit import Commit, Counts, Delta, Event, Started, Timings
+from inference.commit import Commit, Counts, Delta, Event, OwnDrafts, Started, Timings
 
 MAX_PASS_TOKENS = 4096
 """Draft tokens of one pass that are counted; no pass has more."""
+
+
+SOURCES = ("draft", "lookup", "forced")
+"""Who proposes draft tokens: a draft, the sequence's own past, a grammar that leaves no choice. A client does not see
+the last apart from the first."""
+
+
+def by_source(num_draft_tokens: int, num_accepted_tokens: int, own: OwnDrafts) -> dict[str, tuple[int, int]]:
+    """Draft tokens of one pass, verified and accepted, by source."""
+    of_draft = (max(0, num_draft_tokens - own.num_tokens), max(0, num_accepted_tokens - own.num_accepted))
+    looked_up = (own.num_lookup_tokens, own.num_lookup_accepted)
+    return dict(zip(SOURCES, (of_draft, looked_up, (own.num_forced_tokens, own.num_forced_accepted)), strict=True))
 
 
 class Pass(Protocol):
@@ -29,6 +41,9 @@ class Pass(Protocol):
     @property
     def counts(self) -> Counts: ...
 
+    @property
+    def own(self) -> OwnDrafts: ...
+
 
 @dataclass(slots=True)
 class RequestStats:
@@ -40,6 +55,7 @@ class RequestStats:
         num_own_tokens: of passes that had no proposal to verify.
         passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
         drafted_by_position, accepted_by_position: [i] counts the proposals that had, or kept, a token number i.
+        by_source: draft tokens verified and accepted, by who proposed them; see `by_source`.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -55,6 +71,7 @@ class RequestStats:
     drafted_by_position: list[int] = field(default_factory=list)
     timings: list[Timings] = field(default_factory=list)
     counts: list[Counts] = field(default_factory=list)
+    by_source: dict[str, list[int]] = field(default_factory=lambda: {source: [0, 0] for source in SOURCES})
 
     def take(self, event: Event | Commit, at: float | None = None) -> None:
         """Count what has arrived: now, or `at` this time (monotonic seconds)."""
@@ -87,6 +104,8 @@ class RequestStats:
             return
         self.num_verified_proposals += 1
         self.num_tokens_of_proposals += num_tokens
+        for source, counted in by_source(num_draft_tokens, num_accepted_tokens, one.own).items():
+            self.by_source[source] = [*map(sum, zip(self.by_source[source], counted, strict=True))]
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted_tokens
         _count_up_to(self.drafted_by_position, num_draft_tokens)

@@ -13,6 +13,7 @@ from inference.commit import (
     Event,
     Finished,
     FinishReason,
+    OwnDrafts,
     Started,
     Timings,
     TokenLogprob,
@@ -292,6 +293,8 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         piece_lengths=event.piece_lengths,
         logprobs=map(logprobs_to_message, event.logprobs),
         finish_reason=_REASON_TO_MESSAGE[event.finish_reason] if event.finish_reason else None,
+        num_lookup_tokens=event.own.num_lookup_tokens,
+        num_lookup_accepted=event.own.num_lookup_accepted,
     )
     return pb.GenerateResponse(delta=delta)
 
@@ -317,7 +320,12 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         tuple(map(logprobs_from_message, delta.logprobs)),
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
         counts_from_message(delta.timings),
+        _own_from_message(delta),
     )
+
+
+def _own_from_message(message: pb.Delta | pb.Commit) -> OwnDrafts:
+    return OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted)
 
 
 def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size: int) -> pb.Open:
@@ -403,6 +411,8 @@ def commit_to_message(commit: Commit) -> pb.Commit:
         num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
         hold_us=commit.hold_us,
         prompt_logprobs=map(logprobs_to_message, commit.prompt_logprobs),
+        num_lookup_tokens=commit.own.num_lookup_tokens,
+        num_lookup_accepted=commit.own.num_lookup_accepted,
     )
 
 
@@ -419,6 +429,7 @@ def commit_from_message(message: pb.Commit) -> Commit:
         hold_us=message.hold_us,
         counts=counts_from_message(message.timings),
         prompt_logprobs=tuple(map(logprobs_from_message, message.prompt_logprobs)),
+        own=_own_from_message(message),
     )
 
 
