@@ -13,6 +13,7 @@ from inference.commit import (
     Delta,
     Finished,
     FinishReason,
+    OwnDrafts,
     Started,
     Timings,
     TokenLogprob,
@@ -50,6 +51,7 @@ timings = st.builds(
     network_us=microseconds,
     round_trip_us=microseconds,
 )
+looked_up = st.builds(OwnDrafts, num_lookup_tokens=counts, num_lookup_accepted=counts)
 figures = st.builds(
     Counts,
     bytes_up=microseconds,
@@ -121,6 +123,7 @@ def test_open(request: GenerationRequest) -> None:
         counts=figures,
         finish_reason=st.sampled_from([None, *FinishReason]),
         prompt_logprobs=scores,
+        own=looked_up,
     )
 )
 def test_commit(commit: Commit) -> None:
@@ -138,6 +141,7 @@ def test_commit(commit: Commit) -> None:
             num_accepted_tokens=counts,
             timings=timings,
             counts=figures,
+            own=looked_up,
         ),
         st.builds(Finished, reason=st.sampled_from(FinishReason)),
     )
