@@ -200,8 +200,10 @@ class Metrics:
             self._round_trip.set(timings.round_trip_us / 1e6)
 
     def _count_counts(self, counts: Counts) -> None:
-        self._wasted_tokens.inc(counts.num_wasted_tokens)
-        self._branch_hits.inc(counts.num_branch_hits)
+        if counts.num_wasted_tokens:
+            self._wasted_tokens.inc(counts.num_wasted_tokens)
+        if counts.num_branch_hits:
+            self._branch_hits.inc(counts.num_branch_hits)
         for direction, num_bytes in zip(DIRECTIONS, (counts.bytes_up, counts.bytes_down), strict=True):
             if num_bytes:
                 self._directions[direction].inc(num_bytes)
