@@ -3,8 +3,8 @@
 The target alone at one token a pass, then with what it looks up; then a draft that runs ahead of it over links of some
 round trips, with lookup in the gaps and without. Passes take at least so long, asleep (25 ms the target's and 1 ms per
 draft token, 3 ms the draft's, as on an accelerator; --pass-ms 0 --slope-ms 0 --step-ms 0 for this machine's own). The
-bundled models, one request at a time; rows take turns, the median of the rounds counts, and every row must give the
-tokens of the first. "By passes" is tokens over the time that the passes ought to take: on a busy machine it says more.
+bundled models, one request at a time; rows take turns at each, medians over all of them count, and every row must give
+the tokens of the first. "By passes" is tokens over the time that passes ought to take: on a busy machine it says more.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Row:
 
     def of_source(self, source: str) -> tuple[int, int]:
         """Draft tokens verified and accepted."""
-        counts = [stats.by_source[source] for stats in self.stats]
-        return sum(count[0] for count in counts), sum(count[1] for count in counts)
+        num_accepted = sum(stats.by_source[source, True] for stats in self.stats)
+        return num_accepted + sum(stats.by_source[source, False] for stats in self.stats), num_accepted
 
 
 def main() -> None:
@@ -136,12 +136,13 @@ async def _measure(args: argparse.Namespace, kind: str) -> dict[str, Row]:
             await _tokens(row, requests[0])
             row.stats.clear()
         for _ in range(rounds):
-            for name, row in rows.items():
-                started, due_s = time.perf_counter(), row.target.due_s
-                if [await _tokens(row, request) for request in requests] != expected:
-                    raise SystemExit(f"{name}: other tokens than plain decoding")
-                row.due_s += row.target.due_s - due_s
-                row.rates.append(sum(map(len, expected)) / (time.perf_counter() - started))
+            for request, truth in zip(requests, expected, strict=True):
+                for name, row in rows.items():
+                    started, due_s = time.perf_counter(), row.target.due_s
+                    if await _tokens(row, request) != truth:
+                        raise SystemExit(f"{name}: other tokens than plain decoding")
+                    row.due_s += row.target.due_s - due_s
+                    row.rates.append(len(truth) / (time.perf_counter() - started))
         return rows
 
 
@@ -215,29 +216,23 @@ async def _draft(tokenizer: Tokenizer, step_s: float, rtt_s: float, target: Serv
 
 
 def _print(kind: str, rows: dict[str, Row]) -> None:
-    plain = statistics.median(rows["plain"].rates)
-    header = [
-        "",
-        "tokens/s",
-        "/ plain",
-        "lowest-highest",
-        "by passes",
-        "tokens/pass",
-        *(f"accepted: {each}" for each in SOURCES),
-    ]
-    body = [
-        [
-            name,
-            f"{statistics.median(row.rates):.1f}",
-            f"{statistics.median(row.rates) / plain:.2f}",
-            f"{min(row.rates) / plain:.2f}-{max(row.rates) / plain:.2f}",
-            f"{_by_passes(row) / _by_passes(rows['plain']):.2f}",
-            f"{_tokens_per_pass(row):.2f}",
-            *("{1} of {0}".format(*row.of_source(source)) for source in SOURCES),
-        ]
-        for name, row in rows.items()
-    ]
-    print_table(f"{kind} prompts", header, body)
+    header = ["", "tokens/s", "/ plain", "quartiles", "by passes", "tokens/pass"]
+    body = []
+    for name, row in rows.items():
+        ratios = [rate / plain for rate, plain in zip(row.rates, rows["plain"].rates, strict=True)]
+        low, middle, high = statistics.quantiles(ratios)
+        body.append(
+            [
+                name,
+                f"{statistics.median(row.rates):.1f}",
+                f"{middle:.2f}",
+                f"{low:.2f}-{high:.2f}",
+                f"{_by_passes(row) / _by_passes(rows['plain']):.2f}",
+                f"{_tokens_per_pass(row):.2f}",
+                *("{1} of {0}".format(*row.of_source(source)) for source in SOURCES),
+            ]
+        )
+    print_table(f"{kind} prompts", [*header, *(f"accepted: {source}" for source in SOURCES)], body)
 
 
 def _tokens_per_pass(row: Row) -> float:

@@ -153,11 +153,6 @@ class Commit:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     own: OwnDrafts = NO_OWN_DRAFTS
 
-    @property
-    def num_accepted_of_draft(self) -> int:
-        """Accepted draft tokens that a draft made."""
-        return self.num_accepted_tokens - self.own.num_accepted
-
 
 @dataclass(frozen=True, slots=True)
 class Started:

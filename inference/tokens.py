@@ -41,7 +41,7 @@ class TokenView(Sequence[int]):
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
-                return TokenView([*self][index])
+                raise ValueError(f"step {step}: a view is of tokens in a row")
             first, end = (self._start + min(place, num_logged) for place in (start, max(start, stop)))
             return TokenView(self._log, first, end, self.tail[max(0, start - num_logged) : max(0, stop - num_logged)])
         place = index if index >= 0 else index + len(self)
@@ -54,12 +54,6 @@ class TokenView(Sequence[int]):
 
     def __add__(self, others: Sequence[int]) -> TokenView:
         return TokenView(self._log, self._start, self._end, [*self.tail, *others])
-
-    def num_shared(self, other: TokenView) -> int:
-        """How many of the first tokens are the same ones of the same log."""
-        if self._log is not other._log or self._start != other._start:
-            return 0
-        return min(self._end, other._end) - self._start
 
 
 def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
@@ -75,9 +69,10 @@ def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many tokens from the first on are equal."""
-    start = ours.num_shared(theirs) if isinstance(ours, TokenView) and isinstance(theirs, TokenView) else 0
-    length = min(len(ours), len(theirs))
+    """How many tokens from the first on are equal; of one log, what both views have of it is known to be."""
+    start, length = 0, min(len(ours), len(theirs))
+    if isinstance(ours, TokenView) and isinstance(theirs, TokenView) and ours._log is theirs._log:
+        start = min(ours._end, theirs._end) - ours._start if ours._start == theirs._start else 0
     if [*ours[start:length]] == [*theirs[start:length]]:  # the usual case, at C speed
         return length
     return next(i for i in range(start, length) if ours[i] != theirs[i])
@@ -93,21 +88,16 @@ class Tally:
     def __init__(self, output_start: int) -> None:
         self._output_start = output_start
         self._num_counted = 0
-        self._counts = np.zeros(0, dtype=np.int64)  # by token id: in the output
-        self._in_prompt = np.zeros(0, dtype=bool)
+        self._counts = np.zeros((2, 0), dtype=np.int64)  # [2, largest id + 1]: in prompt, in output
 
     def count(self, log: Sequence[int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
         """Ids in the sequence, ascending, how often each is in its output, and whether it is in its prompt."""
-        self._take(np.fromiter(log[self._num_counted :], dtype=np.int64))
-        seen = np.flatnonzero(self._in_prompt | (self._counts > 0))
-        return seen, self._counts[seen], self._in_prompt[seen]
-
-    def _take(self, token_ids: npt.NDArray[np.int64]) -> None:
-        num_prompt = max(0, self._output_start - self._num_counted)
-        self._num_counted += len(token_ids)
-        num_more = 1 + int(token_ids.max(initial=-1)) - len(self._counts)
+        token_ids = np.fromiter(log[self._num_counted :], dtype=np.int64)
+        in_output = np.arange(self._num_counted, len(log)) >= self._output_start
+        self._num_counted = len(log)
+        num_more = 1 + int(token_ids.max(initial=-1)) - self._counts.shape[1]
         if num_more > 0:
-            self._counts = np.pad(self._counts, (0, num_more))
-            self._in_prompt = np.pad(self._in_prompt, (0, num_more))
-        self._in_prompt[token_ids[:num_prompt]] = True
-        np.add.at(self._counts, token_ids[num_prompt:], 1)
+            self._counts = np.pad(self._counts, ((0, 0), (0, num_more)))
+        np.add.at(self._counts, (in_output.astype(np.int64), token_ids), 1)
+        seen = np.flatnonzero(self._counts.any(axis=0))
+        return seen, self._counts[1, seen], self._counts[0, seen] > 0

@@ -177,15 +177,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             return False  # the pass goes anyway: the others go along
         now, costs = time.monotonic(), self._times.of(1)
         waits = [
-            wait_s(
-                session.arrivals,
-                session.acceptance.rate,
-                costs,
-                now=now,
-                ready_s=session.ready_s,
-                num_own_tokens=session.num_own_tokens,
-            )
-            for session, _ in turns
+            wait_s(s.arrivals, s.acceptance.rate, costs, now=now, ready_s=s.ready_s, num_own=s.num_own_tokens)
+            for s, _ in turns
         ]
         if not waits or min(waits) <= 0:
             return False

@@ -174,13 +174,6 @@ class Metrics:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
-    def _count_sources(self, event: Delta | Commit) -> None:
-        counts = by_source(event.num_draft_tokens, event.num_accepted_tokens, event.own)
-        for source, (num_tokens, num_accepted) in counts.items():
-            if num_tokens:
-                self._sources[source, True].inc(num_accepted)
-                self._sources[source, False].inc(max(0, num_tokens - num_accepted))
-
     def _count_speculation(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         self._num_drafts.inc()
         self._num_draft_tokens.inc(num_draft_tokens)
@@ -243,7 +236,8 @@ class RequestMetrics:
         metrics._pass_draft_tokens.observe(event.num_draft_tokens)
         if event.num_draft_tokens:
             metrics._count_speculation(event.num_draft_tokens, event.num_accepted_tokens)
-            metrics._count_sources(event)
+            for source, count in by_source(event).items():
+                metrics._sources[source].inc(count)
         else:
             metrics._own_tokens.inc(num_tokens)
         metrics._count_timings(event.timings)

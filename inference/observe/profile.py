@@ -140,8 +140,8 @@ def _acceptance(requests: Sequence[RequestStats]) -> dict[str, Any]:
 
 
 def _rate_of(source: str, requests: Sequence[RequestStats]) -> float | None:
-    num_tokens = sum(stats.by_source[source][0] for stats in requests)
-    return sum(stats.by_source[source][1] for stats in requests) / num_tokens if num_tokens else None
+    num_accepted, num_rejected = (sum(stats.by_source[source, kept] for stats in requests) for kept in (True, False))
+    return num_accepted / (num_accepted + num_rejected) if num_accepted + num_rejected else None
 
 
 def _scheduling(requests: Sequence[RequestStats]) -> dict[str, Any]:

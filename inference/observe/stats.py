@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,15 +16,16 @@ MAX_PASS_TOKENS = 4096
 
 
 SOURCES = ("draft", "lookup", "forced")
-"""Who proposes draft tokens: a draft, the sequence's own past, a grammar that leaves no choice. A client does not see
-the last apart from the first."""
+"""Who proposes draft tokens: a draft, the sequence's past, a grammar without a choice (to clients, a draft too)."""
 
 
-def by_source(num_draft_tokens: int, num_accepted_tokens: int, own: OwnDrafts) -> dict[str, tuple[int, int]]:
-    """Draft tokens of one pass, verified and accepted, by source."""
-    of_draft = (max(0, num_draft_tokens - own.num_tokens), max(0, num_accepted_tokens - own.num_accepted))
-    looked_up = (own.num_lookup_tokens, own.num_lookup_accepted)
-    return dict(zip(SOURCES, (of_draft, looked_up, (own.num_forced_tokens, own.num_forced_accepted)), strict=True))
+def by_source(one: Pass) -> dict[tuple[str, bool], int]:
+    """Draft tokens of one pass, by source and by whether they were accepted."""
+    own = one.own
+    num_verified = (one.num_draft_tokens - own.num_tokens, own.num_lookup_tokens, own.num_forced_tokens)
+    num_kept = (one.num_accepted_tokens - own.num_accepted, own.num_lookup_accepted, own.num_forced_accepted)
+    counts = zip(SOURCES, num_verified, num_kept, strict=True)
+    return {(source, kept): max(0, k if kept else n - k) for source, n, k in counts for kept in (True, False)}
 
 
 class Pass(Protocol):
@@ -55,7 +57,7 @@ class RequestStats:
         num_own_tokens: of passes that had no proposal to verify.
         passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
         drafted_by_position, accepted_by_position: [i] counts the proposals that had, or kept, a token number i.
-        by_source: draft tokens verified and accepted, by who proposed them; see `by_source`.
+        by_source: draft tokens by who proposed them, and by whether they were accepted.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -71,7 +73,7 @@ class RequestStats:
     drafted_by_position: list[int] = field(default_factory=list)
     timings: list[Timings] = field(default_factory=list)
     counts: list[Counts] = field(default_factory=list)
-    by_source: dict[str, list[int]] = field(default_factory=lambda: {source: [0, 0] for source in SOURCES})
+    by_source: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
     def take(self, event: Event | Commit, at: float | None = None) -> None:
         """Count what has arrived: now, or `at` this time (monotonic seconds)."""
@@ -104,8 +106,7 @@ class RequestStats:
             return
         self.num_verified_proposals += 1
         self.num_tokens_of_proposals += num_tokens
-        for source, counted in by_source(num_draft_tokens, num_accepted_tokens, one.own).items():
-            self.by_source[source] = [*map(sum, zip(self.by_source[source], counted, strict=True))]
+        self.by_source.update(by_source(one))
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted_tokens
         _count_up_to(self.drafted_by_position, num_draft_tokens)

@@ -25,7 +25,7 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from inference.model import Array
+from inference.model import Array, Draft, Turn
 from inference.request import HoldingParams, SamplingParams
 from inference.sampling.masks import mask_scores
 from inference.tokens import Tally, logged
@@ -48,15 +48,10 @@ class TokensBefore:
     allowed: bytes | None = None
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], output_start: int) -> TokensBefore:
-        """Count a sequence whose first output token has position `output_start`."""
-        return cls.counted(token_ids, Tally(output_start))
-
-    @classmethod
-    def counted(cls, token_ids: Sequence[int], tally: Tally) -> TokensBefore:
-        """The same, by a tally that may have counted the first of them before."""
+    def of(cls, token_ids: Sequence[int], output_start: int, tally: Tally | None = None) -> TokensBefore:
+        """Count a sequence whose first output token has position `output_start`; `tally` may have counted it before."""
         log, drafts = logged(token_ids)
-        row = cls(*tally.count(log))
+        row = cls(*(tally or Tally(output_start)).count(log))
         for token_id in drafts:
             row = row.followed_by(token_id)
         return row
@@ -82,22 +77,11 @@ class TokensBefore:
 NONE_BEFORE = TokensBefore.of((), 0)
 
 
-def rows_before(
-    token_ids: Sequence[int],
-    proposal: Sequence[int],
-    *,
-    sampling: SamplingParams,
-    output_start: int,
-    tally: Tally | None = None,
-) -> list[TokensBefore]:
-    """What stands before each of the len(proposal) + 1 rows that verify a proposal behind `token_ids`.
-
-    Args:
-        tally: has counted the sequence before, if anything has.
-    """
-    if not sampling.penalizes:
+def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[TokensBefore]:
+    """What stands before each of the len(proposal) + 1 rows that choose behind these tokens and the proposal."""
+    if not span.sampling.penalizes:
         return [NONE_BEFORE] * (len(proposal) + 1)
-    rows = [TokensBefore.counted(token_ids, tally or Tally(output_start))]
+    rows = [TokensBefore.of(span.token_ids, span.output_start, span.tally)]
     for token_id in proposal:
         rows.append(rows[-1].followed_by(token_id))
     return rows

@@ -24,20 +24,15 @@ class Widths:
         self._num_declined = 0
 
     def choose(
-        self,
-        available: Sequence[int],
-        rates: Sequence[float],
-        costs: PassCosts,
-        *,
-        probes: Sequence[int] | None = None,
+        self, available: Sequence[int], rates: Sequence[float], costs: PassCosts, *, probes: Sequence[int] = ()
     ) -> list[int]:
         """How many draft tokens of each session to verify; see `choose_widths`.
 
         Args:
-            probes: of how many of them a try is made; None is of all.
+            probes: of how many of them a try is made; all, unless it says.
         """
         widths = choose_widths(available, rates, base_s=costs.base_s, slope_s=costs.slope_s)
-        return self._probed(available if probes is None else probes) if any(available) and not any(widths) else widths
+        return self._probed(probes or available) if any(available) and not any(widths) else widths
 
     def _probed(self, probes: Sequence[int]) -> list[int]:
         """No draft tokens at all, but every so often those of one session: what they cost may have changed."""

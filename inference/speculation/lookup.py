@@ -36,8 +36,7 @@ class Lookup:
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Take in the next tokens of a sequence that has grown, all but its last one at most."""
-        num_read = self._index.num_read
-        self._index.read(token_ids, min(len(token_ids) - 1, num_read + _READ_AT_ONCE))
+        self._index.read(token_ids, min(len(token_ids) - 1, self._index.num_read + _READ_AT_ONCE))
 
     def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
         """Up to `limit` tokens, no more than are right together with a probability of `MIN_SURVIVAL`."""

@@ -108,13 +108,7 @@ def _ranked(token_id: int, score: float, runner_up: int, next_score: float) -> D
 
 def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], list[TokensBefore]]:
     """How the next token of each draft is chosen: one row of logits each."""
-    before = [
-        row
-        for draft in drafts
-        for row in rows_before(
-            draft.token_ids, (), sampling=draft.sampling, output_start=draft.output_start, tally=draft.tally
-        )
-    ]
+    before = [row for draft in drafts for row in rows_before(draft)]
     if any(draft.grammar is not None for draft in drafts):
         before = rows_within(before, [draft_mask(draft) for draft in drafts])
     return [draft.sampling for draft in drafts], [len(draft.token_ids) for draft in drafts], before

@@ -25,22 +25,17 @@ class NgramIndex:
 
     def __init__(self) -> None:
         self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in MATCHES}
-        self._num_read = 0
-
-    @property
-    def num_read(self) -> int:
-        """Tokens taken in so far."""
-        return self._num_read
+        self.num_read = 0
 
     def read(self, token_ids: Sequence[int], end: int) -> None:
         """Take in the tokens up to `end`; those that were taken in before must be the same."""
-        first = max(0, self._num_read + 1 - max(MATCHES))
+        first = max(0, self.num_read + 1 - max(MATCHES))
         piece = tuple(token_ids[first:end])
-        for stop in range(self._num_read + 1, end + 1):
+        for stop in range(self.num_read + 1, end + 1):
             for length, ends in self._ends.items():
                 if stop >= length:
                     ends[piece[stop - length - first : stop - first]] = stop
-        self._num_read = max(self._num_read, end)
+        self.num_read = max(self.num_read, end)
 
     def find(self, token_ids: Sequence[int]) -> int | None:
         """Where the last tokens ended before, as far as was read; None if they did not."""
@@ -68,14 +63,6 @@ def match_length(token_ids: Sequence[int], end: int) -> int:
     while length < min(LONGEST_MATCH, end) and token_ids[end - 1 - length] == token_ids[num_tokens - 1 - length]:
         length += 1
     return length
-
-
-def lookup(token_ids: Sequence[int], limit: int) -> list[int]:
-    """What followed the last tokens of a sequence the last time, `limit` tokens; none if they never stood before."""
-    index = NgramIndex()
-    index.read(token_ids, len(token_ids) - 1)
-    end = index.find(token_ids)
-    return [] if end is None else continuation(token_ids, end, limit)
 
 
 class NgramProposer:

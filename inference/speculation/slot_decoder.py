@@ -119,13 +119,7 @@ def _choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
     for turn, allowed in turns:
         sampling.extend([turn.sampling] * _num_choices(turn))
         positions.extend(range(len(turn.token_ids), len(turn.token_ids) + _num_choices(turn)))
-        rows = rows_before(
-            turn.token_ids,
-            turn.proposal,
-            sampling=turn.sampling,
-            output_start=turn.output_start,
-            tally=turn.tally,
-        )
+        rows = rows_before(turn, turn.proposal)
         before.extend(rows if allowed.masks is None else rows_within(rows, allowed.masks))
     return choose_tokens(logits, sampling, positions, before) if sampling else []
 

@@ -138,12 +138,5 @@ def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
 
 def _draft(turn: Turn, chain: Sequence[DraftToken]) -> Draft:
     token_ids = joined(turn.token_ids, [token.token_id for token in chain])
-    return Draft(
-        turn.slot,
-        token_ids,
-        turn.sampling,
-        turn.gamma - len(chain),
-        turn.output_start,
-        grammar=turn.grammar,
-        tally=turn.tally,
-    )
+    limit = turn.gamma - len(chain)
+    return Draft(turn.slot, token_ids, turn.sampling, limit, turn.output_start, None, turn.grammar, turn.tally)

@@ -320,12 +320,8 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         tuple(map(logprobs_from_message, delta.logprobs)),
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
         counts_from_message(delta.timings),
-        _own_from_message(delta),
+        OwnDrafts(delta.num_lookup_tokens, delta.num_lookup_accepted),
     )
-
-
-def _own_from_message(message: pb.Delta | pb.Commit) -> OwnDrafts:
-    return OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted)
 
 
 def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size: int) -> pb.Open:
@@ -429,7 +425,7 @@ def commit_from_message(message: pb.Commit) -> Commit:
         hold_us=message.hold_us,
         counts=counts_from_message(message.timings),
         prompt_logprobs=tuple(map(logprobs_from_message, message.prompt_logprobs)),
-        own=_own_from_message(message),
+        own=OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
     )
 
 

@@ -67,13 +67,5 @@ def _record(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: fl
 
 
 def _round(arrived_s: float, delta: Delta) -> Round:
-    num_tokens = len(delta.token_ids)
-    return Round(
-        arrived_s,
-        num_tokens,
-        delta.num_draft_tokens,
-        delta.num_accepted_tokens,
-        delta.timings,
-        delta.counts,
-        delta.own,
-    )
+    counted = delta.num_draft_tokens, delta.num_accepted_tokens, delta.timings, delta.counts, delta.own
+    return Round(arrived_s, len(delta.token_ids), *counted)

@@ -182,7 +182,7 @@ async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -
     for commit in commits:
         own = commit.own
         num_of_draft = commit.num_draft_tokens - own.num_tokens
-        assert num_of_draft >= commit.num_accepted_of_draft >= 0
+        assert num_of_draft >= commit.num_accepted_tokens - own.num_accepted >= 0
         assert own.num_lookup_tokens >= own.num_lookup_accepted >= 0
         assert own.num_forced_tokens >= own.num_forced_accepted >= 0
         assert not (num_of_draft and own.num_lookup_tokens)

@@ -121,7 +121,8 @@ def test_numpy_and_torch_agree_and_rows_are_their_own_affair(
 def test_each_row_of_a_proposal_sees_the_draft_tokens_before_it(
     committed: list[int], proposal: list[int], output_start: int
 ) -> None:
-    rows = rows_before(committed, proposal, output_start=output_start, sampling=SamplingParams(presence_penalty=1.0))
+    turn = Turn(0, 0, committed, SamplingParams(presence_penalty=1.0), output_start=output_start)
+    rows = rows_before(turn, proposal)
     for i, row in enumerate(rows):
         output = [*committed[output_start:], *proposal[:i]]
         assert counted(row) == (Counter(output), set(committed[:output_start]))
@@ -142,7 +143,7 @@ def test_a_sequence_that_is_counted_as_it_grows_is_counted_as_a_whole(
     tally, output_start = Tally(len(log)), len(log)
     for committed, drafts in steps:
         log += committed
-        row = TokensBefore.counted(TokenView(log, tail=drafts), tally)
+        row = TokensBefore.of(TokenView(log, tail=drafts), output_start, tally)
         assert counted(row) == counted(TokensBefore.of([*log, *drafts], output_start))
 
 

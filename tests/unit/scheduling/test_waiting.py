@@ -86,10 +86,8 @@ def test_nothing_is_waited_for_before_anything_came() -> None:
 def test_who_has_more_of_its_own_waits_less() -> None:
     """With tokens that are looked up or forced, a pass without the draft's is worth several."""
 
-    def longest(num_own_tokens: float) -> int:
-        waits = [
-            waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, slope_s=0.0, num_own_tokens=num_own_tokens) for ms in range(40)
-        ]
+    def longest(num_own: float) -> int:
+        waits = [waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, slope_s=0.0, num_own=num_own) for ms in range(40)]
         return sum(waits)
 
     assert longest(1.0) > longest(1.5) > longest(5.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from inference.model import Draft
 from inference.request import SamplingParams
-from inference.speculation.ngram import MATCHES, NgramIndex, NgramProposer, continuation, lookup, match_length
+from inference.speculation.ngram import MATCHES, NgramIndex, NgramProposer, continuation, match_length
 from inference.tokens import TokenView
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -24,6 +24,11 @@ def reference(token_ids: list[int], limit: int) -> list[int]:
                     grown.append(grown[place])
                 return grown[len(token_ids) :]
     return []
+
+
+def lookup(token_ids: list[int], limit: int) -> list[int] | None:
+    (found,) = NgramProposer(num_slots=1, max_length=100).extend([Draft(0, token_ids, SamplingParams(), limit)])
+    return found
 
 
 @given(TOKENS, st.integers(1, 8))
