@@ -4,7 +4,8 @@ The target alone at one token a pass, then with what it looks up; then a draft t
 round trips, with lookup in the gaps and without. Passes take at least so long, asleep (25 ms the target's and 1 ms per
 draft token, 3 ms the draft's, as on an accelerator; --pass-ms 0 --slope-ms 0 --step-ms 0 for this machine's own). The
 bundled models, one request at a time; rows take turns at each, medians over all of them count, and every row must give
-the tokens of the first. "By passes" is tokens over the time that passes ought to take: on a busy machine it says more.
+the tokens of the first. "By passes" goes by the time that passes ought to take, "by CPU" by
+this process's: on a busy machine they say more.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Row:
     target: Asleep
     gamma: int | None = None
     due_s: float = 0.0
+    cpu_s: float = 0.0
     rates: list[float] = field(default_factory=list)
     stats: list[RequestStats] = field(default_factory=list)
 
@@ -138,10 +140,11 @@ async def _measure(args: argparse.Namespace, kind: str) -> dict[str, Row]:
         for _ in range(rounds):
             for request, truth in zip(requests, expected, strict=True):
                 for name, row in rows.items():
-                    started, due_s = time.perf_counter(), row.target.due_s
+                    started, cpu_s, due_s = time.perf_counter(), time.process_time(), row.target.due_s
                     if await _tokens(row, request) != truth:
                         raise SystemExit(f"{name}: other tokens than plain decoding")
                     row.due_s += row.target.due_s - due_s
+                    row.cpu_s += time.process_time() - cpu_s
                     row.rates.append(len(truth) / (time.perf_counter() - started))
         return rows
 
@@ -216,7 +219,7 @@ async def _draft(tokenizer: Tokenizer, step_s: float, rtt_s: float, target: Serv
 
 
 def _print(kind: str, rows: dict[str, Row]) -> None:
-    header = ["", "tokens/s", "/ plain", "quartiles", "by passes", "tokens/pass"]
+    header = ["", "tokens/s", "/ plain", "quartiles", "by passes", "by CPU", "tokens/pass"]
     body = []
     for name, row in rows.items():
         ratios = [rate / plain for rate, plain in zip(row.rates, rows["plain"].rates, strict=True)]
@@ -228,6 +231,7 @@ def _print(kind: str, rows: dict[str, Row]) -> None:
                 f"{middle:.2f}",
                 f"{low:.2f}-{high:.2f}",
                 f"{_by_passes(row) / _by_passes(rows['plain']):.2f}",
+                f"{rows['plain'].cpu_s / row.cpu_s:.2f}",
                 f"{_tokens_per_pass(row):.2f}",
                 *("{1} of {0}".format(*row.of_source(source)) for source in SOURCES),
             ]
@@ -240,7 +244,7 @@ def _tokens_per_pass(row: Row) -> float:
 
 
 def _by_passes(row: Row) -> float:
-    return sum(stats.num_output_tokens for stats in row.stats) / row.due_s
+    return sum(stats.num_output_tokens for stats in row.stats) / row.due_s if row.due_s else 1.0
 
 
 def _json(row: Row) -> dict[str, Any]:

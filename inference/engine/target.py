@@ -127,7 +127,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             gamma=gamma,
             prompt_chunk=self._decoder.prompt_chunk_tokens,
             grammar=grammar,
-            looks_up=self._limits.lookup,
+            looks_up=self._limits.lookup and not (drafted and request.gamma is None),
         )
         self._enter(session)
         return session

@@ -117,7 +117,7 @@ def drafted(schedule: Schedule) -> Callable[[GenerationRequest], asyncio.Future[
         truth = tokens(await plainly(request))
         commits, rng = [], random.Random(4)
         async with running(SlotDecoder(TableModel())) as engine:
-            wanted = replace(request, schedule=schedule)
+            wanted = replace(request, schedule=schedule, gamma=8)
             session = engine.open(wanted, drafted=True, grammar=await engine.compiled(wanted))
             engine.propose(session, [])
             async for commit in engine.commits(session):
