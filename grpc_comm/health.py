@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from grpc_comm.channel import states
 from grpc_comm.interceptors import Context
 
 TIMEOUT_S = 2.0
@@ -43,6 +44,21 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
                 yield bool(answer.status == SERVING)
     finally:
         call.cancel()
+
+
+async def served(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
+    """Whether the server at the other end serves, now and whenever it says so anew: not without a connection; for ever.
+
+    A server that takes another's place says so too, whatever that one said last.
+    """
+    async with aclosing(states(channel)) as changes:
+        async for state in changes:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                yield False
+            elif state is grpc.ChannelConnectivity.READY:
+                async with aclosing(health_of(channel)) as answers:
+                    async for serves in answers:
+                        yield serves
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):

@@ -137,6 +137,7 @@ class Commit:
         hold_us: microseconds since the last of them came.
         counts: what the draft worker counted meanwhile.
         prompt_logprobs: in the first commit, if the request asked for them: of the prompt's tokens but the first.
+        num_cached_tokens: in the first commit: prompt tokens that a slot held already, from an earlier request.
         own: what of the draft tokens no draft made.
     """
 
@@ -151,7 +152,14 @@ class Commit:
     hold_us: int = 0
     counts: Counts = Counts()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
     own: OwnDrafts = NO_OWN_DRAFTS
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory; every position has as many log-probabilities."""
+        num_scores = len(self.logprobs) * (1 + len(self.logprobs[0].top)) if self.logprobs else 0
+        return 500 + 40 * len(self.token_ids) + 160 * num_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +169,7 @@ class Started:
     Attributes:
         prompt_logprobs: one per prompt token, if the request asked for them; the first one's value says nothing.
         has_grammar: the output will keep to the grammar that it asked for.
+        num_cached_tokens: prompt tokens that were not read again.
     """
 
     num_prompt_tokens: int
@@ -168,6 +177,7 @@ class Started:
     prompt_text: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     has_grammar: bool = False
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +186,7 @@ class Delta:
 
     Attributes:
         piece_lengths: how many characters of `text` each token added.
-        counts, own: see `Commit`.
+        counts, own, position: see `Commit`; a server of before says no position.
     """
 
     token_ids: tuple[int, ...]
@@ -188,6 +198,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     counts: Counts = Counts()
+    position: int | None = None
     own: OwnDrafts = NO_OWN_DRAFTS
 
     def pieces(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import sys
@@ -35,6 +36,8 @@ DEFAULT_GAMMA = 8
 """Draft tokens per round, per pass at most in run-ahead, or per pass of a compiled graph."""
 FUSED_GAMMA = 16
 """Draft tokens per pass at most where draft and target take turns in one process: as many are drafted as pay."""
+DEFAULT_WORKER_SLOTS = 256
+"""Sessions that one worker of the pool is given at most, whatever it claims to have room for."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -111,6 +114,7 @@ class ModelConfig:
         num_slots: sequences that can be in flight at once.
         num_threads: CPU threads of a forward pass; 0 takes the number of cores this process may use.
         neuron: for backends of Neuron devices alone.
+        prefix_caching: whether requests begin with what earlier ones have left in the slots.
     """
 
     path: Path
@@ -121,6 +125,7 @@ class ModelConfig:
     num_slots: int = 8
     num_threads: int = 0
     neuron: NeuronOptions = field(default_factory=NeuronOptions)
+    prefix_caching: bool = True
 
     @property
     def name(self) -> str:
@@ -239,6 +244,7 @@ class ServerConfig:
         drain_delay_s: seconds before that, in which the server says that it is not ready, and still takes requests.
         stall_timeout_s: seconds that a peer may read nothing while there is something to read.
         pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
+        max_worker_slots: sessions that one worker of the pool is given at most.
         lookup: a target proposes from a request's own tokens where a pass has no draft tokens.
     """
 
@@ -251,11 +257,13 @@ class ServerConfig:
     drain_delay_s: float = 0.0
     stall_timeout_s: float = 30.0
     pass_timeout_s: float = 60.0
+    max_worker_slots: int = DEFAULT_WORKER_SLOTS
     lookup: bool = True
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"port {self.port} is outside 0..65535")
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
+        _require(self.max_worker_slots >= 1, f"max_worker_slots {self.max_worker_slots} is below 1")
         _require(self.idle_timeout_s > 0, f"idle_timeout_s {self.idle_timeout_s} is not above 0")
         for name in ("grace_s", "drain_delay_s"):
             value = getattr(self, name)
@@ -266,7 +274,7 @@ class ServerConfig:
 
     @property
     def on_loopback(self) -> bool:
-        return self.host in ("127.0.0.1", "localhost", "::1")
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +288,7 @@ class HttpConfig:
         max_body_bytes: of a request.
         page: whether there is a page at /.
         deadline_s: seconds a request may take.
+        sse_ping_s: seconds after which a stream in which nothing happens gets an empty chunk; 0: never.
     """
 
     port: int = 0
@@ -288,8 +297,10 @@ class HttpConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     page: bool = True
     deadline_s: float = 600.0
+    sse_ping_s: float = 0.0
 
     def __post_init__(self) -> None:
+        _require(self.sse_ping_s >= 0, f"sse_ping_s {self.sse_ping_s} is below 0")
         _require(0 <= self.port <= 65535, f"http_port {self.port} is outside 0..65535")
         _require(self.max_body_bytes > 0, f"max_body {self.max_body_bytes} bytes is not above 0")
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
@@ -312,6 +323,14 @@ class ObserveConfig:
     timeline: Path | None = None
     otlp_endpoint: str | None = None
     metrics_port: int | None = None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own, which nobody else can dial."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def address(host: str, port: int) -> str:

@@ -20,6 +20,7 @@ MAX_LOGIT_BIASES = 1024
 """Tokens of one request that can be given a bias."""
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
 """Of a grammar's text: far more than any schema in use."""
+MAX_CACHE_SALT_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,7 @@ class GenerationRequest:
         min_new_tokens: nothing ends the sequence before it has so many output tokens.
         prompt_logprobs: the same for the prompt's tokens, with the first commit.
         grammar: of the output; it ends with an end-of-sequence token, so `stop_at_eos` must be set.
+        cache_salt: what was computed of a prompt serves prompts of an equal salt alone.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -252,6 +254,7 @@ class GenerationRequest:
     min_new_tokens: int = 0
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens
@@ -273,6 +276,8 @@ class GenerationRequest:
         _require(self.grammar is None or self.stop_at_eos, endless, "ignore_eos")
         held = "min_new_tokens: an output with a grammar ends where the grammar does"
         _require(self.grammar is None or not self.min_new_tokens, held, "min_new_tokens")
+        salted, most = len(self.cache_salt), MAX_CACHE_SALT_CHARACTERS
+        _require(salted <= most, f"cache_salt has {salted} characters, the limit is {most}", "cache_salt")
 
     def resumed(self, token_ids: Sequence[int]) -> GenerationRequest:
         """The same request, to go on with behind output tokens that are committed already.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
+from inference.engine.prefixes import Prefix
 from inference.errors import InvalidRequestError
 from inference.model import Matcher, Turn, Verdict
 from inference.request import MAX_GAMMA, GenerationRequest, Schedule
@@ -20,16 +21,29 @@ from inference.tokens import Tally, TokenView
 
 
 class CommitQueue:
-    """Queue of one session's commits, from the engine loop to the RPC handler; bounded by its max_new_tokens."""
+    """Queue of one session's commits, from the engine loop to the RPC handler.
+
+    Attributes:
+        num_bytes: of commits that wait behind the next one.
+    """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Commit | Exception] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Commit | Exception, int]] = asyncio.Queue()
+        self.num_bytes = 0
 
     def put(self, commit: Commit) -> None:
-        self._queue.put_nowait(commit)
+        num_bytes = 0 if self._queue.empty() else commit.num_bytes
+        self.num_bytes += num_bytes
+        self._queue.put_nowait((commit, num_bytes))
 
     def fail(self, error: Exception) -> None:
-        self._queue.put_nowait(error)
+        self._queue.put_nowait((error, 0))
+
+    def drop(self) -> None:
+        """Forget what nobody has read."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self.num_bytes = 0
 
     async def get(self) -> Commit:
         """The next commit.
@@ -37,7 +51,8 @@ class CommitQueue:
         Raises:
             Exception: what `fail` was given, after the commits before it.
         """
-        item = await self._queue.get()
+        item, num_bytes = await self._queue.get()
+        self.num_bytes -= num_bytes
         if isinstance(item, Exception):
             raise item
         return item
@@ -45,6 +60,8 @@ class CommitQueue:
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""
+MAX_ADJUSTED_GAMMA = 16
+"""Draft tokens of one pass at most where penalties or biases make each of them cost the others' time, too."""
 _OWN_WEIGHT = 0.25  # of the newest pass without a draft's tokens
 
 _numbers = itertools.count(1)
@@ -84,6 +101,7 @@ class TargetSession:
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
+        self.num_cached_tokens = 0  # of the prompt, from another sequence; until it has a slot, as the slots stand
         self._suspect_at: int | None = None
         self.schedule = schedule
         self.acceptance = Acceptance()
@@ -108,16 +126,28 @@ class TargetSession:
         self.arrivals = Arrivals()
         self._num_acknowledged = 0
 
-    def enter(self, slot: int) -> None:
+    def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
         self.slot = slot
+        self._num_cached = self.num_cached_tokens = num_cached_tokens
         self._waiting_since = time.monotonic()
+
+    @property
+    def wanted(self) -> Prefix:
+        """See `Holder`: all but the last token, which a pass must choose behind; nothing if all of them are scored."""
+        length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
+        return Prefix(self.token_ids, length, self.request.cache_salt)
+
+    @property
+    def held(self) -> Prefix:
+        """See `Holder`."""
+        return Prefix(self.token_ids, min(self._num_cached, len(self.token_ids)), self.request.cache_salt)
 
     def fail(self, error: Exception) -> None:
         self.commits.fail(error)
 
     def replay(self) -> None:
         """See `EngineSession`: whatever its slot holds is written again."""
-        self._num_cached = 0
+        self._num_cached = self.num_cached_tokens = 0
         self._suspect_at = len(self.token_ids)
 
     @property
@@ -140,6 +170,13 @@ class TargetSession:
         return not self._waits_for_draft or self._asked or len(self.tree) > 0
 
     @property
+    def _widest(self) -> int:
+        """Draft tokens of one pass at most; the rest waits in the tree."""
+        widest = MAX_GAMMA if self._waits_for_draft else self._gamma
+        sampling = self.request.sampling
+        return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether a draft proposes without waiting for verdicts."""
         return self.schedule is not None and self.schedule.runs_ahead
@@ -154,8 +191,7 @@ class TargetSession:
         Raises:
             InvalidRequestError: a branch is longer than the tree may be, or grows from nowhere.
         """
-        if not self._ready:
-            self._become_ready(time.monotonic())
+        was_ready = self._ready
         self._asked = self._asked or not branches
         self._heard_at, num_live = time.monotonic(), len(self.tree)
         for branch in branches:
@@ -163,6 +199,8 @@ class TargetSession:
             if num_tokens > MAX_TREE_TOKENS:
                 raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
+        if self._ready and not was_ready:  # branches that have lost keep no slot
+            self._become_ready(self._heard_at)
         if len(self.tree) > num_live:  # what was made behind a rejected token says nothing of when the new chain comes
             self.arrivals.proposed(self._heard_at, len(self.tree) - num_live)
 
@@ -173,7 +211,7 @@ class TargetSession:
             return self._turn(chunk_end, chooses=False)
         if self._ready:
             room = self._end - end - 1  # the pass adds one token of the target's own
-            limit = min(MAX_GAMMA if self._waits_for_draft else self._gamma, room)
+            limit = min(self._widest, room)
             proposal = self.tree.path(limit)
             lookup = [] if proposal else self._looked_up(limit)
             return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit)
@@ -238,8 +276,9 @@ class TargetSession:
         timings = self._timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
         commit = Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs, own=own)
-        if self._prompt_logprobs:
-            commit = replace(commit, prompt_logprobs=tuple(self._prompt_logprobs))
+        if position == len(self.request.prompt_token_ids):
+            scores, num_cached = tuple(self._prompt_logprobs), self.num_cached_tokens
+            commit = replace(commit, prompt_logprobs=scores, num_cached_tokens=num_cached)
             self._prompt_logprobs.clear()
         self.commits.put(self._acknowledging(commit, ended))
         self._become_ready(ended)

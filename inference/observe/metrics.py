@@ -6,9 +6,12 @@ MAX_GAMMA. Knows neither gRPC nor HTTP; docs/gateway.md lists what there is.
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections import deque
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,8 +21,9 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
-    start_http_server,
+    make_wsgi_app,
 )
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
@@ -88,7 +92,9 @@ class Metrics:
         lag.set_function(lambda: max(self._loop_lags))
 
     def _add_tokens(self) -> None:
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
+        self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the slots.")
+        self._cache_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found there, and not read again.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Output tokens committed.")
         self._num_drafts = self._counter("vllm:spec_decode_num_drafts", "Proposals verified.")
         self._num_draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
@@ -216,17 +222,21 @@ class RequestMetrics:
     def take(self, event: Event | Commit) -> None:
         """Count what has just arrived; a commit may also be the last."""
         if isinstance(event, Started):
-            self._start(event.num_prompt_tokens)
+            self._start(event)
         elif isinstance(event, Finished):
             self._finish(event.reason)
         else:
             self._count_tokens(event)
-            if isinstance(event, Commit) and event.finish_reason is not None:
-                self._finish(event.finish_reason)
+            if isinstance(event, Commit):
+                self._metrics._cache_hits.inc(event.num_cached_tokens)
+                if event.finish_reason is not None:
+                    self._finish(event.finish_reason)
 
-    def _start(self, num_prompt_tokens: int) -> None:
-        self._metrics._prompt_tokens.inc(num_prompt_tokens)
-        self._metrics._request_prompt.observe(num_prompt_tokens)
+    def _start(self, event: Started) -> None:
+        self._metrics._prompt_tokens.inc(event.num_prompt_tokens)
+        self._metrics._cache_queries.inc(event.num_prompt_tokens)
+        self._metrics._cache_hits.inc(event.num_cached_tokens)
+        self._metrics._request_prompt.observe(event.num_prompt_tokens)
 
     def _count_tokens(self, event: Delta | Commit) -> None:
         metrics, num_tokens = self._metrics, len(event.token_ids)
@@ -272,6 +282,44 @@ class RequestMetrics:
             self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")
 
 
+MAX_SCRAPES = 16
+"""Connections to the port of metrics at once; further ones are closed."""
+SCRAPE_TIMEOUT_S = 10.0
+
+
+class _ScrapeHandler(WSGIRequestHandler):
+    timeout = SCRAPE_TIMEOUT_S  # of each read and write
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: a line per scrape says nothing."""
+
+
+class _ScrapeServer(ThreadingWSGIServer):
+    """A thread per connection, of which there are only so many."""
+
+    request_queue_size = 64
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._room = threading.BoundedSemaphore(MAX_SCRAPES)
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+
+class _ScrapeServer6(_ScrapeServer):
+    address_family = socket.AF_INET6
+
+
 class MetricsServer:
     """/metrics on a port of its own, served from a thread; goes on while a server drains, for whoever watches that."""
 
@@ -286,10 +334,14 @@ class MetricsServer:
         Raises:
             ConfigError: the port is taken.
         """
+        application = make_wsgi_app(self._metrics.registry)
+        kind = _ScrapeServer6 if ":" in self._host else _ScrapeServer
         try:
-            self._server, self._thread = start_http_server(self._port, self._host, self._metrics.registry)
+            self._server = make_server(self._host, self._port, application, kind, _ScrapeHandler)
         except OSError as exc:
             raise ConfigError(f"cannot serve metrics on {self._host}:{self._port}: {exc.strerror}") from exc
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
         """Nothing: whoever watches sees it in the figures."""

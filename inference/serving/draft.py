@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
+from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig, model_name
 from inference.observe.metrics import Metrics
 from inference.request import NO_DEFAULTS
 from inference.serving.assembly import draft_engine, draft_worker, load_proposer, model_card, running
+from inference.serving.behind import TargetBehind
 from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
 from inference.serving.host import Front, Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import ModelCard
-from inference.workers.draft.pool_member import PoolHelp
+from inference.workers.draft.pool_member import Offer, PoolHelp
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.remote import card_of_target, connected
+
+logger = logging.getLogger(__name__)
 
 
 async def serve_draft(
@@ -38,48 +45,89 @@ async def serve_draft(
     with observed(observe) as observers:
         async with connected(draft.connection) as channel:
             address = draft.connection.address
-            card = await card_of_target(channel, address)
+            await card_of_target(channel, address)  # before a model is loaded for minutes
             loaded = await load_proposer(proposer)
+            behind = TargetBehind(channel, address, loaded.vocabulary)
+            behind.card = await behind.ask()
             async with draft_worker(loaded, draft, observers.continuing(channel)) as (worker, engine):
-                tokenizer = loaded.tokenizer
-                if card is None:
-                    card = model_card(f"target of {address}", "target", worker, tokenizer, NO_DEFAULTS)
-                else:  # conversations are written as the target's chat template says
-                    tokenizer = tokenizer.with_template(card.chat_template, proposer.tokenizer_path)
+                card = behind.card or model_card(
+                    f"target of {address}", "target", worker, loaded.tokenizer, NO_DEFAULTS
+                )
                 metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
-                generation = _generation(worker, tokenizer, card, metrics, observers)
-                fronts: list[Front] = [
-                    *metrics_fronts(observers, metrics, server),
-                    *http_fronts(http, generation, metrics, server, observers),
-                    GrpcFront(server, [generation], observers, upstream=channel),
-                ]
+                face = _Face(worker, loaded.tokenizer, proposer.tokenizer_path)
+                generation = await face.of(card, observers, metrics)
+                web = http_fronts(http, generation, metrics, server, observers, behind.is_serving)
+
+                async def adopt(card: ModelCard) -> None:
+                    await face.show(card)
+                    for front in web:
+                        front.show(generation.card)
+
+                front = GrpcFront(server, [generation], observers, upstream=behind.follow(adopt))
+                fronts: list[Front] = [*metrics_fronts(observers, metrics, server), *web, front]
                 with timeline(observe, engine):
                     await Host(engine, fronts, config=server, metrics=metrics).run()
 
 
-def _generation(
-    worker: DraftWorker, tokenizer: Tokenizer, target: ModelCard, metrics: Metrics, observers: Observers
-) -> GenerationServicer:
-    """What clients ask: the target's name and defaults, so that an answer does not depend on whom they asked."""
-    local = LocalCompleter(worker, tokenizer, target.defaults)
-    completer = observers.around(local, metrics, model=target.name)
-    card = model_card(target.name, "distributed", worker, tokenizer, target.defaults)
-    return GenerationServicer(completer, card, local.codec)
+class _Face:
+    """What clients see: the target's name and defaults, so that an answer does not depend on whom they asked.
+
+    Args:
+        worker: answers.
+        tokenizer: of the draft, in the directory `path`.
+    """
+
+    def __init__(self, worker: DraftWorker, tokenizer: Tokenizer, path: Path) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._path = path
+        self._local = LocalCompleter(worker, tokenizer)
+
+    async def of(self, card: ModelCard, observers: Observers, metrics: Metrics) -> GenerationServicer:
+        """The service, for the target of this card."""
+        completer = observers.around(self._local, metrics, model=card.name)
+        self._generation = GenerationServicer(completer, card, self._local.codec)
+        await self.show(card)
+        return self._generation
+
+    async def show(self, target: ModelCard) -> None:
+        """Stand for this target from now on; conversations are written as its chat template says.
+
+        Raises:
+            ConfigError: its chat template is too long.
+        """
+        tokenizer = await asyncio.to_thread(self._tokenizer.with_template, target.chat_template, self._path)
+        self._local.stand_for(tokenizer, target.defaults)
+        about = (target.defaults, target.model_id)
+        self._generation.card = model_card(target.name, "distributed", self._worker, tokenizer, *about)
+        logger.info("the target serves %s", target.name)
 
 
 async def help_targets(
-    proposer: ProposerConfig, addresses: Sequence[str], *, gamma: int, observe: ObserveConfig
+    proposer: ProposerConfig,
+    addresses: Sequence[str],
+    server: ServerConfig | None,
+    observe: ObserveConfig,
+    *,
+    gamma: int,
 ) -> None:
-    """Draft for the sessions of targets until a signal.
+    """Draft for the sessions of targets until a signal; `server` answers for this worker's health.
 
     Raises:
-        ConfigError: the draft cannot be loaded.
+        ConfigError: the draft cannot be loaded, or a port is taken.
         RequestError: every target refuses this worker.
     """
+    config = replace(server or ServerConfig(port=0), grace_s=0.0, drain_delay_s=0.0)
+    check_ports(config, observe)
     loaded = await load_proposer(proposer)
-    slots, words = proposer.num_slots, loaded.vocabulary
-    async with running(draft_engine(loaded, max_waiting=0)) as engine:
-        pool_help = PoolHelp(engine, addresses, vocabulary=words, gamma=gamma, num_slots=slots)
-        with timeline(observe, engine):
-            await Host(pool_help, config=ServerConfig(grace_s=0.0)).run(until=pool_help.refused())
+    metrics = Metrics(model_name(proposer.tokenizer_path), role="draft")
+    with observed(observe) as observers:
+        async with running(draft_engine(loaded, max_waiting=0)) as engine:
+            metrics.watch(engine)
+            pool_help = PoolHelp(engine, addresses, Offer(loaded.vocabulary, gamma, proposer.num_slots), metrics)
+            fronts: list[Front] = [*metrics_fronts(observers, metrics, config)]
+            if server is not None:
+                fronts.append(GrpcFront(config, [], observers))
+            with timeline(observe, engine):
+                await Host(pool_help, fronts, config=config, metrics=metrics).run(until=pool_help.refused())

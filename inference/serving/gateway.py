@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import grpc
 
-from grpc_comm.channel import states
-from grpc_comm.health import is_serving
+from grpc_comm.health import is_serving, served
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.errors import SpecDecError
 from inference.gateway.app import Gateway
 from inference.gateway.server import HttpFront
 from inference.observe.metrics import Metrics
-from inference.serving.fronts import named
 from inference.serving.host import Host
 from inference.serving.observers import observed
 from inference.workers.draining import DrainingCompleter
-from inference.workers.remote import RemoteCompleter, connected
+from inference.workers.remote import CARD_TIMEOUT_S, RemoteCompleter, connected
 
 
 async def serve_gateway(
@@ -34,7 +32,7 @@ async def serve_gateway(
         async with connected(connection) as channel:
             continuing = observers.continuing(channel)
             remote = RemoteCompleter(continuing, connection.address, deadline_s=connection.deadline_s)
-            card = named(await remote.model(), http)
+            card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
             metrics, draining = Metrics(card.name, role="gateway"), DrainingCompleter(remote)
             completer = observers.around(draining, metrics, model=card.name)
             metrics.watch(completer)
@@ -47,8 +45,10 @@ async def serve_gateway(
 
 
 async def _follow_model(gateway: Gateway, remote: RemoteCompleter, channel: grpc.aio.Channel) -> None:
-    """Ask for the model whenever the connection is made: a server that comes back may serve another one."""
-    async for state in states(channel):
-        if state is grpc.ChannelConnectivity.READY:
-            with suppress(SpecDecError):  # it left again, and will be asked when it is back
-                gateway.card = named(await remote.model(), gateway.config)
+    """Ask for the model whenever the server behind says that it serves: it, or one behind it, may be another now."""
+    async with aclosing(served(channel)) as changes:
+        async for serves in changes:
+            if serves:
+                with suppress(SpecDecError):  # it left again, and will be asked when it is back
+                    card = await remote.model(timeout_s=CARD_TIMEOUT_S)
+                    gateway.card = card.named(gateway.config.served_model_name)

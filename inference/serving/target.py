@@ -38,7 +38,7 @@ def _host(
 ) -> Host:
     engine, metrics, name = running.engine, Metrics(model.name, role="target"), model.name
     metrics.watch(engine)
-    pool = DraftPool(engine)
+    pool = DraftPool(engine, max_worker_slots=server.max_worker_slots)
     model_id = model_identity(model.path, running.arithmetic, str(sorted(running.tokenizer.eos_token_ids)))
     verification = VerificationServicer(
         engine,
@@ -49,7 +49,7 @@ def _host(
     )
     local = LocalCompleter(pool, running.tokenizer, server.defaults)
     completer = observers.around(local, metrics, model=name)
-    card = model_card(name, "target", pool, running.tokenizer, server.defaults)
+    card = model_card(name, "target", pool, running.tokenizer, server.defaults, model_id)
     generation = GenerationServicer(completer, card, local.codec)
     fronts: list[Front] = [
         *metrics_fronts(observers, metrics, server),

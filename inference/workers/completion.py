@@ -23,6 +23,11 @@ class ModelCard:
     tokenizer_fingerprint: str
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
+    model_id: str = ""
+
+    def named(self, name: str | None) -> ModelCard:
+        """The card under another name, if there is one."""
+        return self if name is None else replace(self, name=name)
 
 
 MAX_MESSAGES = 1024
@@ -49,7 +54,7 @@ class CompletionRequest:
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
-        min_new_tokens, prompt_logprobs, grammar: see `GenerationRequest`.
+        min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
         deadline: the event loop's time from which nobody waits for the rest any more; None waits for ever.
 
     Raises:
@@ -72,6 +77,7 @@ class CompletionRequest:
     prompt_logprobs: int | None = None
     unsaid: frozenset[str] = frozenset()
     grammar: Grammar | None = None
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         check_stops(self.stop)
@@ -89,13 +95,6 @@ class CompletionRequest:
             limit = DEFAULT_MAX_NEW_TOKENS if defaults.max_new_tokens is None else defaults.max_new_tokens
         sampling = replace(self.sampling, **values)
         return replace(self, sampling=sampling, max_new_tokens=limit, unsaid=frozenset())
-
-    @property
-    def label(self) -> str:
-        """A short name for tables."""
-        if isinstance(self.prompt, Chat):
-            return self.prompt.messages[-1][1] if self.prompt.messages else ""
-        return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt)} token ids"
 
 
 class Completer(Protocol):

@@ -196,6 +196,7 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar_to_message(request.grammar),
+        cache_salt=request.cache_salt,
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
@@ -260,6 +261,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         min_new_tokens=message.min_new_tokens,
         prompt_logprobs=_wanted_prompt_logprobs(message),
         grammar=_wanted_grammar(message),
+        cache_salt=message.cache_salt,
     )
 
 
@@ -280,6 +282,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
                 prompt_text=event.prompt_text,
                 prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
                 has_grammar=event.has_grammar,
+                num_cached_tokens=event.num_cached_tokens,
             )
         )
     if isinstance(event, Finished):
@@ -293,6 +296,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         piece_lengths=event.piece_lengths,
         logprobs=map(logprobs_to_message, event.logprobs),
         finish_reason=_REASON_TO_MESSAGE[event.finish_reason] if event.finish_reason else None,
+        position=event.position,
         num_lookup_tokens=event.own.num_lookup_tokens,
         num_lookup_accepted=event.own.num_lookup_accepted,
     )
@@ -305,7 +309,12 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         started = message.started
         prompt_logprobs = tuple(map(logprobs_from_message, started.prompt_logprobs))
         return Started(
-            started.num_prompt_tokens, started.seed, started.prompt_text, prompt_logprobs, started.has_grammar
+            started.num_prompt_tokens,
+            started.seed,
+            started.prompt_text,
+            prompt_logprobs,
+            started.has_grammar,
+            started.num_cached_tokens,
         )
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
@@ -320,6 +329,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         tuple(map(logprobs_from_message, delta.logprobs)),
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
         counts_from_message(delta.timings),
+        delta.position if delta.HasField("position") else None,
         OwnDrafts(delta.num_lookup_tokens, delta.num_lookup_accepted),
     )
 
@@ -341,6 +351,7 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar_to_message(request.grammar),
+        cache_salt=request.cache_salt,
     )
 
 
@@ -364,6 +375,7 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
         min_new_tokens=message.min_new_tokens,
         prompt_logprobs=_wanted_prompt_logprobs(message),
         grammar=_wanted_grammar(message),
+        cache_salt=message.cache_salt,
     )
 
 
@@ -438,6 +450,7 @@ def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
         tokenizer_fingerprint=card.tokenizer_fingerprint,
         chat_template=card.chat_template,
         defaults=pb.RequestDefaults(max_new_tokens=card.defaults.max_new_tokens, **card.defaults.sampling),
+        model_id=card.model_id,
     )
 
 
@@ -450,4 +463,5 @@ def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
         message.tokenizer_fingerprint,
         message.chat_template if message.HasField("chat_template") else None,
         RequestDefaults(**{field.name: value for field, value in message.defaults.ListFields()}),
+        message.model_id,
     )

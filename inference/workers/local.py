@@ -36,6 +36,10 @@ class LocalCodec:
         self._vocab_size = vocab_size
         self._reader = PromptReader(tokenizer, max_length=max_length)
 
+    def write_with(self, tokenizer: Tokenizer) -> None:
+        """Use a tokenizer of the same vocabulary that writes conversations in another way."""
+        self._tokenizer = self._reader.tokenizer = tokenizer
+
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         """See `Codec`."""
         return await self._reader.read(prompt, special=special)
@@ -58,6 +62,11 @@ class LocalCompleter:
         self._defaults = defaults
         self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size, max_length=generator.max_length)
 
+    def stand_for(self, tokenizer: Tokenizer, defaults: RequestDefaults) -> None:
+        """Answer for another model of the same vocabulary from now on."""
+        self._tokenizer, self._defaults = tokenizer, defaults
+        self.codec.write_with(tokenizer)
+
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
         request = request.resolved(self._defaults)
@@ -73,6 +82,7 @@ class LocalCompleter:
         async with aclosing(self._generator.generate(generation)) as commits:
             async for commit in commits:
                 if started is not None:  # only now: a request that is refused has never started
+                    started = replace(started, num_cached_tokens=commit.num_cached_tokens)
                     if request.prompt_logprobs is not None:
                         started = replace(started, prompt_logprobs=self._of_prompt(generation, commit))
                     yield started
@@ -81,7 +91,7 @@ class LocalCompleter:
                     yield Finished(FinishReason.LENGTH)
                     return
                 delta = output.delta(commit)
-                if delta.token_ids or delta.text:
+                if delta.token_ids or delta.text or delta.finish_reason is not None:
                     yield delta
                 if delta.finish_reason is not None:
                     yield Finished(delta.finish_reason)
@@ -122,6 +132,7 @@ class LocalCompleter:
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
             grammar=request.grammar,
+            cache_salt=request.cache_salt,
         )
         # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
         return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))
@@ -161,6 +172,7 @@ class _Output:
             piece_lengths=tuple(map(len, pieces)),
             logprobs=tuple(map(partial(_with_text, self._tokenizer), commit.logprobs, lengths)),
             finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
+            position=commit.position,
         )
 
     def _pieces(self, token_ids: tuple[int, ...]) -> tuple[list[str], list[int]]:

@@ -15,6 +15,7 @@ from inference.commit import Event, Started
 from inference.config import ConnectionConfig
 from inference.errors import IncompatibleDraftError, InvalidRequestError, SpecDecError
 from inference.workers.completion import Chat, CompletionRequest, ModelCard
+from inference.workers.continuity import Continuity
 from inference.workers.convert import (
     card_from_message,
     completion_to_message,
@@ -47,6 +48,7 @@ class RemoteCompleter:
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
         call = self._stub.Generate(completion_to_message(request), timeout=self._timeout_s(request))
+        answer = Continuity(self._address, has_tokens=request.max_new_tokens != 0)
         try:
             with calls_to(self._address):
                 async for message in call:
@@ -54,7 +56,9 @@ class RemoteCompleter:
                     if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
                         fault = "grammar: this server knows none, and would have answered without"
                         raise InvalidRequestError(fault, field="grammar", address=self._address)
+                    answer.check(event)
                     yield event
+            answer.check_end()
         finally:
             call.cancel()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import urllib.request
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, OwnDrafts, Started, Timings
 from inference.errors import CapacityError, ConfigError
+from inference.observe import metrics as module
 from inference.observe.metrics import Metrics, MetricsServer
 from inference.observe.profile import Profile
 from inference.request import MAX_GAMMA
@@ -30,7 +33,7 @@ class Completer:
         self.error = error
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
-        yield Started(5, 1)
+        yield Started(5, 1, num_cached_tokens=3)
         yield Delta((1, 2, 3), "abc", 4, 2, TIMINGS, counts=COUNTS)
         yield Delta((4,), "d", 0, 0, TIMINGS, counts=COUNTS)
         if self.error is not None:
@@ -61,6 +64,8 @@ async def test_a_request_is_counted_under_vllms_names() -> None:
     found = samples(metrics)
     expected = {
         "vllm:prompt_tokens_total": 5,
+        "vllm:prefix_cache_queries_total": 5,
+        "vllm:prefix_cache_hits_total": 3,
         "vllm:generation_tokens_total": 4,
         "vllm:spec_decode_num_drafts_total": 1,
         "vllm:spec_decode_num_draft_tokens_total": 4,
@@ -139,11 +144,12 @@ def test_a_draft_workers_session_counts_at_the_target() -> None:
     metrics, profile = Metrics("tiny"), Profile("target")
     with Observer(metrics, profile).request("session s1") as session:
         session.take(Started(5, 1))
-        session.take(Commit(5, (1, 2), 3, 1, TIMINGS))
+        session.take(Commit(5, (1, 2), 3, 1, TIMINGS, num_cached_tokens=4))
         session.take(Commit(7, (3,), 2, 0, TIMINGS, FinishReason.LENGTH))
     found = samples(metrics)
     assert found["vllm:spec_decode_num_draft_tokens_total", ""] == 5
     assert found["vllm:request_success_total", "length"] == 1
+    assert (found["vllm:prefix_cache_hits_total", ""], profile.total()["num_cached_tokens"]) == (4, 4)
     assert [(row["request"], row["num_prompt_tokens"], row["num_output_tokens"]) for row in profile.rows()] == [
         ("session s1", 5, 3)
     ]
@@ -171,6 +177,28 @@ async def test_a_port_of_its_own() -> None:
     response = await asyncio.to_thread(urllib.request.urlopen, url, timeout=10)
     await server.close()
     assert "vllm:generation_tokens_total" in response.read().decode()
+
+
+async def test_scrapers_that_never_ask_take_so_many_threads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a thread for each connection, for as long as it lasted."""
+    monkeypatch.setattr(module._ScrapeHandler, "timeout", 0.3)
+    monkeypatch.setattr(module, "MAX_SCRAPES", 2)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server, before = MetricsServer(Metrics("tiny"), "127.0.0.1", port), threading.active_count()
+    await server.open()
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+    assert threading.active_count() <= before + 2 + 1
+    async with asyncio.timeout(20):
+        for reader, _ in silent:
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+    response = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics", timeout=10)
+    await server.close()
+    assert response.status == 200
+    for _, writer in silent:
+        writer.close()
 
 
 def test_draft_tokens_are_counted_by_who_proposed_them() -> None:
