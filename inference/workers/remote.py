@@ -14,7 +14,8 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event, Started
 from inference.config import ConnectionConfig
 from inference.errors import IncompatibleDraftError, InvalidRequestError, SpecDecError
-from inference.workers.completion import Chat, CompletionRequest, ModelCard
+from inference.text.chat import Chat
+from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.continuity import Continuity
 from inference.workers.convert import (
     card_from_message,
