@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from inference.commit import NOTHING_COUNTED, Counts, Timings
+from inference.commit import NO_OWN_DRAFTS, NOTHING_COUNTED, Counts, OwnDrafts, Timings
 from inference.observe.stats import RequestStats
 
 
@@ -26,6 +26,7 @@ class Round:
     num_accepted_tokens: int
     timings: Timings
     counts: Counts = NOTHING_COUNTED
+    own: OwnDrafts = NO_OWN_DRAFTS
 
 
 @dataclass(frozen=True)
