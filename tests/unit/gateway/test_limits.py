@@ -25,7 +25,7 @@ from inference.workers.completion import CompletionRequest
 from tests.support.completers import ScriptedCompleter, gateway
 from tests.support.scripted import until
 
-BODY = CompletionBody(prompt="x")
+BODY = CompletionBody.model_validate({"prompt": "x"})
 
 
 @asynccontextmanager
