@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -21,12 +23,18 @@ StatusOf = Callable[[Exception], Status | None]
 Handler = Callable[[Any, Context], Awaitable[Any]]
 MAX_MESSAGE_CHARACTERS = 2000
 """Of a status; above 16 kB of trailers a client would read RESOURCE_EXHAUSTED, which means something else."""
+MAX_NAME_BYTES = 64 * 1024
+"""Of a request of health or reflection."""
 ABORT_S = 1.0
 """How long a status waits for a peer that does not read; then the call is dropped without one."""
 
 
 class HandlerInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of our services: coroutines that write their responses themselves."""
+
+    def covers(self, method: str) -> bool:
+        """Whether a method's handler is wrapped: not those of gRPC's own services, health and reflection."""
+        return not method.startswith("/grpc.")
 
     def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """Return a handler that does something around `behavior`."""
@@ -42,7 +50,7 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
             return handler
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             behavior = getattr(handler, kind)
-            if behavior is not None and not handler_call_details.method.startswith("/grpc."):
+            if behavior is not None and self.covers(handler_call_details.method):
                 handler = handler._replace(**{kind: self.wrap(behavior, handler_call_details)})
         return handler
 
@@ -53,8 +61,13 @@ class ErrorInterceptor(HandlerInterceptor):
     def __init__(self, status_of: StatusOf) -> None:
         self._status_of = status_of
 
+    def covers(self, method: str) -> bool:
+        """All of them: what is no message comes to health and reflection too."""
+        return True
+
     def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """See `HandlerInterceptor`."""
+        behavior = _writing(behavior)
 
         async def guarded(request: Any, context: Context) -> Any:
             try:
@@ -92,13 +105,89 @@ class ErrorInterceptor(HandlerInterceptor):
         return status
 
 
+def _writing(behavior: Handler) -> Handler:
+    """A handler that yields its responses, as reflection's does, as one that writes them."""
+    if not inspect.isasyncgenfunction(behavior):
+        return behavior
+
+    async def writing(request: Any, context: Context) -> None:
+        async for response in behavior(request, context):
+            await context.write(response)
+
+    return writing
+
+
+REQUEST_ID = "x-request-id"
+Admit = Callable[[str, Mapping[str, str], Sequence[str] | None], AbstractContextManager[str]]
+"""(method, headers, names in the client's certificate if the port takes one) -> around the call, with its id; or a
+StatusError."""
+
+
+class GateInterceptor(grpc.aio.ServerInterceptor):
+    """Asks who may come in, for methods of all services, before anything of a request is parsed."""
+
+    def __init__(self, admit: Admit) -> None:
+        self._admit = admit
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
+        gated = self._gated(handler_call_details.method, getattr(handler, kind), handler)
+        read = handler.request_deserializer if handler.request_streaming else None
+        return handler._replace(**{kind: gated, "request_deserializer": read})
+
+    def _gated(self, method: str, behavior: Callable[[Any, Context], Any], handler: Any) -> Handler:
+        parse = None if handler.request_streaming else handler.request_deserializer
+
+        async def gated(request: Any, context: Context) -> Any:
+            try:
+                admitted = self._admit(method, texts(context.invocation_metadata()), _names(context))
+            except StatusError as exc:
+                await context.abort(exc.status.code, exc.status.message)
+            with admitted as request_id:
+                context.set_trailing_metadata(((REQUEST_ID, request_id),))
+                message = request if parse is None else parse(request)
+                if isinstance(message, StatusError):  # from `RequestLimit`
+                    raise message
+                answer = behavior(message, context)
+                if not inspect.isasyncgen(answer):
+                    return await answer
+                async for each in answer:  # reflection's
+                    await context.write(each)
+                return None
+
+        return gated
+
+
+_ARITY = {False: "unary", True: "stream"}
+
+
+def texts(metadata: Any) -> dict[str, str]:
+    """Metadata that is text."""
+    return {key: value for key, value in metadata or () if isinstance(value, str)}
+
+
+def _names(context: Context) -> Sequence[str] | None:
+    """Names in the client's certificate; None: the port takes none."""
+    peer = context.auth_context()
+    if "x509_pem_cert" not in peer:
+        return None
+    return [name.decode("utf-8", "replace") for name in peer.get("x509_subject_alternative_name", ())]
+
+
 class RequestLimit(grpc.aio.ServerInterceptor):
     """Refuses request messages above their service's limit before they are parsed, and what is no message at all.
 
     A message of empty submessages takes a hundred times its size and seconds to read, in which nobody else is served.
 
     Args:
-        max_bytes: of one message, by service name; methods of other services take what gRPC takes.
+        max_bytes: of one message, by service name; those of other services, health and reflection, hold a name.
     """
 
     def __init__(self, max_bytes: Mapping[str, int]) -> None:
@@ -111,8 +200,8 @@ class RequestLimit(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        max_bytes = self._max_bytes.get(method.split("/")[1])
-        if handler is None or max_bytes is None:
+        max_bytes = self._max_bytes.get(method.split("/")[1], MAX_NAME_BYTES)
+        if handler is None:
             return handler
         read = _limited(handler.request_deserializer, method, max_bytes)
         return handler._replace(request_deserializer=read if handler.request_streaming else _returning(read))

@@ -217,6 +217,43 @@ def add_listen(parser: argparse.ArgumentParser) -> None:
         "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
     )
     _add_grace(group)
+    _add_port_security(parser, group)
+
+
+def _add_port_security(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup, *, grpc: bool = True) -> None:
+    text = "answer /livez and /readyz over plain HTTP on this port, to anybody (default: nowhere)"
+    group.add_argument("--probe_port", type=_port, metavar="PORT", help=text)
+    group = parser.add_argument_group("security of ports (docs/security.md)")
+    group.add_argument("--tls_cert", type=Path, metavar="FILE", help="the server's certificate, with its chain (PEM)")
+    group.add_argument("--tls_key", type=Path, metavar="FILE", help="its key (PEM)")
+    text = "instead, for a trial: make a CA and certificates in this folder, unless it has them, and use them"
+    group.add_argument("--tls_self_signed", type=Path, metavar="DIR", help=text)
+    if grpc:
+        text = "CAs of clients' certificates (PEM), for --mtls_port"
+        group.add_argument("--tls_client_ca", type=Path, metavar="FILE", help=text)
+        text = "a further port of gRPC, for clients with a certificate (default: nowhere)"
+        group.add_argument("--mtls_port", type=_port, metavar="PORT", help=text)
+    text = "who may do what (TOML); from then on, nobody else may do anything (default: everybody may)"
+    group.add_argument("--auth_file", type=Path, metavar="FILE", help=text)
+    _add_insecure(group)
+
+
+def _add_insecure(group: argparse._ArgumentGroup) -> None:
+    text = "allow plain text where others could read along: another host than loopback"
+    group.add_argument("--insecure", action="store_true", help=text)
+
+
+def _add_dial_security(parser: argparse.ArgumentParser, *, insecure: bool) -> None:
+    group = parser.add_argument_group("security of connections (docs/security.md)")
+    text = "dial with TLS; the server's certificate must come from one of these CAs (PEM)"
+    group.add_argument("--tls_ca", type=Path, metavar="FILE", help=text)
+    group.add_argument("--tls_client_cert", type=Path, metavar="FILE", help="certificate to show (PEM)")
+    group.add_argument("--tls_client_key", type=Path, metavar="FILE", help="its key (PEM)")
+    text = "name that must be in the server's certificate (default: the host that is dialled)"
+    group.add_argument("--tls_server_name", metavar="NAME", help=text)
+    group.add_argument("--token_file", type=Path, metavar="FILE", help="file with the token to send")
+    if insecure:
+        _add_insecure(group)
 
 
 def add_watchdog(parser: argparse.ArgumentParser) -> None:
@@ -259,6 +296,7 @@ def add_http_listen(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s; 0.0.0.0 for all)")
     _add_grace(group)
+    _add_port_security(parser, group, grpc=False)
 
 
 def add_sessions(parser: argparse.ArgumentParser) -> None:
@@ -294,9 +332,10 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
     )
     _add_grace(group)
+    _add_port_security(parser, group)
 
 
-def add_connection(parser: argparse.ArgumentParser, *, what: str) -> None:
+def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool = True) -> None:
     group = parser.add_argument_group("connection")
     group.add_argument("--target_host", default="127.0.0.1", metavar="HOST", help=f"{what} (%(default)s)")
     group.add_argument("--port", type=int, default=DEFAULT_PORT, help="its port (%(default)s)")
@@ -310,6 +349,7 @@ def add_connection(parser: argparse.ArgumentParser, *, what: str) -> None:
     group.add_argument(
         "--deadline_s", type=float, default=600.0, metavar="S", help="time a request may take (%(default)s s)"
     )
+    _add_dial_security(parser, insecure=not serves)
 
 
 def add_concurrency(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeAlias
 
+from inference.caller import caller
 from inference.commit import Delta, Event, Timings
 from inference.errors import DeadlineError, InvalidRequestError
 from inference.gateway.conversation import Tool
@@ -43,7 +44,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
     The prompt comes back where its end says whether the output begins within a reasoning.
     """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = _limit(body, card.defaults) or card.max_length
+    max_tokens = _limit(body, card.defaults) or min(card.max_length, caller().limits.max_tokens or card.max_length)
     chat = body.chat()
     dialect.check(body, chat)
     template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs)
@@ -93,8 +94,9 @@ def check_number(requests: Sequence[CompletionRequest]) -> None:
     Raises:
         ApiError: naming the limit.
     """
-    if len(requests) > MAX_CHOICES:
-        message = f"n: {len(requests)} choices are asked for, n times the number of prompts; the limit is {MAX_CHOICES}"
+    limit = min(MAX_CHOICES, caller().limits.n or MAX_CHOICES)
+    if len(requests) > limit:
+        message = f"n: {len(requests)} choices are asked for, n times the number of prompts; the limit is {limit}"
         raise ApiError(400, message, param="n", code="invalid_value")
 
 

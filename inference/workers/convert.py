@@ -314,16 +314,9 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
 def event_from_message(message: pb.GenerateResponse) -> Event:
     kind = message.WhichOneof("event")
     if kind == "started":
-        started = message.started
-        prompt_logprobs = tuple(map(logprobs_from_message, started.prompt_logprobs))
-        return Started(
-            started.num_prompt_tokens,
-            started.seed,
-            started.prompt_text,
-            prompt_logprobs,
-            started.has_grammar,
-            started.num_cached_tokens,
-        )
+        begun = message.started
+        scores, num_cached = tuple(map(logprobs_from_message, begun.prompt_logprobs)), begun.num_cached_tokens
+        return Started(begun.num_prompt_tokens, begun.seed, begun.prompt_text, scores, begun.has_grammar, num_cached)
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta

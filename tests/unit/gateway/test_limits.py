@@ -16,7 +16,7 @@ import pytest
 from inference.commit import Event
 from inference.config import ServerConfig
 from inference.gateway import protocol, requests, stream
-from inference.gateway.middleware import MAX_ITEMS, shape_fault
+from inference.gateway.middleware import MAX_ITEMS, parse_fault, shape_fault
 from inference.gateway.schema import CompletionBody
 from inference.gateway.server import HttpFront
 from inference.serving.host import opened
@@ -91,6 +91,30 @@ def test_more_ids_than_the_context_are_out_of_proportion() -> None:
     assert str(MAX_ITEMS + 1) in (shape_fault({"prompt": [7] * (MAX_ITEMS + 1)}, 1000) or "")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{" + b",".join(b'"f%d":0' % i for i in range(100_000)) + b"}",
+        b"[" + b"[]," * 200_000 + b"[]]",
+        b'{"prompt":[' + b"7," * 1_100_000 + b"7]}",
+        '["\u2200",{}]'.encode("utf-16"),
+    ],
+    ids=["members", "lists", "numbers", "UTF-16, whose bytes hide quotes"],
+)
+def test_what_is_dear_to_parse_is_refused_unparsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: json.loads keeps the interpreter to itself on every thread: 8 MB of members froze all streams and
+    health checks of a gateway for 0.4 s."""
+    monkeypatch.setattr(json, "loads", None)
+    assert parse_fault(body) is not None
+
+
+def test_a_string_without_an_end_is_read_once() -> None:
+    """By a search for its end from each of its two million quotes, this took hours."""
+    began = time.monotonic()
+    parse_fault(b'"\\' * 2_000_000)
+    assert time.monotonic() - began < 20
+
+
 async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
     """Seconds until the server closes a connection that sends this, and then, for ever, more of the other."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -120,8 +144,8 @@ async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
     ("first", "more"),
     [
         (b"", b""),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\n", b""),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b""),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b""),
         (b"GET /health HTTP/1.1\r\n", b"x: " + b"a" * 1000 + b"\r\n"),
         (b"GET /health HTTP/1.1\r\nx: ", b"a" * 1000),
     ],
@@ -143,9 +167,8 @@ async def test_a_reader_that_stands_still_is_dropped() -> None:
     async with serving(passes, stall_timeout_s=0.5) as (port, front):
         completer = front._gateway.completer
         body = json.dumps({"prompt": "a", "stream": True}).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        )
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        head += "Content-Type: application/json"
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
         writer.write(head.encode() + b"\r\n\r\n" + body)
         await until(lambda: completer.num_running == 1)  # type: ignore[attr-defined]
@@ -196,7 +219,7 @@ async def test_the_deadline_runs_while_a_write_waits(monkeypatch: pytest.MonkeyP
     async with serving([["x" * 200_000]] * 100) as (port, front):
         completer: Any = front._gateway.completer
         body = json.dumps({"prompt": "a", "stream": True}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Deadline-S: 0.5\r\nContent-Type: application/json"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Deadline-S: 0.5\r\nContent-Type: application/json"
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
         writer.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         await until(lambda: completer.num_running == 1)
