@@ -59,7 +59,7 @@ async def deployed(access: str) -> AsyncGenerator[int]:
         },
     )
     async with (
-        server_process("target", *target, port=grpc, ready_line="serving on"),
+        server_process("target", *target, "--no-lookup", port=grpc, ready_line="serving on"),
         server_process("draft", *draft, port=grpc, ready_line="attached as"),
         server_process("gateway", *gateway, port=front, ready_line=f":{front}"),
     ):
