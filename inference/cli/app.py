@@ -9,12 +9,14 @@ import os
 import sys
 from collections.abc import Sequence
 
+from inference.caller import NamesRequests
 from inference.cli.hub_ids import fetch_models
 from inference.cli.roles.registry import ROLES, parser_of
 from inference.errors import ConfigError, InvalidRequestError, SpecDecError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -22,11 +24,10 @@ def main(arguments: Sequence[str]) -> int:
     role_name, rest = _split_role(arguments)
     role = ROLES[role_name]
     args = parser_of(role_name).parse_args(rest, argparse.Namespace(role=role_name))
-    logging.basicConfig(
-        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    if args.log_level != "debug":
-        for handler in logging.getLogger().handlers:
+    logging.basicConfig(level=args.log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(NamesRequests())
+        if args.log_level != "debug":
             handler.addFilter(QuietLibraries())
     # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -12,12 +12,14 @@ from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
+    CALL_PARSERS,
     COMPILE_POLICIES,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
     DEFAULT_WORKER_SLOTS,
     DTYPES,
     FUSED_GAMMA,
+    REASONING_PARSERS,
     SPECULATION_METHODS,
 )
 from inference.request import DEFAULT_MAX_NEW_TOKENS, Schedule
@@ -215,6 +217,43 @@ def add_listen(parser: argparse.ArgumentParser) -> None:
         "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
     )
     _add_grace(group)
+    _add_port_security(parser, group)
+
+
+def _add_port_security(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup, *, grpc: bool = True) -> None:
+    text = "answer /livez and /readyz over plain HTTP on this port, to anybody (default: nowhere)"
+    group.add_argument("--probe_port", type=_port, metavar="PORT", help=text)
+    group = parser.add_argument_group("security of ports (docs/security.md)")
+    group.add_argument("--tls_cert", type=Path, metavar="FILE", help="the server's certificate, with its chain (PEM)")
+    group.add_argument("--tls_key", type=Path, metavar="FILE", help="its key (PEM)")
+    text = "instead, for a trial: make a CA and certificates in this folder, unless it has them, and use them"
+    group.add_argument("--tls_self_signed", type=Path, metavar="DIR", help=text)
+    if grpc:
+        text = "CAs of clients' certificates (PEM), for --mtls_port"
+        group.add_argument("--tls_client_ca", type=Path, metavar="FILE", help=text)
+        text = "a further port of gRPC, for clients with a certificate (default: nowhere)"
+        group.add_argument("--mtls_port", type=_port, metavar="PORT", help=text)
+    text = "who may do what (TOML); from then on, nobody else may do anything (default: everybody may)"
+    group.add_argument("--auth_file", type=Path, metavar="FILE", help=text)
+    _add_insecure(group)
+
+
+def _add_insecure(group: argparse._ArgumentGroup) -> None:
+    text = "allow plain text where others could read along: another host than loopback"
+    group.add_argument("--insecure", action="store_true", help=text)
+
+
+def _add_dial_security(parser: argparse.ArgumentParser, *, insecure: bool) -> None:
+    group = parser.add_argument_group("security of connections (docs/security.md)")
+    text = "dial with TLS; the server's certificate must come from one of these CAs (PEM)"
+    group.add_argument("--tls_ca", type=Path, metavar="FILE", help=text)
+    group.add_argument("--tls_client_cert", type=Path, metavar="FILE", help="certificate to show (PEM)")
+    group.add_argument("--tls_client_key", type=Path, metavar="FILE", help="its key (PEM)")
+    text = "name that must be in the server's certificate (default: the host that is dialled)"
+    group.add_argument("--tls_server_name", metavar="NAME", help=text)
+    group.add_argument("--token_file", type=Path, metavar="FILE", help="file with the token to send")
+    if insecure:
+        _add_insecure(group)
 
 
 def add_watchdog(parser: argparse.ArgumentParser) -> None:
@@ -247,12 +286,17 @@ def add_http(parser: argparse.ArgumentParser, *, default_port: int | None) -> No
     text = "give a stream that is silent for this long an empty chunk, for proxies that would end it; 0: never (0)"
     group.add_argument("--sse_ping_s", type=float, default=0.0, metavar="S", help=text)
     group.add_argument("--no_page", action="store_true", help="no page at /")
+    text = "how the model writes calls of tools; auto: as its chat template says (%(default)s)"
+    group.add_argument("--tool_call_parser", choices=CALL_PARSERS, default="auto", help=text)
+    text = "split <think>...</think> off as reasoning_content; auto: where the chat template has it (%(default)s)"
+    group.add_argument("--reasoning_parser", choices=REASONING_PARSERS, default="auto", help=text)
 
 
 def add_http_listen(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s; 0.0.0.0 for all)")
     _add_grace(group)
+    _add_port_security(parser, group, grpc=False)
 
 
 def add_sessions(parser: argparse.ArgumentParser) -> None:
@@ -288,9 +332,10 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
     )
     _add_grace(group)
+    _add_port_security(parser, group)
 
 
-def add_connection(parser: argparse.ArgumentParser, *, what: str) -> None:
+def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool = True) -> None:
     group = parser.add_argument_group("connection")
     group.add_argument("--target_host", default="127.0.0.1", metavar="HOST", help=f"{what} (%(default)s)")
     group.add_argument("--port", type=int, default=DEFAULT_PORT, help="its port (%(default)s)")
@@ -304,6 +349,7 @@ def add_connection(parser: argparse.ArgumentParser, *, what: str) -> None:
     group.add_argument(
         "--deadline_s", type=float, default=600.0, metavar="S", help="time a request may take (%(default)s s)"
     )
+    _add_dial_security(parser, insecure=not serves)
 
 
 def add_concurrency(parser: argparse.ArgumentParser) -> None:
@@ -343,6 +389,12 @@ def add_adaptive_gamma(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("speculation length")
     text = "draft only as many of gamma tokens as pay, by the draft's confidence and the measured times (%(default)s)"
     group.add_argument("--adaptive_gamma", action=argparse.BooleanOptionalAction, default=True, help=text)
+
+
+def add_lookup(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("passes without draft tokens")
+    text = "propose what followed a request's last tokens where they stood before, as wide as pays (%(default)s)"
+    group.add_argument("--lookup", action=argparse.BooleanOptionalAction, default=True, help=text)
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:

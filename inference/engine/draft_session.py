@@ -19,6 +19,7 @@ from inference.request import SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
 from inference.speculation.tree import Branch
+from inference.tokens import Tally, TokenView, common_length
 
 
 class DraftSession:
@@ -43,6 +44,7 @@ class DraftSession:
         self.committed = list(token_ids)
         self.output_start = len(token_ids) if output_start is None else output_start
         self.sampling = sampling
+        self._tally = Tally(self.output_start) if sampling.penalizes else None
         self.grammar: Matcher | None = None
         self.cache_salt = ""
         self.pacing = Pacing()
@@ -54,7 +56,6 @@ class DraftSession:
         self._slots: list[int] = []
         self._path = DraftPath(0, len(self.committed))
         self._branches: list[DraftPath] = []
-        self._has_drafted = False
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self.is_suspect = False
@@ -82,7 +83,7 @@ class DraftSession:
     @property
     def held(self) -> Prefix:
         """See `Holder`: about what its slots hold; the proposer knows better."""
-        return Prefix(self.committed, len(self.committed) if self._has_drafted else 0, self.cache_salt)
+        return Prefix(self.committed, len(self.committed), self.cache_salt)
 
     @property
     def chain(self) -> list[int]:
@@ -124,12 +125,13 @@ class DraftSession:
         """Build the request that asks the proposer to extend `path`."""
         return Draft(
             path.slot,
-            [*self.committed, *self._whole(path)],
+            TokenView(self.committed, tail=self._whole(path)),
             self.sampling,
             self._num_wanted(path),
             self.output_start,
             None if path is self._path else self._path.slot,
             self.grammar,
+            self._tally,
         )
 
     def _begin_branches(self) -> None:
@@ -156,7 +158,6 @@ class DraftSession:
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
         """Append a step's tokens to `path`; none mark it exhausted, and those of a dropped path are wasted."""
-        self._has_drafted = True
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
             return
@@ -170,7 +171,7 @@ class DraftSession:
         """Apply a commit: the path that agrees with all of it becomes the chain, others are dropped."""
         self._learn(token_ids)
         paths = [self._path, *self._branches]
-        num_agreeing = [_common_length(self._whole(path), token_ids) for path in paths]
+        num_agreeing = [common_length(self._whole(path), token_ids) for path in paths]
         best = max(range(len(paths)), key=num_agreeing.__getitem__)
         self.num_branch_hits += bool(best and paths[best].nodes)
         num_tokens = self._num_tokens - num_agreeing[best]
@@ -274,9 +275,3 @@ class DraftSession:
             await self._changed.wait()
         if self._error is not None:
             raise self._error
-
-
-def _common_length(drafted: Sequence[int], committed: Sequence[int]) -> int:
-    """How many tokens from the first on are equal."""
-    pairs = zip(drafted, committed, strict=False)
-    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(drafted), len(committed)))

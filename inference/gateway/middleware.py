@@ -1,4 +1,4 @@
-"""What stands before the application: probes, limits on bodies, a count of answers, and which requests get a span.
+"""What stands before the application: limits on bodies, a count of answers, and which requests get a span.
 
 Plain ASGI, so that streams stay streams.
 """
@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
-import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry, Counter
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.gateway.errors import ApiError
+from inference.caller import ANYBODY, Right, harmless_id, request_id, serving
+from inference.errors import ForbiddenError, UnauthenticatedError
+from inference.gateway.errors import ApiError, from_error
+from inference.workers.access import Access, rights_of_path
 
 if TYPE_CHECKING:
     from inference.observe.spans import Spans
 
+logger = logging.getLogger(__name__)
 
 REQUEST_ID = b"x-request-id"
-_HARMLESS = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class BodyLimit:
@@ -60,6 +66,8 @@ MAX_ITEMS = 1024
 """Of a list or an object of a body, unless it is a list of token ids."""
 _SMALL_BYTES = 8 * 1024
 _INLINE_BYTES = 32 * 1024
+_DOCUMENT = "specdec.document"
+"""In a request's scope: its body as JSON, if that was read already."""
 
 
 class ShapeLimit:
@@ -83,22 +91,20 @@ class ShapeLimit:
             await self._app(scope, receive, send)
             return
         messages = await _body(receive, self._max_bytes)
-        fault = await self._fault(b"".join(message.get("body", b"") for message in messages))
-        if fault is not None:
-            await _answer(send, ApiError(400, fault))
-            return
+        body = b"".join(message.get("body", b"") for message in messages)
+        if _SMALL_BYTES < len(body) <= self._max_bytes:
+            read = partial(_read, body, self._max_ids())
+            document, fault = await asyncio.to_thread(read) if len(body) > _INLINE_BYTES else read()
+            if fault is not None:
+                await _answer(send, ApiError(400, fault))
+                return
+            if document is not None:
+                scope[_DOCUMENT] = document
 
         async def again() -> Message:
             return messages.pop(0) if messages else await receive()
 
         await self._app(scope, again, send)
-
-    async def _fault(self, body: bytes) -> str | None:
-        if not _SMALL_BYTES < len(body) <= self._max_bytes:
-            return None
-        if len(body) > _INLINE_BYTES:
-            return await asyncio.to_thread(shape_fault, body, self._max_ids())
-        return shape_fault(body, self._max_ids())
 
 
 async def _body(receive: Receive, max_bytes: int) -> list[Message]:
@@ -135,16 +141,47 @@ def _is_crowded(body: bytes) -> bool:
     return False
 
 
-def shape_fault(body: bytes, max_ids: int) -> str | None:
-    """What of a JSON body is out of proportion; None: nothing, or it is no JSON, which others tell."""
+def parse_fault(body: bytes) -> str | None:
+    """What makes a body too dear to parse, or hides that it is."""
     if b"\0" in body:
         return "the body is not JSON in UTF-8: it has a zero byte"
     if _is_crowded(body):
         return f"the body has more than {_MAX_PARTS} strings, words and brackets, or {_MAX_NUMBERS} numbers"
+    return None
+
+
+class ReadOnceRoute(APIRoute):
+    """A route whose bodies are not read again where `ShapeLimit` has read them."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See FastAPI's."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_ReadRequest(request.scope, request.receive))
+
+        return handle
+
+
+class _ReadRequest(Request):
+    async def json(self) -> Any:
+        return self.scope[_DOCUMENT] if _DOCUMENT in self.scope else await super().json()
+
+
+def _read(body: bytes, max_ids: int) -> tuple[Any, str | None]:
+    """The body as JSON, and what of it is out of proportion; two None if it is no JSON, which others tell."""
+    if fault := parse_fault(body):
+        return None, fault
     try:
-        places = [json.loads(body)]
+        document = json.loads(body)
     except (ValueError, RecursionError):
-        return None
+        return None, None
+    return document, shape_fault(document, max_ids)
+
+
+def shape_fault(document: Any, max_ids: int) -> str | None:
+    """What of a body is out of proportion; None: nothing."""
+    places = [document]
     while places:
         place = places.pop()
         if not isinstance(place, list | dict) or _are_ids(place, max_ids):
@@ -164,33 +201,10 @@ def _are_ids(place: list[Any] | dict[str, Any], max_ids: int) -> bool:
     return set(map(type, place)) == {int} and min(place) >= 0
 
 
-class Probes:
-    """Answers /livez and /readyz: whether a restart would help, and whether requests are welcome; also for /health."""
-
-    def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]]) -> None:
-        self._app = app
-        self._is_healthy = is_healthy
-        self.is_alive = self.is_ready = True
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"] if scope["type"] == "http" else ""
-        if path == "/livez":
-            await _tell(send, self.is_alive)
-        elif path == "/readyz" or (path == "/health" and not self.is_ready):
-            await _tell(send, self.is_ready and await self._is_healthy())
-        else:
-            await self._app(scope, receive, send)
-
-
-async def _tell(send: Send, well: bool) -> None:
-    status = 200 if well else 503
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
 async def _answer(send: Send, error: ApiError) -> None:
     body = json.dumps(error.body()).encode()
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    headers += [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -205,15 +219,44 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(REQUEST_ID, b"")
-        request_id = given if _HARMLESS.fullmatch(given) else secrets.token_hex(16).encode()
+        request_id = harmless_id(dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1"))
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id)]
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id.encode())]
             await send(message)
 
-        await self._app(scope, receive, named)
+        with serving(ANYBODY, request_id):
+            await self._app(scope, receive, named)
+
+
+class HttpGate:
+    """Lets requests in, as `Access` says, before anything of their bodies is read.
+
+    Args:
+        rights: which of them let one ask for a path; None is open to everybody.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, access: Access, rights: Callable[[str], frozenset[Right] | None] = rights_of_path
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._rights = rights
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (rights := self._rights(scope["path"])) is None:
+            await self._app(scope, receive, send)
+            return
+        authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        try:
+            who = self._access.by_token(authorization, rights)
+        except (UnauthenticatedError, ForbiddenError) as exc:
+            logger.warning("refused %r: %s", scope["path"][:100], exc)
+            await _answer(send, from_error(exc))
+            return
+        with serving(who, request_id()):
+            await self._app(scope, receive, send)
 
 
 class AnswerCount:

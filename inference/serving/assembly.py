@@ -38,7 +38,7 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
-from inference.workers.completion import ModelCard
+from inference.workers.completion import FEATURES, ModelCard
 from inference.workers.draft.worker import DraftWorker
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class RunningTarget:
 
 @asynccontextmanager
 async def target_engine(
-    config: ModelConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S
+    config: ModelConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S, lookup: bool = True
 ) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over one model."""
     compiled = await _load_compiled(config, None)
@@ -89,7 +89,8 @@ async def target_engine(
         return
     model = await load(config)
     gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
-    limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids, pass_timeout_s, config.prefix_caching)
+    eos, caching = model.tokenizer.eos_token_ids, config.prefix_caching
+    limits = EngineLimits(max_waiting, gamma, eos, pass_timeout_s, caching, lookup)
     grammars = Grammars(GrammarCompiler(model.tokenizer, model.backend.vocab_size))
     async with running(TargetEngine(SlotDecoder(model.backend), limits, grammars)) as engine:
         yield RunningTarget(engine, model.tokenizer, _arithmetic(config, model.backend))
@@ -104,7 +105,7 @@ def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
 
 @asynccontextmanager
 async def fused_engine(
-    config: FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S
+    config: FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S, lookup: bool = True
 ) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over a target and what drafts for it.
 
@@ -114,7 +115,7 @@ async def fused_engine(
     compiled = None if config.draft.model is None else await _load_compiled(config.target, config.draft.model)
     decoder, tokenizer = compiled or await _load_pair(config)
     caching = config.target.prefix_caching
-    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s, caching)
+    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s, caching, lookup)
     grammars = Grammars(GrammarCompiler(tokenizer, decoder.vocab_size))
     async with running(TargetEngine(decoder, limits, grammars)) as engine:
         yield RunningTarget(engine, tokenizer)
@@ -220,7 +221,8 @@ def model_card(
 ) -> ModelCard:
     """Build what GetModel answers."""
     limits = (generator.max_length, generator.vocab_size)
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults, model_id)
+    template = tokenizer.chat_template
+    return ModelCard(name, topology, *limits, tokenizer.fingerprint, template, defaults, model_id, FEATURES)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from inference.config import FusedConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import RunningTarget, fused_engine, model_card
-from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
-from inference.serving.host import Front, Host
+from inference.serving.fronts import Ports
+from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
@@ -21,28 +21,22 @@ async def serve_fused(
         ConfigError: a model cannot be loaded, or a port is taken.
         IncompatibleDraftError: the models do not share a vocabulary.
     """
-    check_ports(server, observe, http)
+    ports = Ports(server, observe, http)
     with observed(observe) as observers:
         async with fused_engine(
-            config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s
+            config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s, lookup=server.lookup
         ) as running:
-            host = _host(running, config.target.name, server, http, observers)
+            host = _host(running, config.target.name, ports, observers)
             with timeline(observe, running.engine):
                 await host.run()
 
 
-def _host(
-    running: RunningTarget, name: str, server: ServerConfig, http: HttpConfig | None, observers: Observers
-) -> Host:
+def _host(running: RunningTarget, name: str, ports: Ports, observers: Observers) -> Host:
     engine, metrics = running.engine, Metrics(name, role="fused_target")
     metrics.watch(engine)
-    local = LocalCompleter(engine, running.tokenizer, server.defaults)
+    local = LocalCompleter(engine, running.tokenizer, ports.server.defaults)
     completer = observers.around(local, metrics, model=name)
-    card = model_card(name, "fused", engine, running.tokenizer, server.defaults)
+    card = model_card(name, "fused", engine, running.tokenizer, ports.server.defaults)
     generation = GenerationServicer(completer, card, local.codec)
-    fronts: list[Front] = [
-        *metrics_fronts(observers, metrics, server),
-        *http_fronts(http, generation, metrics, server, observers),
-        GrpcFront(server, [generation], observers),
-    ]
-    return Host(engine, fronts, config=server, metrics=metrics)
+    fronts = ports.fronts(observers, metrics, [generation])
+    return Host(engine, fronts, config=ports.server, metrics=metrics)

@@ -11,8 +11,8 @@ from grpc_comm.health import is_serving, served
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.errors import SpecDecError
 from inference.gateway.app import Gateway
-from inference.gateway.server import HttpFront
 from inference.observe.metrics import Metrics
+from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import observed
 from inference.workers.draining import DrainingCompleter
@@ -28,6 +28,7 @@ async def serve_gateway(
         ConfigError: the port is taken.
         UnavailableError: the server behind it does not answer.
     """
+    ports = Ports(server, observe)
     with observed(observe) as observers:
         async with connected(connection) as channel:
             continuing = observers.continuing(channel)
@@ -39,7 +40,8 @@ async def serve_gateway(
             gateway = Gateway(completer, card, metrics, lambda: is_serving(channel), http, observers.spans, remote)
             following = asyncio.create_task(_follow_model(gateway, remote, channel))
             try:
-                await Host(draining, [HttpFront(gateway, server)], config=server, metrics=metrics).run()
+                fronts = [*ports.side_fronts(observers, metrics), ports.http_front(gateway)]
+                await Host(draining, fronts, config=server, metrics=metrics).run()
             finally:
                 following.cancel()
 

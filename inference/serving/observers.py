@@ -21,6 +21,7 @@ from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
 from inference.observe.timeline import Timeline
 from inference.workers.completion import Completer
+from inference.workers.limited import LimitedCompleter
 from inference.workers.observed import ObservedCompleter, Observer
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class Observers:
     spans: Spans | None
 
     def around(self, completer: Completer, metrics: Metrics, *, model: str) -> ObservedCompleter:
-        """Wrap a completer in its observers; the only place that fixes their order."""
+        """Wrap a completer in limits and observers; the only place that fixes their order."""
+        completer = LimitedCompleter(completer)
         if self.spans is not None:
             from inference.workers.traced import TracedCompleter
 

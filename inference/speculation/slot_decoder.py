@@ -9,7 +9,7 @@ import array_api_compat
 
 from inference.commit import TokenLogprobs
 from inference.errors import InternalError
-from inference.model import Array, Backend, ForkingBackend, Span, Turn, Verdict, goes_on, prompt_chunk_tokens
+from inference.model import Array, Backend, ForkingBackend, Span, Turn, Verdict, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.sampling.logprobs import token_logprobs
@@ -48,13 +48,9 @@ class SlotDecoder:
         return True
 
     @property
-    def can_copy(self) -> bool:
+    def slots(self) -> Backend:
         """See `PrefixKeeper`."""
-        return isinstance(self._backend, ForkingBackend)
-
-    def pays(self, num_held: int, num_tokens: int) -> bool:
-        """See `PrefixKeeper`."""
-        return goes_on(self._backend, num_held, num_tokens)
+        return self._backend
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`."""
@@ -63,8 +59,12 @@ class SlotDecoder:
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Run one pass and verify each turn's proposal, as its grammar fits it."""
-        turns = [fit(turn) for turn in turns]
-        logits = self._backend.forward([_span(turn) for turn in turns])
+        fitted = [fit(turn) for turn in turns]
+        turns = [each.turn for each in fitted]
+        verdicts = self._verdicts(turns, self._backend.forward([_span(turn) for turn in turns]))
+        return [each.counted(verdict) for each, verdict in zip(fitted, verdicts, strict=True)]
+
+    def _verdicts(self, turns: Sequence[Turn], logits: Array) -> list[Verdict]:
         if not any(turn.scored for turn in turns):
             return decide(turns, logits)
         scores, logits = _scores(turns, logits)
@@ -129,7 +129,7 @@ def _choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
     for turn, allowed in turns:
         sampling.extend([turn.sampling] * _num_choices(turn))
         positions.extend(range(len(turn.token_ids), len(turn.token_ids) + _num_choices(turn)))
-        rows = rows_before(turn.token_ids, turn.proposal, output_start=turn.output_start, sampling=turn.sampling)
+        rows = rows_before(turn, turn.proposal)
         before.extend(rows if allowed.masks is None else rows_within(rows, allowed.masks))
     return choose_tokens(logits, sampling, positions, before) if sampling else []
 

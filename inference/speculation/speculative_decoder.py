@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.model import (
+    Backend,
     BranchingProposer,
     Decoder,
     Draft,
@@ -19,10 +20,11 @@ from inference.model import (
 )
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.grammar import asked_model
+from inference.tokens import joined
 
 
 class SpeculativeDecoder:
-    """Drafts for every turn that has no proposal, then takes the target's step.
+    """Drafts for every turn that has no proposal, then takes the target's step; what was looked up fills what is left.
 
     Args:
         target: verifies.
@@ -59,13 +61,9 @@ class SpeculativeDecoder:
         return isinstance(self._target, MaskingDecoder) and self._target.keeps_grammars
 
     @property
-    def can_copy(self) -> bool:
-        """See `PrefixKeeper`."""
-        return isinstance(self._target, PrefixKeeper) and self._target.can_copy
-
-    def pays(self, num_held: int, num_tokens: int) -> bool:
-        """See `PrefixKeeper`: the target's slots decide, the draft's follow as far as they can."""
-        return isinstance(self._target, PrefixKeeper) and self._target.pays(num_held, num_tokens)
+    def slots(self) -> Backend | None:
+        """See `PrefixKeeper`: the target's; the draft's follow as far as they can."""
+        return self._target.slots if isinstance(self._target, PrefixKeeper) else None
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`; what the slot's last sequence taught of drafts is forgotten."""
@@ -143,8 +141,7 @@ class SpeculativeDecoder:
             return
         for turn, verdict in zip(turns, verdicts, strict=True):
             if turn.slot in chains:
-                chain = chains[turn.slot]  # behind it the target may have put what a grammar forces
-                self._length.record_verdict(turn.slot, chain, min(len(chain), verdict.num_accepted_tokens))
+                self._length.record_verdict(turn.slot, chains[turn.slot], verdict.of_draft[1])
         if all(len(turn.token_ids) - turn.start == 1 for turn in turns):  # reading a prompt says nothing of drafts
             self._length.record_pass(len(turns), sum(verdict.num_draft_tokens for verdict in verdicts), seconds)
 
@@ -156,5 +153,6 @@ def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
 
 
 def _draft(turn: Turn, chain: Sequence[DraftToken]) -> Draft:
-    token_ids = [*turn.token_ids, *(token.token_id for token in chain)]
-    return Draft(turn.slot, token_ids, turn.sampling, turn.gamma - len(chain), turn.output_start, grammar=turn.grammar)
+    token_ids = joined(turn.token_ids, [token.token_id for token in chain])
+    limit = turn.gamma - len(chain)
+    return Draft(turn.slot, token_ids, turn.sampling, limit, turn.output_start, None, turn.grammar, turn.tally)

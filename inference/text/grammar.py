@@ -1,9 +1,9 @@
 """Grammars over a tokenizer's tokens: compiled by llguidance, followed by a matcher. Knows no model and no noise.
 
 It stands with text and not with sampling, because a grammar speaks of text and only the tokenizer knows which tokens
-write it; sampling sees nothing of it but a mask. What is not the library's is decided here: the whitespace of JSON, the
-limits, and that an end-of-sequence token may follow where the grammar is complete, and nothing after it. The masks are
-part of the law of a request's tokens, so `VERSION` names all that they depend on beside the tokenizer.
+write it; sampling sees nothing of it but a mask. What is not the library's is decided here: that an end-of-sequence
+token may follow where the grammar is complete, and nothing after it. The masks are part of the law of a request's
+tokens, so `grammar_source.VERSION` names all that they depend on beside the tokenizer.
 """
 
 from __future__ import annotations
@@ -12,30 +12,17 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from inference.errors import InternalError, InvalidRequestError
 from inference.request import Grammar, GrammarKind
+from inference.text.grammar_source import LIMITS, brief, source_of
 from inference.text.schema_fault import path_of_fault
 from inference.text.tokenizer import Tokenizer
+from inference.tokens import common_length, joined
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-VERSION = f"llguidance {version('llguidance')}, compact JSON"
-"""Library and whitespace rule: others mask differently, so a sequence that began with one goes on with no other."""
-_COMPACT = {"whitespace_flexible": False}
-# Fuel is the library's unit of work, counted alike on every machine; see docs/structured.md for what each limit costs.
-_LIMITS = {
-    "initial_lexer_fuel": 100_000,
-    "step_lexer_fuel": 50_000,
-    "step_max_items": 20_000,
-    "max_lexer_states": 10_000,
-    "max_grammar_size": 100_000,
-    "verbose_errors": False,
-}
-_MAX_MESSAGE = 300
 
 
 class GrammarCompiler:
@@ -59,21 +46,21 @@ class GrammarCompiler:
         """
         eos = self._eos_token_ids()
         try:
-            matcher = self._matcher(_source(grammar), eos)
+            matcher = self._matcher(source_of(grammar), eos)
             if matcher.is_error():
                 raise ValueError(matcher.get_error())
-            compiled = GrammarMatcher(matcher, eos, lambda: self._matcher(_source(grammar), eos))
+            compiled = GrammarMatcher(matcher, eos, lambda: self._matcher(source_of(grammar), eos))
             compiled.masks((), ())
         except (ValueError, RecursionError) as exc:
             path = self._path(grammar, eos)
-            message = f"{grammar.kind.value}: {path and f'{path}: '}{_brief(str(exc))}"
+            message = f"{grammar.kind.value}: {path and f'{path}: '}{brief(str(exc))}"
             raise InvalidRequestError(message, field="grammar") from exc
         return compiled
 
     def _matcher(self, source: str, eos: frozenset[int]) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+        limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         return LLMatcher(self._llg_words(eos), source, log_level=0, limits=limits)
 
     def _path(self, grammar: Grammar, eos: frozenset[int]) -> str:
@@ -82,7 +69,7 @@ class GrammarCompiler:
             return ""
 
         def message_of(schema: Any) -> str:
-            return self._matcher(_source(replace(grammar, text=json.dumps(schema))), eos).get_error()
+            return self._matcher(source_of(replace(grammar, text=json.dumps(schema))), eos).get_error()
 
         try:
             return path_of_fault(json.loads(grammar.text), message_of)
@@ -124,7 +111,7 @@ class GrammarMatcher:
         self._matcher = matcher
         self._eos = eos_token_ids
         self._remake = remake
-        self._held: list[int] = []
+        self._held: Sequence[int] = ()
         self._fault = ""
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
@@ -141,7 +128,7 @@ class GrammarMatcher:
         masks: list[bytes | None] = [self._first_mask(output)]
         with suppress(_LimitError):
             while len(masks) <= len(proposal):
-                mask = self._mask([*output, *proposal[: len(masks)]])
+                mask = self._mask(joined(output, proposal[: len(masks)]))
                 if mask is None:
                     return masks + [None] * (len(proposal) + 1 - len(masks))
                 masks.append(mask)
@@ -152,7 +139,7 @@ class GrammarMatcher:
         if limit <= 0 or not self.goes_on(output):
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()[:limit]
-        if len(tokens) < limit and len(self._eos) == 1 and self.goes_on([*output, *tokens]):
+        if len(tokens) < limit and len(self._eos) == 1 and self.goes_on(joined(output, tokens)):
             tokens += self._eos if self._matcher.is_stopped() else ()
         return tokens
 
@@ -174,12 +161,12 @@ class GrammarMatcher:
 
     def _num_taken(self, output: Sequence[int], proposal: Sequence[int]) -> int:
         with suppress(_LimitError):
-            return self._go_to([*output, *proposal]) - len(output)
+            return self._go_to(joined(output, proposal)) - len(output)
         num_taken = 0  # one by one, to the token at which the limit is
         with suppress(_LimitError):
-            while self._go_to([*output, *proposal[: num_taken + 1]]) > len(output) + num_taken:
+            while self._go_to(joined(output, proposal[: num_taken + 1])) > len(output) + num_taken:
                 num_taken += 1
-        self._reach([*output, *proposal[:num_taken]])
+        self._reach(joined(output, proposal[:num_taken]))
         return num_taken
 
     def _go_to(self, tokens: Sequence[int]) -> int:
@@ -191,13 +178,13 @@ class GrammarMatcher:
         raise _LimitError
 
     def _advance(self, tokens: Sequence[int]) -> int:
-        common = _common_prefix(self._held, tokens)
+        common = common_length(self._held, tokens)
         if common < len(self._held):
             self._matcher.rollback(len(self._held) - common)
-        rest = list(tokens[common:])
+        rest = [*tokens[common:]]
         end = next((i for i, token_id in enumerate(rest) if token_id in self._eos), len(rest))
         num_taken: int = common + self._matcher.try_consume_tokens(rest[:end])
-        self._held = list(tokens[:num_taken])
+        self._held = tokens[:num_taken]
         return num_taken
 
     def _may_end(self, token_id: int) -> bool:
@@ -224,41 +211,9 @@ class GrammarMatcher:
         if not self._matcher.is_error():
             return False
         self._fault = self._matcher.get_error()
-        self._matcher, self._held = self._remake(), []
+        self._matcher, self._held = self._remake(), ()
         return True
 
     def _too_complex(self) -> InvalidRequestError:
         """That the grammar has no other fault, its compilation said."""
-        return InvalidRequestError(f"grammar: {_brief(self._fault)}", field="grammar")
-
-
-def _source(grammar: Grammar) -> str:
-    """The grammar in the library's own form."""
-    from llguidance import LLMatcher, grammar_from
-
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(grammar.text, _COMPACT)  # type: ignore[arg-type]
-    if grammar.kind is GrammarKind.CHOICE:
-        return LLMatcher.grammar_from_lark(_alternatives(grammar.text))
-    return grammar_from("regex" if grammar.kind is GrammarKind.REGEX else "grammar", grammar.text)
-
-
-def _alternatives(text: str) -> str:
-    choices: Any = json.loads(text)
-    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
-        raise ValueError("a JSON array of one or more texts is expected, none of them empty")
-    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
-
-
-def _brief(message: str) -> str:
-    """One line of the library's words; a caller's own text may stand in them at any length."""
-    line = " ".join(message.replace("<non-verbose/>", "").split())
-    return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]} ..."
-
-
-def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    length = min(len(held), len(wanted))
-    if held[:length] == list(wanted[:length]):  # the usual case, at C speed
-        return length
-    return next(i for i in range(length) if held[i] != wanted[i])
+        return InvalidRequestError(f"grammar: {brief(self._fault)}", field="grammar")

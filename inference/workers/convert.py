@@ -13,6 +13,7 @@ from inference.commit import (
     Event,
     Finished,
     FinishReason,
+    OwnDrafts,
     Started,
     Timings,
     TokenLogprob,
@@ -27,12 +28,15 @@ from inference.request import (
     GenerationRequest,
     Grammar,
     GrammarKind,
+    Preamble,
     RequestDefaults,
     SamplingParams,
     Schedule,
     check_logit_bias,
 )
 from inference.speculation.tree import MAX_TREE_TOKENS, Branch
+from inference.text.chat import MAX_MESSAGES, Chat, ChatMessage
+from inference.text.grammar_source import written_out
 from inference.text.stop_strings import MAX_STOPS
 from inference.workers import completion
 
@@ -62,6 +66,8 @@ _GRAMMAR_TO_MESSAGE = {
 }
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
+
+_MESSAGE_NAMES = [field.name for field in fields(ChatMessage)]
 
 
 def _check_count(values: Sized, limit: int, field: str) -> None:
@@ -112,7 +118,10 @@ def _unsaid(message: pb.SamplingParams) -> frozenset[str]:
 
 
 def grammar_to_message(grammar: Grammar | None) -> pb.Grammar | None:
-    return None if grammar is None else pb.Grammar(kind=_GRAMMAR_TO_MESSAGE[grammar.kind], text=grammar.text)
+    if grammar is None:
+        return None
+    after_reasoning = grammar.preamble is not Preamble.NONE
+    return pb.Grammar(kind=_GRAMMAR_TO_MESSAGE[grammar.kind], text=grammar.text, after_reasoning=after_reasoning)
 
 
 def _wanted_grammar(message: pb.GenerateRequest | pb.Open) -> Grammar | None:
@@ -120,7 +129,8 @@ def _wanted_grammar(message: pb.GenerateRequest | pb.Open) -> Grammar | None:
         return None
     if message.grammar.kind not in _GRAMMAR_FROM_MESSAGE:
         raise InvalidRequestError(f"grammar kind {message.grammar.kind} is not known here", field="grammar")
-    return Grammar(_GRAMMAR_FROM_MESSAGE[message.grammar.kind], message.grammar.text)
+    preamble = Preamble.REASONING if message.grammar.after_reasoning else Preamble.NONE
+    return Grammar(_GRAMMAR_FROM_MESSAGE[message.grammar.kind], message.grammar.text, preamble)
 
 
 def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
@@ -199,30 +209,31 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
-    elif isinstance(request.prompt, completion.Chat):
+    elif isinstance(request.prompt, Chat):
         message.chat.CopyFrom(_chat_to_message(request.prompt))
     else:
         message.token_ids.ids.extend(request.prompt)
     return message
 
 
-def _chat_to_message(chat: completion.Chat) -> pb.Chat:
-    return pb.Chat(messages=[pb.ChatMessage(role=role, content=content) for role, content in chat.messages])
+def _chat_to_message(chat: Chat) -> pb.Chat:
+    messages = [pb.ChatMessage(**{name: getattr(each, name) for name in _MESSAGE_NAMES}) for each in chat.messages]
+    return pb.Chat(messages=messages, tools_json=chat.tools_json, template_kwargs_json=chat.template_kwargs_json)
 
 
-def tokenize_to_message(prompt: str | completion.Chat, *, special: bool) -> pb.TokenizeRequest:
+def tokenize_to_message(prompt: str | Chat, *, special: bool) -> pb.TokenizeRequest:
     if isinstance(prompt, str):
         return pb.TokenizeRequest(text=prompt, without_special_tokens=not special)
     return pb.TokenizeRequest(chat=_chat_to_message(prompt), without_special_tokens=not special)
 
 
-def tokenize_from_message(message: pb.TokenizeRequest) -> str | completion.Chat:
+def tokenize_from_message(message: pb.TokenizeRequest) -> str | Chat:
     if message.WhichOneof("prompt") is None:
         raise InvalidRequestError("the request has no prompt: set text or chat")
     return _chat_from_message(message.chat) if message.HasField("chat") else message.text
 
 
-def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] | completion.Chat:
+def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] | Chat:
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequestError("the request has no prompt: set text, token_ids or chat", field="prompt")
@@ -233,11 +244,12 @@ def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] |
     return _chat_from_message(message.chat)
 
 
-def _chat_from_message(message: pb.Chat) -> completion.Chat:
+def _chat_from_message(message: pb.Chat) -> Chat:
     if not message.messages:
         raise InvalidRequestError("messages: the chat has none", field="messages")
-    _check_count(message.messages, completion.MAX_MESSAGES, "messages")
-    return completion.Chat(tuple((each.role, each.content) for each in message.messages))
+    _check_count(message.messages, MAX_MESSAGES, "messages")
+    messages = (ChatMessage(**{name: getattr(each, name) for name in _MESSAGE_NAMES}) for each in message.messages)
+    return Chat(tuple(messages), message.tools_json, message.template_kwargs_json)
 
 
 def completion_from_message(message: pb.GenerateRequest) -> completion.CompletionRequest:
@@ -296,6 +308,8 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         logprobs=map(logprobs_to_message, event.logprobs),
         finish_reason=_REASON_TO_MESSAGE[event.finish_reason] if event.finish_reason else None,
         position=event.position,
+        num_lookup_tokens=event.own.num_lookup_tokens,
+        num_lookup_accepted=event.own.num_lookup_accepted,
     )
     return pb.GenerateResponse(delta=delta)
 
@@ -303,16 +317,9 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
 def event_from_message(message: pb.GenerateResponse) -> Event:
     kind = message.WhichOneof("event")
     if kind == "started":
-        started = message.started
-        prompt_logprobs = tuple(map(logprobs_from_message, started.prompt_logprobs))
-        return Started(
-            started.num_prompt_tokens,
-            started.seed,
-            started.prompt_text,
-            prompt_logprobs,
-            started.has_grammar,
-            started.num_cached_tokens,
-        )
+        begun = message.started
+        scores, num_cached = tuple(map(logprobs_from_message, begun.prompt_logprobs)), begun.num_cached_tokens
+        return Started(begun.num_prompt_tokens, begun.seed, begun.prompt_text, scores, begun.has_grammar, num_cached)
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
@@ -327,6 +334,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
         counts_from_message(delta.timings),
         delta.position if delta.HasField("position") else None,
+        OwnDrafts(delta.num_lookup_tokens, delta.num_lookup_accepted),
     )
 
 
@@ -346,7 +354,7 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
         logprobs=request.logprobs,
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
-        grammar=grammar_to_message(request.grammar),
+        grammar=grammar_to_message(request.grammar and written_out(request.grammar)),
         cache_salt=request.cache_salt,
     )
 
@@ -415,6 +423,8 @@ def commit_to_message(commit: Commit) -> pb.Commit:
         num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
         hold_us=commit.hold_us,
         prompt_logprobs=map(logprobs_to_message, commit.prompt_logprobs),
+        num_lookup_tokens=commit.own.num_lookup_tokens,
+        num_lookup_accepted=commit.own.num_lookup_accepted,
     )
 
 
@@ -431,6 +441,7 @@ def commit_from_message(message: pb.Commit) -> Commit:
         hold_us=message.hold_us,
         counts=counts_from_message(message.timings),
         prompt_logprobs=tuple(map(logprobs_from_message, message.prompt_logprobs)),
+        own=OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
     )
 
 
@@ -444,6 +455,7 @@ def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
         chat_template=card.chat_template,
         defaults=pb.RequestDefaults(max_new_tokens=card.defaults.max_new_tokens, **card.defaults.sampling),
         model_id=card.model_id,
+        features=sorted(card.features),
     )
 
 
@@ -457,4 +469,5 @@ def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
         message.chat_template if message.HasField("chat_template") else None,
         RequestDefaults(**{field.name: value for field, value in message.defaults.ListFields()}),
         message.model_id,
+        frozenset(message.features),
     )

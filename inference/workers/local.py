@@ -21,11 +21,23 @@ from inference.commit import (
 )
 from inference.errors import InvalidRequestError
 from inference.model import check_seed
-from inference.request import NO_DEFAULTS, GenerationRequest, RequestDefaults, check_logit_bias
+from inference.request import (
+    NO_DEFAULTS,
+    GenerationRequest,
+    Grammar,
+    Preamble,
+    RequestDefaults,
+    check_logit_bias,
+)
+from inference.text.chat import Chat
+from inference.text.reasoning import is_begun, is_over
 from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Chat, CompletionRequest
+from inference.workers.completion import CompletionRequest
 from inference.workers.prompt import PromptReader
+
+_END_TOKENS = 16
+"""Of a prompt, in which the mark of a reasoning stands if it is the last that is said."""
 
 
 class LocalCodec:
@@ -73,7 +85,7 @@ class LocalCompleter:
         prompt = request.prompt
         token_ids = prompt if isinstance(prompt, tuple) else await self.codec.encode(prompt)
         generation = self._generation(request, token_ids)
-        output = _Output(self._tokenizer, request.stop)
+        output = _Output(self._tokenizer, request)
         if request.max_new_tokens == 0 and request.prompt_logprobs is None:  # no pass is needed
             yield self._started(request, generation)
             yield Finished(FinishReason.LENGTH)
@@ -131,11 +143,20 @@ class LocalCompleter:
             logprobs=request.logprobs,
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
-            grammar=request.grammar,
+            grammar=self._behind(prompt, request.grammar),
             cache_salt=request.cache_salt,
         )
         # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
         return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))
+
+    def _behind(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
+        """The grammar with the preamble that this prompt leaves: a function of the prompt, so that no state travels."""
+        if grammar is None or grammar.preamble is Preamble.NONE:
+            return grammar
+        end = self._tokenizer.decode(prompt[-_END_TOKENS:], special=True)
+        if is_over(end):
+            return replace(grammar, preamble=Preamble.NONE)
+        return replace(grammar, preamble=Preamble.REST_OF_REASONING) if is_begun(end) else grammar
 
 
 def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
@@ -148,10 +169,11 @@ def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: in
 class _Output:
     """Makes deltas of one request's commits: text, stop strings, and what log-probabilities are called."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
         self._tokenizer = tokenizer
-        self._stream = tokenizer.stream()
-        self._stops = StopStrings(stops)
+        has_tools = isinstance(request.prompt, Chat) and request.prompt.tools_json
+        self._stream = tokenizer.stream(tokenizer.call_markers if has_tools else {})
+        self._stops = StopStrings(request.stop)
 
     def delta(self, commit: Commit) -> Delta:
         """The commit with its text, cut behind the token that completed a stop string."""
@@ -168,6 +190,7 @@ class _Output:
             num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
             timings=commit.timings,
             counts=commit.counts,
+            own=commit.own.cut(len(pieces), commit.num_accepted_tokens) if cut else commit.own,
             piece_lengths=tuple(map(len, pieces)),
             logprobs=tuple(map(partial(_with_text, self._tokenizer), commit.logprobs, lengths)),
             finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,

@@ -8,13 +8,27 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from grpc_comm.channel import open_channel, wait_until_ready
+from grpc_comm.channel import check_handshake, open_channel, wait_until_ready
+from grpc_comm.secured import Credentials, watched_token
+from grpc_comm.spans import carrying
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from grpc_comm.tls import ClientTls
+from grpc_comm.watched import UnusableError
 from inference.commit import Event, Started
-from inference.config import ConnectionConfig
-from inference.errors import IncompatibleDraftError, InvalidRequestError, SpecDecError
-from inference.workers.completion import Chat, CompletionRequest, ModelCard
+from inference.config import ConnectionConfig, DialSecurity
+from inference.errors import (
+    ConfigError,
+    ForbiddenError,
+    HandshakeError,
+    IncompatibleDraftError,
+    InvalidRequestError,
+    SpecDecError,
+    UnauthenticatedError,
+)
+from inference.text.chat import Chat
+from inference.workers.admitting import passed_on
+from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.continuity import Continuity
 from inference.workers.convert import (
     card_from_message,
@@ -95,12 +109,51 @@ async def connected(connection: ConnectionConfig) -> AsyncGenerator[grpc.aio.Cha
     """A channel to a server, once it answers.
 
     Raises:
+        ConfigError: a file of certificates, or with the token, cannot be used.
         UnavailableError: it does not answer in time.
     """
-    async with open_channel(connection.address) as channel:
-        with calls_to(connection.address):
-            await wait_until_ready(channel, connection.address, timeout_s=connection.connect_timeout_s)
-        yield channel
+    address, keys = connection.address, credentials_of(connection.security)
+    async with open_channel(address, keys) as channel:
+        with calls_to(address):
+            tls = None if keys is None else keys.tls
+            await wait_until_ready(channel, address, timeout_s=connection.connect_timeout_s, tls=tls)
+        yield carrying(channel, passed_on)
+
+
+def credentials_of(security: DialSecurity) -> Credentials | None:
+    """What a channel is opened with; None: nothing but an address.
+
+    Raises:
+        ConfigError: a file of certificates, or with the token, cannot be used.
+    """
+    if security.ca is None and security.token_file is None:
+        return None
+    try:
+        token = None if security.token_file is None else watched_token(security.token_file)
+        tls = _tls_of(security)
+        if tls is not None:
+            tls.grpc_credentials()
+    except (UnusableError, OSError) as exc:
+        raise ConfigError(str(exc)) from exc
+    return Credentials(tls, token)
+
+
+def _tls_of(security: DialSecurity) -> ClientTls | None:
+    if security.ca is None:
+        return None
+    return ClientTls(security.ca, security.cert, security.key, security.server_name)
+
+
+async def check_link(address: str, security: DialSecurity) -> None:
+    """After a lost link: tell a server that is gone from one that can be reached and not be trusted.
+
+    Raises:
+        HandshakeError: there is no TLS with it, for a reason that is named.
+    """
+    tls = _tls_of(security)
+    if tls is not None:
+        with calls_to(address):
+            await check_handshake(address, tls)
 
 
 async def card_of_target(channel: grpc.aio.Channel, address: str) -> ModelCard | None:
@@ -111,6 +164,8 @@ async def card_of_target(channel: grpc.aio.Channel, address: str) -> ModelCard |
     """
     try:
         card = await RemoteCompleter(channel, address, deadline_s=CARD_TIMEOUT_S).model()
+    except (HandshakeError, UnauthenticatedError, ForbiddenError):
+        raise
     except SpecDecError:
         return None
     if card.topology != TARGET:

@@ -60,7 +60,9 @@ class Target:
 
 
 @asynccontextmanager
-async def serving(num_slots: int = 2, *, idle_timeout_s: float = 60.0) -> AsyncGenerator[Target, None]:
+async def serving(
+    num_slots: int = 2, *, idle_timeout_s: float = 60.0, stall_timeout_s: float = 60.0
+) -> AsyncGenerator[Target, None]:
     engine = TargetEngine(ScriptedDecoder(num_slots=num_slots), EngineLimits(max_waiting=0))
     engine.start()
     pool, metrics = DraftPool(engine), Metrics("tiny")
@@ -69,7 +71,9 @@ async def serving(num_slots: int = 2, *, idle_timeout_s: float = 60.0) -> AsyncG
     )
     completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
     generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))
-    server = Server("127.0.0.1:0", [verification, generation], status_of=to_status, inner=[StallInterceptor(0.5)])
+    server = Server(
+        "127.0.0.1:0", [verification, generation], status_of=to_status, inner=[StallInterceptor(stall_timeout_s)]
+    )
     await server.open()
     try:
         yield Target(server, engine, pool)
@@ -171,7 +175,11 @@ async def test_a_first_message_that_never_comes() -> None:
 
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
     """The story: its outbox grew for as long as it answered pings, and its sessions had no drafts."""
-    async with serving() as target, open_channel(target.address) as good, dialled(target, HARD_OF_HEARING) as deaf:
+    async with (
+        serving(stall_timeout_s=1.5) as target,
+        open_channel(target.address) as good,
+        dialled(target, HARD_OF_HEARING) as deaf,
+    ):
         call = rpc.VerificationServiceStub(deaf).Assist()
         attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=4096)
         await call.write(pb.AssistRequest(attach=attach))
@@ -184,12 +192,12 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
 
 async def test_streams_that_say_nothing_are_ended() -> None:
     """A stream could wait a minute for its first message, and there could be as many as one liked."""
-    async with serving(idle_timeout_s=1.0) as target, AsyncExitStack() as stack:
+    async with serving(idle_timeout_s=0.5) as target, AsyncExitStack() as stack:
         options = [("grpc.use_local_subchannel_pool", 1)]
         calls = []
         for _ in range(4):
             channel = await stack.enter_async_context(dialled(target, options))
-            calls += [rpc.VerificationServiceStub(channel).Verify() for _ in range(200)]
+            calls += [rpc.VerificationServiceStub(channel).Verify() for _ in range(100)]
         good = await stack.enter_async_context(open_channel(target.address))
         watching = asyncio.create_task(worst_health(good))
         assert await tokens(good) == tokens_at(3, 40)

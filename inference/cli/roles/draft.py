@@ -71,11 +71,13 @@ async def _attach(args: argparse.Namespace, proposer: ProposerConfig) -> int:
         if given:
             raise ConfigError(f"{flag} with --attach: the requests live at the target; give it there")
     server = None if args.serve is None else settings.server_config(args, args.serve)
-    observe = settings.observe_server(args)
+    observe, security = settings.observe_server(args), settings.dial_security(args)
+    for where in addresses:
+        security.check(where.rpartition(":")[0])
 
     from inference.serving.draft import help_targets
 
-    await help_targets(proposer, addresses, server, observe, gamma=gamma)
+    await help_targets(proposer, addresses, server, observe, gamma=gamma, security=security)
     return 0
 
 

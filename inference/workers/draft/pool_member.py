@@ -16,10 +16,18 @@ from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Commit
+from inference.config import PLAIN, DialSecurity
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.engine.target import check_token_ids
-from inference.errors import CapacityError, InvalidRequestError, RequestError, SpecDecError, UnavailableError
+from inference.errors import (
+    CapacityError,
+    HandshakeError,
+    InvalidRequestError,
+    RequestError,
+    SpecDecError,
+    UnavailableError,
+)
 from inference.observe.metrics import Metrics, RequestMetrics
 from inference.request import Grammar, check_logit_bias
 from inference.scheduling.round_trip import RoundTrip
@@ -27,6 +35,7 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.draft.proposals import ProposalSender
 from inference.workers.draft.run_ahead import Runner, send_drafts
+from inference.workers.remote import check_link, credentials_of
 from inference.workers.status import calls_to
 
 logger = logging.getLogger(__name__)
@@ -46,11 +55,13 @@ class Offer:
         vocabulary: of the draft.
         gamma: draft tokens of one pass at most, in every session that does not say.
         num_slots: sessions to offer room for.
+        security: what it shows, and whom it trusts.
     """
 
     vocabulary: Vocabulary
     gamma: int
     num_slots: int
+    security: DialSecurity = PLAIN
 
 
 class PoolMember:
@@ -74,9 +85,10 @@ class PoolMember:
 
         Raises:
             RequestError: the target refuses this worker; one that cannot be reached, or fails, is dialled again.
+            HandshakeError: it is reached, and not trusted.
         """
         lost = False
-        async with open_channel(self._address) as channel:
+        async with open_channel(self._address, credentials_of(self._offer.security)) as channel:
             stub = rpc.VerificationServiceStub(channel)
             while True:
                 try:
@@ -84,6 +96,7 @@ class PoolMember:
                 except RequestError:
                     raise
                 except SpecDecError as exc:
+                    await check_link(self._address, self._offer.security)
                     if not lost:
                         logger.warning("no target, dialling until there is one: %s", exc)
                     lost = True
@@ -318,7 +331,7 @@ def _go_on_without(member: asyncio.Task[None], *, is_last: bool) -> None:
     """Log why a target refuses the worker; raise it if there is no other target left."""
     try:
         member.result()
-    except RequestError as refusal:
+    except (RequestError, HandshakeError) as refusal:
         if is_last:
             raise
-        logger.warning("goes on without a target that refuses it: %s", refusal)
+        logger.warning("goes on without a target that refuses it, or is not trusted: %s", refusal)

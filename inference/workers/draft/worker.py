@@ -25,6 +25,7 @@ from inference.workers.draft.resuming import RESUMABLE, Resuming
 from inference.workers.draft.rounds import rounds
 from inference.workers.draft.run_ahead import run_ahead
 from inference.workers.draft.verify_stream import Origin, verify_stream
+from inference.workers.remote import check_link
 
 
 class DraftWorker:
@@ -99,6 +100,8 @@ class DraftWorker:
                 # 3. Lost: dial again, until it has taken too long.
                 resuming.failed(exc, has_tokens=len(draft.committed) > len(request.prompt_token_ids))
                 self._require_serving(draft)
+                if isinstance(exc, UnavailableError):  # a target that is not trusted is not lost
+                    await check_link(self._config.connection.address, self._config.connection.security)
                 await resuming.pause(exc)
 
     def _require_serving(self, draft: DraftSession) -> None:
