@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from inference.request import GenerationRequest
+from inference.request import GenerationRequest, Provenance, RequestDefaults
 
 
 class FinishReason(enum.Enum):
@@ -105,6 +105,7 @@ class Commit:
         hold_us: microseconds since the last of them came.
         counts: what the draft worker counted meanwhile.
         prompt_logprobs: in the first commit, if the request asked for them: of the prompt's tokens but the first.
+        provenance: of the tokens, where they are another server's.
     """
 
     position: int
@@ -118,6 +119,7 @@ class Commit:
     hold_us: int = 0
     counts: Counts = Counts()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    provenance: Provenance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Started:
     Attributes:
         prompt_logprobs: one per prompt token, if the request asked for them; the first one's value says nothing.
         has_grammar: the output will keep to the grammar that it asked for.
+        provenance: of the output.
+        defaults: how the server resolves what the request left open; None if that was nothing.
     """
 
     num_prompt_tokens: int
@@ -134,6 +138,8 @@ class Started:
     prompt_text: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     has_grammar: bool = False
+    provenance: Provenance = Provenance()
+    defaults: RequestDefaults | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import grpc
 
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.backends.identity import model_identity
 from inference.backends.registry import load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
@@ -73,6 +74,10 @@ class RunningTarget:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.tokenizer.fingerprint, self.engine.vocab_size)
 
+    def identity(self, model: ModelConfig) -> str:
+        """The id that all servers of this target have, alone or with a draft beside it, and no other."""
+        return model_identity(model.path, self.arithmetic, str(sorted(self.tokenizer.eos_token_ids)))
+
 
 @asynccontextmanager
 async def target_engine(
@@ -111,20 +116,26 @@ async def fused_engine(
         IncompatibleDraftError: they do not share a vocabulary.
     """
     compiled = None if config.draft.model is None else await _load_compiled(config.target, config.draft.model)
-    decoder, tokenizer = compiled or await _load_pair(config)
+    decoder: Decoder
+    if compiled is None:
+        decoder, tokenizer, arithmetic = await _load_pair(config)
+    else:
+        decoder, tokenizer = compiled
+        arithmetic = _arithmetic(config.target, decoder)
     limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s)
     grammars = Grammars(GrammarCompiler(tokenizer, decoder.vocab_size))
     async with running(TargetEngine(decoder, limits, grammars)) as engine:
-        yield RunningTarget(engine, tokenizer)
+        yield RunningTarget(engine, tokenizer, arithmetic)
 
 
-async def _load_pair(config: FusedConfig) -> tuple[Decoder, Tokenizer]:
-    """Two slot models that take turns."""
+async def _load_pair(config: FusedConfig) -> tuple[Decoder, Tokenizer, str]:
+    """Two slot models that take turns, and the arithmetic of the target."""
     model, drafting = await load(config.target), await load_proposer(config.draft)
     words = Vocabulary(model.tokenizer.fingerprint, model.backend.vocab_size)
     require_one_vocabulary(drafting.vocabulary, words)
     length = DraftLength() if config.adaptive_gamma else None
-    return SpeculativeDecoder(SlotDecoder(model.backend), drafting.proposer, length), model.tokenizer
+    decoder = SpeculativeDecoder(SlotDecoder(model.backend), drafting.proposer, length)
+    return decoder, model.tokenizer, _arithmetic(config.target, model.backend)
 
 
 async def load_proposer(config: ProposerConfig) -> LoadedDraft:
@@ -207,11 +218,17 @@ async def load(config: ModelConfig) -> LoadedModel:
 
 
 def model_card(
-    name: str, topology: str, generator: Generator, tokenizer: Tokenizer, defaults: RequestDefaults
+    name: str,
+    topology: str,
+    generator: Generator,
+    tokenizer: Tokenizer,
+    defaults: RequestDefaults,
+    *,
+    model_id: str = "",
 ) -> ModelCard:
     """Build what GetModel answers."""
     limits = (generator.max_length, generator.vocab_size)
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults)
+    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults, model_id)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

@@ -62,9 +62,9 @@ def _generation(
     worker: DraftWorker, tokenizer: Tokenizer, target: ModelCard, metrics: Metrics, observers: Observers
 ) -> GenerationServicer:
     """What clients ask: the target's name and defaults, so that an answer does not depend on whom they asked."""
-    local = LocalCompleter(worker, tokenizer, target.defaults)
+    local = LocalCompleter(worker, tokenizer, target.defaults, model_id=target.model_id)
     completer = observers.around(local, metrics, model=target.name)
-    card = model_card(target.name, "distributed", worker, tokenizer, target.defaults)
+    card = model_card(target.name, "distributed", worker, tokenizer, target.defaults, model_id=target.model_id)
     return GenerationServicer(completer, card, local.codec)
 
 

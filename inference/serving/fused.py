@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.config import FusedConfig, HttpConfig, ObserveConfig, ServerConfig
+from inference.config import FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import RunningTarget, fused_engine, model_card
 from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
@@ -26,19 +26,20 @@ async def serve_fused(
         async with fused_engine(
             config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s
         ) as running:
-            host = _host(running, config.target.name, server, http, observers)
+            host = _host(running, config.target, server, http, observers)
             with timeline(observe, running.engine):
                 await host.run()
 
 
 def _host(
-    running: RunningTarget, name: str, server: ServerConfig, http: HttpConfig | None, observers: Observers
+    running: RunningTarget, target: ModelConfig, server: ServerConfig, http: HttpConfig | None, observers: Observers
 ) -> Host:
-    engine, metrics = running.engine, Metrics(name, role="fused_target")
+    engine, name, model_id = running.engine, target.name, running.identity(target)
+    metrics = Metrics(name, role="fused_target")
     metrics.watch(engine)
-    local = LocalCompleter(engine, running.tokenizer, server.defaults)
+    local = LocalCompleter(engine, running.tokenizer, server.defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=name)
-    card = model_card(name, "fused", engine, running.tokenizer, server.defaults)
+    card = model_card(name, "fused", engine, running.tokenizer, server.defaults, model_id=model_id)
     generation = GenerationServicer(completer, card, local.codec)
     fronts: list[Front] = [
         *metrics_fronts(observers, metrics, server),

@@ -8,13 +8,21 @@ from typing import Protocol
 
 from inference.commit import Event
 from inference.errors import InvalidRequestError
-from inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS, Grammar, RequestDefaults, SamplingParams, Schedule
+from inference.request import (
+    DEFAULT_MAX_NEW_TOKENS,
+    NO_DEFAULTS,
+    Grammar,
+    Provenance,
+    RequestDefaults,
+    SamplingParams,
+    Schedule,
+)
 from inference.text.stop_strings import check_stops
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Description of a served model, as GetModel answers it."""
+    """Description of a served model, as GetModel answers it; `model_id` is empty where nobody knows it."""
 
     name: str
     topology: str
@@ -23,6 +31,7 @@ class ModelCard:
     tokenizer_fingerprint: str
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
+    model_id: str = ""
 
 
 MAX_MESSAGES = 1024
@@ -34,6 +43,19 @@ class Chat:
     """A conversation to answer, as (role, content) pairs."""
 
     messages: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """How far another server came with a request, for the one that goes on.
+
+    Attributes:
+        token_ids: of the output, committed so far.
+        provenance: of them, as the other server's Started said.
+    """
+
+    token_ids: tuple[int, ...]
+    provenance: Provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +73,7 @@ class CompletionRequest:
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
         min_new_tokens, prompt_logprobs, grammar: see `GenerationRequest`.
         deadline: the event loop's time from which nobody waits for the rest any more; None waits for ever.
+        resume: go on behind what is committed; all else is as it was asked of the first server. None begins.
 
     Raises:
         InvalidRequestError: `stop` is beyond its limits.
@@ -72,6 +95,7 @@ class CompletionRequest:
     prompt_logprobs: int | None = None
     unsaid: frozenset[str] = frozenset()
     grammar: Grammar | None = None
+    resume: Resume | None = None
 
     def __post_init__(self) -> None:
         check_stops(self.stop)

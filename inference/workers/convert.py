@@ -27,6 +27,7 @@ from inference.request import (
     GenerationRequest,
     Grammar,
     GrammarKind,
+    Provenance,
     RequestDefaults,
     SamplingParams,
     Schedule,
@@ -202,7 +203,23 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         message.chat.CopyFrom(_chat_to_message(request.prompt))
     else:
         message.token_ids.ids.extend(request.prompt)
+    if request.resume is not None:
+        _add_resume(message, request.resume)
     return message
+
+
+def _add_resume(message: pb.GenerateRequest, resume: completion.Resume) -> None:
+    message.committed_token_ids.CopyFrom(pb.TokenIds(ids=resume.token_ids))  # also none: that it is there says it
+    message.model_id, message.prompt_digest = resume.provenance.model_id, resume.provenance.prompt_digest
+    if message.HasField("grammar"):
+        message.grammar.version = resume.provenance.grammar_version
+
+
+def _wanted_resume(message: pb.GenerateRequest) -> completion.Resume | None:
+    if not message.HasField("committed_token_ids"):
+        return None
+    provenance = Provenance(message.model_id, message.grammar.version, message.prompt_digest)
+    return completion.Resume(tuple(message.committed_token_ids.ids), provenance)
 
 
 def _chat_to_message(chat: completion.Chat) -> pb.Chat:
@@ -259,6 +276,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         min_new_tokens=message.min_new_tokens,
         prompt_logprobs=_wanted_prompt_logprobs(message),
         grammar=_wanted_grammar(message),
+        resume=_wanted_resume(message),
     )
 
 
@@ -279,6 +297,10 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
                 prompt_text=event.prompt_text,
                 prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
                 has_grammar=event.has_grammar,
+                model_id=event.provenance.model_id,
+                grammar_version=event.provenance.grammar_version,
+                prompt_digest=event.provenance.prompt_digest,
+                defaults=None if event.defaults is None else _defaults_to_message(event.defaults),
             )
         )
     if isinstance(event, Finished):
@@ -302,7 +324,13 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         started = message.started
         prompt_logprobs = tuple(map(logprobs_from_message, started.prompt_logprobs))
         return Started(
-            started.num_prompt_tokens, started.seed, started.prompt_text, prompt_logprobs, started.has_grammar
+            started.num_prompt_tokens,
+            started.seed,
+            started.prompt_text,
+            prompt_logprobs,
+            started.has_grammar,
+            Provenance(started.model_id, started.grammar_version, started.prompt_digest),
+            _defaults_from_message(started.defaults) if started.HasField("defaults") else None,
         )
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
@@ -430,8 +458,17 @@ def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
         vocab_size=card.vocab_size,
         tokenizer_fingerprint=card.tokenizer_fingerprint,
         chat_template=card.chat_template,
-        defaults=pb.RequestDefaults(max_new_tokens=card.defaults.max_new_tokens, **card.defaults.sampling),
+        defaults=_defaults_to_message(card.defaults),
+        model_id=card.model_id,
     )
+
+
+def _defaults_to_message(defaults: RequestDefaults) -> pb.RequestDefaults:
+    return pb.RequestDefaults(max_new_tokens=defaults.max_new_tokens, **defaults.sampling)
+
+
+def _defaults_from_message(message: pb.RequestDefaults) -> RequestDefaults:
+    return RequestDefaults(**{field.name: value for field, value in message.ListFields()})
 
 
 def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
@@ -442,5 +479,6 @@ def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
         message.vocab_size,
         message.tokenizer_fingerprint,
         message.chat_template if message.HasField("chat_template") else None,
-        RequestDefaults(**{field.name: value for field, value in message.defaults.ListFields()}),
+        _defaults_from_message(message.defaults),
+        message.model_id,
     )

@@ -98,7 +98,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar")
+    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "committed_token_ids", "model_id", "prompt_digest")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,9 @@ class GenerateRequest(_message.Message):
     MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -129,7 +132,10 @@ class GenerateRequest(_message.Message):
     min_new_tokens: int
     prompt_logprobs: int
     grammar: Grammar
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+    committed_token_ids: TokenIds
+    model_id: str
+    prompt_digest: str
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")
@@ -142,18 +148,26 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("num_prompt_tokens", "seed", "prompt_text", "prompt_logprobs", "has_grammar")
+    __slots__ = ("num_prompt_tokens", "seed", "prompt_text", "prompt_logprobs", "has_grammar", "model_id", "grammar_version", "prompt_digest", "defaults")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     HAS_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     seed: int
     prompt_text: str
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     has_grammar: bool
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_text: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., has_grammar: bool = ...) -> None: ...
+    model_id: str
+    grammar_version: str
+    prompt_digest: str
+    defaults: RequestDefaults
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_text: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., has_grammar: bool = ..., model_id: _Optional[str] = ..., grammar_version: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "text")
@@ -232,7 +246,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "defaults")
+    __slots__ = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "defaults", "model_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +254,7 @@ class GetModelResponse(_message.Message):
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     topology: str
     max_length: int
@@ -247,7 +262,8 @@ class GetModelResponse(_message.Message):
     tokenizer_fingerprint: str
     chat_template: str
     defaults: RequestDefaults
-    def __init__(self, name: _Optional[str] = ..., topology: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., chat_template: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ...) -> None: ...
+    model_id: str
+    def __init__(self, name: _Optional[str] = ..., topology: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., chat_template: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ..., model_id: _Optional[str] = ...) -> None: ...
 
 class RequestDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")

@@ -14,7 +14,7 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import NOTHING_COUNTED, Commit, Counts
 from inference.errors import IncompatibleDraftError, UnavailableError
-from inference.request import GenerationRequest
+from inference.request import GenerationRequest, Provenance
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import commit_from_message, open_to_message
@@ -42,6 +42,11 @@ class Origin:
     has_begun: bool = False
     answered: bool = False
     is_cautious: bool = False
+
+    @classmethod
+    def of(cls, provenance: Provenance) -> Origin:
+        """Of a request that may have begun at another server."""
+        return cls(provenance.model_id, provenance.grammar_version)
 
 
 class VerifyStream:
@@ -131,7 +136,8 @@ class VerifyStream:
         )
         counts = replace(counts, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0
-        return replace(commit, timings=timings, counts=counts)
+        origin = Provenance(self._origin.model_id, self._origin.grammar_version)
+        return replace(commit, timings=timings, counts=counts, provenance=origin)
 
     async def _propose(self, message: pb.Propose) -> None:
         await self._write(pb.VerifyRequest(propose=message))

@@ -91,7 +91,7 @@ class DraftWorker:
     async def _commits(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
         """Commits to the last one, over as many streams as it takes."""
         lost_at: float | None = None
-        origin, num_dials, num_barren = Origin(), 0, 0
+        origin, num_dials, num_barren = Origin.of(request.provenance), 0, 0
         while True:
             # 1. Ask for what is not committed yet; the target of a new stream knows none of the chain.
             draft.forget_sent()
