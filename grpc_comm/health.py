@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from grpc_comm.channel import states
 from grpc_comm.interceptors import Context
 
 TIMEOUT_S = 2.0
@@ -38,11 +38,23 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     call = stub.Watch(health_pb2.HealthCheckRequest())
     try:
-        with suppress(grpc.aio.AioRpcError):
-            async for answer in call:
-                yield bool(answer.status == SERVING)
+        async for answer in call:
+            yield bool(answer.status == SERVING)
+    except grpc.aio.AioRpcError as exc:
+        if exc.code() is grpc.StatusCode.UNIMPLEMENTED:  # a server without health is well, as gRPC's own clients see it
+            yield True
     finally:
         call.cancel()
+
+
+async def serving(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
+    """Whether the server at the other end serves, whenever that may have changed; connects again, until cancelled."""
+    async for state in states(channel):
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            yield False
+        elif state is grpc.ChannelConnectivity.READY:
+            async for serves in health_of(channel):
+                yield serves
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):

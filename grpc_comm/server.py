@@ -7,15 +7,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from grpc_comm.channel import states
-from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer, health_of
+from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
 from grpc_comm.interceptors import ErrorInterceptor, HandlerInterceptor, RequestLimit, StatusOf
 from grpc_comm.options import server_options
 
@@ -52,7 +51,7 @@ class Server:
         servicers: what is served.
         status_of: maps exceptions of handlers to statuses.
         inner: interceptors that see these exceptions first.
-        upstream: the channel to a server without which nothing can be served: health follows that server's.
+        upstream: whether what nothing can be served without is there, whenever that changes: health follows it.
 
     Raises:
         PortTakenError: the address cannot be listened on.
@@ -65,7 +64,7 @@ class Server:
         *,
         status_of: StatusOf,
         inner: Sequence[HandlerInterceptor] = (),
-        upstream: grpc.aio.Channel | None = None,
+        upstream: AsyncIterator[bool] | None = None,
     ) -> None:
         limits = {servicer.service_name: servicer.max_request_bytes for servicer in servicers}
         interceptors = [ErrorInterceptor(status_of), *inner, RequestLimit(limits)]
@@ -94,18 +93,9 @@ class Server:
         if self._upstream is not None:
             self._following = asyncio.create_task(self._follow(self._upstream))
 
-    async def _follow(self, upstream: grpc.aio.Channel) -> None:
-        """Report whether the server behind serves: what it says itself, for as long as there is a connection."""
-        async for state in states(upstream):
-            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                self._reach(False)
-            elif state is grpc.ChannelConnectivity.READY:
-                async for serves in health_of(upstream):
-                    self._reach(serves)
-
-    def _reach(self, reachable: bool) -> None:
-        self._reachable = reachable
-        self._tell()
+    async def _follow(self, upstream: AsyncIterator[bool]) -> None:
+        async for self._reachable in upstream:
+            self._tell()
 
     def _tell(self) -> None:
         for name in self._names:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from inference.request import GenerationRequest, Provenance, RequestDefaults
+from inference.request import UNKNOWN, GenerationRequest, Provenance, RequestDefaults
 
 
 class FinishReason(enum.Enum):
@@ -138,7 +138,7 @@ class Started:
     prompt_text: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     has_grammar: bool = False
-    provenance: Provenance = Provenance()
+    provenance: Provenance = UNKNOWN
     defaults: RequestDefaults | None = None
 
 

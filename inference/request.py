@@ -230,6 +230,9 @@ class Provenance:
     prompt_digest: str = ""
 
 
+UNKNOWN = Provenance()
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request, already tokenized.
@@ -264,7 +267,7 @@ class GenerationRequest:
     min_new_tokens: int = 0
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
-    provenance: Provenance = Provenance()
+    provenance: Provenance = UNKNOWN
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens

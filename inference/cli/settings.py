@@ -93,7 +93,7 @@ def proposer_config(
 
 def server_config(args: argparse.Namespace, port: int) -> ServerConfig:
     """Where the flags want a server to listen."""
-    names = ("max_waiting", "grace_s", "drain_delay_s", "stall_timeout_s", "pass_timeout_s", "idle_timeout_s")
+    names = ("max_waiting", "grace_s", "drain_delay_s", "stall_timeout_s", "pass_timeout_s", "idle_timeout_s", "drain")
     return ServerConfig(args.host, port, **{name: getattr(args, name) for name in names if name in args})
 
 
@@ -119,7 +119,8 @@ def request_defaults(args: argparse.Namespace, model: Path) -> RequestDefaults:
 
 def connection_config(args: argparse.Namespace) -> ConnectionConfig:
     """Which server the flags name."""
-    return ConnectionConfig(args.target_host, args.port, args.connect_timeout_s, args.deadline_s)
+    patience = (args.connect_timeout_s, args.deadline_s, args.reconnect_timeout_s)
+    return ConnectionConfig(args.target_host, args.port, *patience)
 
 
 def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
@@ -128,7 +129,6 @@ def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
         connection=connection_config(args),
         gamma=args.gamma,
         schedule=Schedule(args.schedule),
-        reconnect_timeout_s=args.reconnect_timeout_s,
         max_waiting=max_waiting,
     )
 

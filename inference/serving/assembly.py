@@ -10,9 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import grpc
-
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.backends.identity import model_identity
 from inference.backends.registry import load_backend, load_decoder
 from inference.commit import Generator
@@ -41,6 +38,7 @@ from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.draft.worker import DraftWorker
+from inference.workers.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 
@@ -192,13 +190,12 @@ async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
 
 @asynccontextmanager
 async def draft_worker(
-    draft: LoadedDraft, config: DraftConfig, channel: grpc.aio.Channel
+    draft: LoadedDraft, config: DraftConfig, fleet: Fleet
 ) -> AsyncGenerator[tuple[DraftWorker, DraftEngine], None]:
-    """A running draft engine, and the worker that joins it to the target at the channel's other end."""
+    """A running draft engine, and the worker that joins it to the targets."""
     async with running(draft_engine(draft, max_waiting=config.max_waiting)) as engine:
-        stub = rpc.VerificationServiceStub(channel)
         max_length = draft.proposer.max_length
-        yield DraftWorker(engine, stub, config=config, vocabulary=draft.vocabulary, max_length=max_length), engine
+        yield DraftWorker(engine, fleet, config=config, vocabulary=draft.vocabulary, max_length=max_length), engine
 
 
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:

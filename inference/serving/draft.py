@@ -15,9 +15,10 @@ from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import ModelCard
 from inference.workers.draft.pool_member import PoolHelp
 from inference.workers.draft.worker import DraftWorker
+from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.remote import card_of_target, connected
+from inference.workers.remote import card_of_target
 
 
 async def serve_draft(
@@ -31,19 +32,18 @@ async def serve_draft(
 
     Raises:
         ConfigError: the draft cannot be loaded, or a port is taken.
-        UnavailableError: the target does not answer.
+        UnavailableError: no target answers.
         IncompatibleDraftError: what answers is no target.
     """
     check_ports(server, observe, http)
     with observed(observe) as observers:
-        async with connected(draft.connection) as channel:
-            address = draft.connection.address
-            card = await card_of_target(channel, address)
+        async with connected(draft.connection, observers.opening) as fleet:
+            card = await card_of_target(fleet)
             loaded = await load_proposer(proposer)
-            async with draft_worker(loaded, draft, observers.continuing(channel)) as (worker, engine):
+            async with draft_worker(loaded, draft, fleet) as (worker, engine):
                 tokenizer = loaded.tokenizer
                 if card is None:
-                    card = model_card(f"target of {address}", "target", worker, tokenizer, NO_DEFAULTS)
+                    card = model_card(f"target of {fleet.label}", "target", worker, tokenizer, NO_DEFAULTS)
                 else:  # conversations are written as the target's chat template says
                     tokenizer = tokenizer.with_template(card.chat_template, proposer.tokenizer_path)
                 metrics = Metrics(card.name, role="draft")
@@ -52,7 +52,7 @@ async def serve_draft(
                 fronts: list[Front] = [
                     *metrics_fronts(observers, metrics, server),
                     *http_fronts(http, generation, metrics, server, observers),
-                    GrpcFront(server, [generation], observers, upstream=channel),
+                    GrpcFront(server, [generation], observers, upstream=fleet.serves()),
                 ]
                 with timeline(observe, engine):
                     await Host(engine, fronts, config=server, metrics=metrics).run()

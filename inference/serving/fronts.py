@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import grpc
-
 from grpc_comm.interceptors import StallInterceptor
+from grpc_comm.moving import MoveInterceptor
 from grpc_comm.server import PortTakenError, Server, Servicer
 from inference.config import HttpConfig, ObserveConfig, ServerConfig, address
 from inference.errors import ConfigError
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOVE_AFTER_S = 1.0
+"""What ends within so long of a drain is not worth reading its prompt anew elsewhere."""
+
 
 class GrpcFront(Server):
     """A gRPC server that says in the log where it serves."""
@@ -36,11 +39,13 @@ class GrpcFront(Server):
         servicers: Sequence[Servicer],
         observers: Observers,
         *,
-        upstream: grpc.aio.Channel | None = None,
+        upstream: AsyncIterator[bool] | None = None,
     ) -> None:
         self._host = config.host
+        self._moving = MoveInterceptor()
+        self._moves = config.drain == "move"
         where = address(config.host, config.port)
-        inner = [*observers.interceptors(), StallInterceptor(config.stall_timeout_s)]
+        inner = [*observers.interceptors(), self._moving, StallInterceptor(config.stall_timeout_s)]
         try:
             super().__init__(where, servicers, status_of=to_status, inner=inner, upstream=upstream)
         except PortTakenError as exc:
@@ -50,6 +55,12 @@ class GrpcFront(Server):
         """See `Front`."""
         await super().open()
         logger.info("serving on %s", address(self._host, self.port))
+
+    async def refuse_new(self) -> None:
+        """See `Front`. Requests that can go on elsewhere do, unless they end in a moment."""
+        await super().refuse_new()
+        if self._moves:
+            asyncio.get_running_loop().call_later(MOVE_AFTER_S, self._moving.move)
 
 
 def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:

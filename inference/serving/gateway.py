@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-import grpc
-
-from grpc_comm.channel import states
-from grpc_comm.health import is_serving
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.errors import SpecDecError
 from inference.gateway.app import Gateway
@@ -18,7 +14,8 @@ from inference.serving.fronts import named
 from inference.serving.host import Host
 from inference.serving.observers import observed
 from inference.workers.draining import DrainingCompleter
-from inference.workers.remote import RemoteCompleter, connected
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import Fleet, connected
 
 
 async def serve_gateway(
@@ -28,27 +25,26 @@ async def serve_gateway(
 
     Raises:
         ConfigError: the port is taken.
-        UnavailableError: the server behind it does not answer.
+        UnavailableError: no server behind it answers.
     """
     with observed(observe) as observers:
-        async with connected(connection) as channel:
-            continuing = observers.continuing(channel)
-            remote = RemoteCompleter(continuing, connection.address, deadline_s=connection.deadline_s)
+        async with connected(connection, observers.opening) as fleet:
+            remote = FailoverCompleter(fleet, connection)
             card = named(await remote.model(), http)
             metrics, draining = Metrics(card.name, role="gateway"), DrainingCompleter(remote)
             completer = observers.around(draining, metrics, model=card.name)
             metrics.watch(completer)
-            gateway = Gateway(completer, card, metrics, lambda: is_serving(channel), http, observers.spans, remote)
-            following = asyncio.create_task(_follow_model(gateway, remote, channel))
+            gateway = Gateway(completer, card, metrics, fleet.is_serving, http, observers.spans, remote)
+            following = asyncio.create_task(_follow_model(gateway, remote, fleet))
             try:
                 await Host(draining, [HttpFront(gateway, server)], config=server, metrics=metrics).run()
             finally:
                 following.cancel()
 
 
-async def _follow_model(gateway: Gateway, remote: RemoteCompleter, channel: grpc.aio.Channel) -> None:
-    """Ask for the model whenever the connection is made: a server that comes back may serve another one."""
-    async for state in states(channel):
-        if state is grpc.ChannelConnectivity.READY:
+async def _follow_model(gateway: Gateway, remote: FailoverCompleter, fleet: Fleet) -> None:
+    """Ask for the model whenever a server comes or goes: one that comes back may serve another one."""
+    async for serves in fleet.serves():
+        if serves:
             with suppress(SpecDecError):  # it left again, and will be asked when it is back
                 gateway.card = named(await remote.model(), gateway.config)

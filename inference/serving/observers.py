@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from grpc_comm.channel import open_channel
 from grpc_comm.spans import SpanInterceptor, carrying
 from inference.config import ObserveConfig
 from inference.engine.loop import Engine
@@ -56,8 +57,9 @@ class Observers:
         """Return the interceptors that make a span of every incoming call."""
         return [] if self.spans is None else [SpanInterceptor(self.spans.serving)]
 
-    def continuing(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
-        """The channel; with spans, its calls continue them at the other end."""
+    def opening(self, address: str) -> grpc.aio.Channel:
+        """A channel to HOST:PORT; with spans, its calls continue them at the other end."""
+        channel = open_channel(address)
         return channel if self.spans is None else carrying(channel, self.spans.headers)
 
 

@@ -32,7 +32,6 @@ from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import Chat, CompletionRequest, Resume
 from inference.workers.prompt import PromptReader
 
-
 REPLAY_TOKENS = 256
 """Tokens of a resumed output that become text in one go: a few milliseconds in which nobody else is served."""
 
@@ -87,13 +86,14 @@ class LocalCompleter:
         token_ids = prompt if isinstance(prompt, tuple) else await self.codec.encode(prompt)
         generation = self._generation(request, token_ids)
         output = _Output(self._tokenizer, request.stop)
-        started: Started | None = self._started(request, generation, self._left_open(asked))
+        beginning = self._started(request, generation, self._left_open(asked))
         if request.resume is not None:
             generation = await self._resumed(generation, request.resume, output)
         if request.max_new_tokens == 0 and request.prompt_logprobs is None:  # no pass is needed
-            yield started
+            yield beginning
             yield Finished(FinishReason.LENGTH)
             return
+        started: Started | None = beginning
         async with aclosing(self._generator.generate(generation)) as commits:
             async for commit in commits:
                 if started is not None:  # only now: a request that is refused has never started

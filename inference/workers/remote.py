@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
 
 import grpc
 
-from grpc_comm.channel import open_channel, wait_until_ready
+from grpc_comm.moving import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event, Started
-from inference.config import ConnectionConfig
 from inference.errors import IncompatibleDraftError, InvalidRequestError, SpecDecError
-from inference.workers.completion import Chat, CompletionRequest, ModelCard
+from inference.workers.completion import Chat, CompletionRequest, ModelCard, Resume
 from inference.workers.convert import (
     card_from_message,
     completion_to_message,
     event_from_message,
     tokenize_to_message,
 )
+from inference.workers.fleet import Fleet
 from inference.workers.status import calls_to
 
 CARD_TIMEOUT_S = 5.0
@@ -37,16 +36,19 @@ class RemoteCompleter:
         channel: to the server; stays open.
         address: HOST:PORT, for messages.
         deadline_s: seconds a request may take.
+        can_move: whether its caller would go on elsewhere.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, *, deadline_s: float) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, *, deadline_s: float, can_move: bool = False) -> None:
         self._stub = rpc.GenerationServiceStub(channel)
         self._address = address
         self._deadline_s = min(deadline_s, MAX_DEADLINE_S)
+        self._metadata = CAN_MOVE if can_move else None
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        call = self._stub.Generate(completion_to_message(request), timeout=self._timeout_s(request))
+        message, timeout_s = completion_to_message(request), self._timeout_s(request)
+        call = self._stub.Generate(message, timeout=timeout_s, metadata=self._metadata)
         try:
             with calls_to(self._address):
                 async for message in call:
@@ -54,6 +56,8 @@ class RemoteCompleter:
                     if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
                         fault = "grammar: this server knows none, and would have answered without"
                         raise InvalidRequestError(fault, field="grammar", address=self._address)
+                    if isinstance(event, Started) and request.resume is not None:
+                        _check_resumed(event, request.resume, self._address)
                     yield event
         finally:
             call.cancel()
@@ -86,32 +90,30 @@ class RemoteCompleter:
             return str((await self._stub.Detokenize(message, timeout=self._deadline_s)).text)
 
 
-@asynccontextmanager
-async def connected(connection: ConnectionConfig) -> AsyncGenerator[grpc.aio.Channel, None]:
-    """A channel to a server, once it answers.
+def _check_resumed(started: Started, resume: Resume, address: str) -> None:
+    """A server that knows of no resuming would begin the answer anew, behind what is there already.
 
     Raises:
-        UnavailableError: it does not answer in time.
+        IncompatibleDraftError: it does not say that it goes on with the same.
     """
-    async with open_channel(connection.address) as channel:
-        with calls_to(connection.address):
-            await wait_until_ready(channel, connection.address, timeout_s=connection.connect_timeout_s)
-        yield channel
+    if started.provenance != resume.provenance:
+        raise IncompatibleDraftError("the server is of before: it cannot go on with another's answer", address=address)
 
 
-async def card_of_target(channel: grpc.aio.Channel, address: str) -> ModelCard | None:
-    """The card of the target at the channel's other end; None of one that only verifies.
+async def card_of_target(fleet: Fleet) -> ModelCard | None:
+    """The card of a fleet's targets; None of those that only verify.
 
     Raises:
         IncompatibleDraftError: it is another kind of server, whose requests have their draft already.
     """
-    try:
-        card = await RemoteCompleter(channel, address, deadline_s=CARD_TIMEOUT_S).model()
-    except SpecDecError:
-        return None
+    with fleet.lease() as replica:
+        try:
+            card = await RemoteCompleter(replica.channel, replica.address, deadline_s=CARD_TIMEOUT_S).model()
+        except SpecDecError:
+            return None
     if card.topology != TARGET:
         raise IncompatibleDraftError(
             f"a {card.topology} server answers there, which no draft worker can help: it wants a --role target",
-            address=address,
+            address=replica.address,
         )
     return card

@@ -13,9 +13,10 @@ from inference.config import ConnectionConfig, DraftConfig
 from inference.errors import CapacityError, InternalError, UnavailableError
 from inference.request import GenerationRequest, SamplingParams
 from inference.text.vocabulary import Vocabulary
-from inference.workers.draft import worker as module
+from inference.workers import resuming as module
 from inference.workers.draft.verify_stream import Origin, VerifyStream
 from inference.workers.draft.worker import DraftWorker
+from inference.workers.fleet import Fleet
 
 REQUEST = GenerationRequest((5, 6), SamplingParams(seed=1), max_new_tokens=4)
 FULL = CapacityError("all 1 slots are busy", retry_after_s=1.0)
@@ -55,7 +56,9 @@ async def generated(
     """Tokens from streams that each give a commit, or fail."""
     left = list(streams)
 
-    async def stream(self: DraftWorker, request: Any, draft: OneDraft, origin: Any) -> AsyncGenerator[Commit, None]:
+    async def stream(
+        self: DraftWorker, request: Any, draft: OneDraft, origin: Any, replica: Any
+    ) -> AsyncGenerator[Commit, None]:
         step = left.pop(0)
         if isinstance(step, Exception):
             origin.answered = step is BROKEN
@@ -68,10 +71,11 @@ async def generated(
 
     monkeypatch.setattr(DraftWorker, "_stream", stream)
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
-    config = DraftConfig(ConnectionConfig("127.0.0.1", 1), reconnect_timeout_s=timeout_s)
+    config = DraftConfig(ConnectionConfig("127.0.0.1", 1, reconnect_timeout_s=timeout_s))
     engine: Any = OneDraft()
-    worker = DraftWorker(engine, engine, config=config, vocabulary=Vocabulary("f", 288), max_length=64)
-    return [token_id async for commit in worker.generate(REQUEST) for token_id in commit.token_ids]
+    async with Fleet(config.connection.targets) as fleet:
+        worker = DraftWorker(engine, fleet, config=config, vocabulary=Vocabulary("f", 288), max_length=64)
+        return [token_id async for commit in worker.generate(REQUEST) for token_id in commit.token_ids]
 
 
 async def test_a_resume_waits_for_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,219 @@
+"""The servers of one model that a process dials: the one place that owns their channels.
+
+A channel and a watch of health per server, so that a request can be sent to one of them and kept from another; which,
+is `inference/scheduling/replicas.py`. Knows no requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from grpc_comm.health import is_serving, serving
+from grpc_comm.names import addresses_of
+from inference.config import ConnectionConfig
+from inference.errors import InternalError, UnavailableError
+from inference.scheduling.replicas import Replicas
+
+logger = logging.getLogger(__name__)
+
+Opening = Callable[[str], grpc.aio.Channel]
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server of a fleet.
+
+    Attributes:
+        channel: to it; the fleet's to close.
+        following: reads its health.
+        num_leases: requests that are at it.
+        released: set when one of them leaves.
+    """
+
+    address: str
+    channel: grpc.aio.Channel
+    following: asyncio.Task[None] | None = None
+    num_leases: int = 0
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Fleet:
+    """Servers by address. Enter it inside a running event loop.
+
+    Args:
+        targets: HOST:PORT, or dns:///NAME:PORT for all servers of a name.
+        opening: makes a channel to an address.
+    """
+
+    def __init__(self, targets: Sequence[str], opening: Opening = open_channel) -> None:
+        self._targets = targets
+        self._opening = opening
+        self._policy = Replicas()
+        self._replicas: dict[str, Replica] = {}
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Fleet:
+        """Raises UnreachableError: nobody has heard of a name."""
+        names = addresses_of(self._targets)
+        self._take(await anext(names))
+        self._background(self._resolve(names))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for replica in self._replicas.values():
+            await _close(replica)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run until it ends, or the block is left; the event loop itself keeps no task alive."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def label(self) -> str:
+        """Where the servers are, for messages."""
+        return ", ".join(self._targets)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(self._replicas)
+
+    async def until_one_answers(self, timeout_s: float) -> None:
+        """Wait for a connection; for start-up only.
+
+        Raises:
+            UnreachableError: there is none in time, or waiting is in vain at every address.
+        """
+        waiting = {asyncio.create_task(self._until_ready(each, timeout_s)) for each in self._replicas.values()}
+        try:
+            failures: list[BaseException] = []
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                failures += [failure for task in done if (failure := task.exception()) is not None]
+                if len(failures) + len(waiting) < len(self._replicas):
+                    return
+            raise failures[0] if len(failures) == 1 else UnreachableError("; ".join(map(str, failures)))
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def _until_ready(self, replica: Replica, timeout_s: float) -> None:
+        await wait_until_ready(replica.channel, replica.address, timeout_s=timeout_s)
+        self._report(replica, True)  # until its health says otherwise
+
+    @contextmanager
+    def lease(
+        self, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
+    ) -> Generator[Replica, None, None]:
+        """The server for a request, which is there while the block runs; see `Replicas.choose`.
+
+        Raises:
+            UnavailableError: none is left that is fit.
+        """
+        address = self._policy.choose(time.monotonic(), prefix=prefix, failed=failed, unfit=unfit)
+        if address is None:
+            raise UnavailableError("none of the servers can take the request", address=self.label)
+        replica = self._replicas[address]
+        replica.num_leases += 1
+        has_failed = None
+        try:
+            yield replica
+            has_failed = False
+        except (UnavailableError, InternalError):
+            has_failed = True
+            raise
+        finally:
+            replica.num_leases -= 1
+            replica.released.set()
+            self._policy.ended(address, time.monotonic(), failed=has_failed)
+
+    def has_other(self, *than: str) -> bool:
+        """Whether a request could go elsewhere at once."""
+        return self._policy.has_other(time.monotonic(), than=than)
+
+    def is_ready(self, replica: Replica) -> bool:
+        """Whether requests are welcome there."""
+        record = self._policy.records.get(replica.address)
+        return record is not None and record.ready
+
+    async def serves(self) -> AsyncGenerator[bool, None]:
+        """Whether any of the servers is ready, now and whenever the health of one of them changes."""
+        while True:
+            changed = self._changed
+            yield any(record.ready for record in self._policy.records.values())
+            await changed.wait()
+
+    async def is_serving(self) -> bool:
+        """Ask them all whether one of them serves."""
+        answers = (is_serving(replica.channel) for replica in self._replicas.values())
+        return any(await asyncio.gather(*answers))
+
+    async def _resolve(self, names: AsyncGenerator[tuple[str, ...], None]) -> None:
+        async for addresses in names:
+            self._take(addresses)
+
+    def _take(self, addresses: Sequence[str]) -> None:
+        """There are these servers now; one that left ends the requests that it has."""
+        for address in set(self._replicas) - set(addresses):
+            self._background(_leave(self._replicas.pop(address)))
+        for address in addresses:
+            if address not in self._replicas:
+                replica = self._replicas[address] = Replica(address, self._opening(address))
+                replica.following = asyncio.create_task(self._follow(replica))
+        self._policy.keep(addresses)
+        self._tell()
+
+    async def _follow(self, replica: Replica) -> None:
+        async for serves in serving(replica.channel):
+            self._report(replica, serves)
+
+    def _report(self, replica: Replica, serves: bool) -> None:
+        record = self._policy.records.get(replica.address)
+        if record is not None and record.ready != serves:
+            record.ready = serves
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _leave(replica: Replica) -> None:
+    while replica.num_leases:
+        replica.released.clear()
+        await replica.released.wait()
+    await _close(replica)
+
+
+async def _close(replica: Replica) -> None:
+    if replica.following is not None:
+        replica.following.cancel()
+    await replica.channel.close()
+
+
+@asynccontextmanager
+async def connected(connection: ConnectionConfig, opening: Opening = open_channel) -> AsyncGenerator[Fleet, None]:
+    """The servers of a connection, once one of them answers.
+
+    Raises:
+        UnavailableError: none does in time.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            fleet = await stack.enter_async_context(Fleet(connection.targets, opening))
+            await fleet.until_one_answers(connection.connect_timeout_s)
+        except UnreachableError as exc:
+            raise UnavailableError(str(exc)) from exc
+        yield fleet
