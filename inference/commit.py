@@ -121,6 +121,12 @@ class Commit:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     provenance: Provenance | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory; every position has as many log-probabilities."""
+        num_scores = len(self.logprobs) * (1 + len(self.logprobs[0].top)) if self.logprobs else 0
+        return 500 + 40 * len(self.token_ids) + 160 * num_scores
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -148,7 +154,7 @@ class Delta:
 
     Attributes:
         piece_lengths: how many characters of `text` each token added.
-        counts: see `Commit`.
+        counts, position: see `Commit`; a server of before says no position.
     """
 
     token_ids: tuple[int, ...]
@@ -160,6 +166,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     counts: Counts = Counts()
+    position: int | None = None
 
     def pieces(self) -> list[str]:
         """The text that each token added."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import sys
@@ -38,6 +39,8 @@ DEFAULT_GAMMA = 8
 """Draft tokens per round, per pass at most in run-ahead, or per pass of a compiled graph."""
 FUSED_GAMMA = 16
 """Draft tokens per pass at most where draft and target take turns in one process: as many are drafted as pay."""
+DEFAULT_WORKER_SLOTS = 256
+"""Sessions that one worker of the pool is given at most, whatever it claims to have room for."""
 
 
 _DNS = "dns:///"
@@ -248,6 +251,7 @@ class ServerConfig:
         drain_delay_s: seconds before that, in which the server says that it is not ready, and still takes requests.
         stall_timeout_s: seconds that a peer may read nothing while there is something to read.
         pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
+        max_worker_slots: sessions that one worker of the pool is given at most.
     """
 
     host: str = "127.0.0.1"
@@ -260,11 +264,13 @@ class ServerConfig:
     stall_timeout_s: float = 30.0
     pass_timeout_s: float = 60.0
     drain: str = "move"
+    max_worker_slots: int = DEFAULT_WORKER_SLOTS
 
     def __post_init__(self) -> None:
         _require(self.drain in DRAINS, f"drain {self.drain} is none of {', '.join(DRAINS)}")
         _require(0 <= self.port <= 65535, f"port {self.port} is outside 0..65535")
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
+        _require(self.max_worker_slots >= 1, f"max_worker_slots {self.max_worker_slots} is below 1")
         _require(self.idle_timeout_s > 0, f"idle_timeout_s {self.idle_timeout_s} is not above 0")
         for name in ("grace_s", "drain_delay_s"):
             value = getattr(self, name)
@@ -275,7 +281,7 @@ class ServerConfig:
 
     @property
     def on_loopback(self) -> bool:
-        return self.host in ("127.0.0.1", "localhost", "::1")
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +295,7 @@ class HttpConfig:
         max_body_bytes: of a request.
         page: whether there is a page at /.
         deadline_s: seconds a request may take.
+        sse_ping_s: seconds after which a stream in which nothing happens gets an empty chunk; 0: never.
     """
 
     port: int = 0
@@ -297,8 +304,10 @@ class HttpConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     page: bool = True
     deadline_s: float = 600.0
+    sse_ping_s: float = 0.0
 
     def __post_init__(self) -> None:
+        _require(self.sse_ping_s >= 0, f"sse_ping_s {self.sse_ping_s} is below 0")
         _require(0 <= self.port <= 65535, f"http_port {self.port} is outside 0..65535")
         _require(self.max_body_bytes > 0, f"max_body {self.max_body_bytes} bytes is not above 0")
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
@@ -344,6 +353,14 @@ def _target(where: str, default_port: int | None) -> str:
     form = "HOST:PORT or dns:///NAME:PORT" if default_port is None else "HOST, HOST:PORT or dns:///NAME[:PORT]"
     _require(is_plain, f"{where!r} is not {form}, with a port in 1..65535")
     return scheme + address(host.strip("[]"), int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own, which nobody else can dial."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def address(host: str, port: int) -> str:

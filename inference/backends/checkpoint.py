@@ -38,6 +38,8 @@ def load_weights(
         ConfigError: a file is missing or broken, or does not hold every weight.
     """
     disable_progress_bar()  # a server's log is not a terminal
+    if (path / "adapter_config.json").is_file():  # where PEFT is installed, it may name another model's directory
+        raise ConfigError(f"model {path} is an adapter (adapter_config.json): merge it into its model first")
     with _blaming(path):
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
@@ -45,6 +47,7 @@ def load_weights(
             dtype=dtype,
             local_files_only=True,
             trust_remote_code=False,
+            use_safetensors=True,  # a .bin is a pickle
             low_cpu_mem_usage=True,
             output_loading_info=True,
         )

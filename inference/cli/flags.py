@@ -15,6 +15,7 @@ from inference.config import (
     COMPILE_POLICIES,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
+    DEFAULT_WORKER_SLOTS,
     DRAINS,
     DTYPES,
     FUSED_GAMMA,
@@ -243,6 +244,8 @@ def add_http(parser: argparse.ArgumentParser, *, default_port: int | None) -> No
     group.add_argument("--served_model_name", metavar="NAME", help="name of the model (default: its directory's)")
     text = "largest request body in MiB (%(default)s)"
     group.add_argument("--max_body_mib", type=_mebibytes, default=8.0, metavar="MIB", help=text)
+    text = "give a stream that is silent for this long an empty chunk, for proxies that would end it; 0: never (0)"
+    group.add_argument("--sse_ping_s", type=float, default=0.0, metavar="S", help=text)
     group.add_argument("--no_page", action="store_true", help="no page at /")
 
 
@@ -256,6 +259,8 @@ def add_sessions(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sessions of draft workers")
     text = "end a session that has had no proposal for this long (%(default)s s)"
     group.add_argument("--idle_timeout_s", type=float, default=60.0, metavar="S", help=text)
+    text = "sessions that one worker of the pool is given at most, whatever it claims to have room for (%(default)s)"
+    group.add_argument("--max_worker_slots", type=int, default=DEFAULT_WORKER_SLOTS, metavar="N", help=text)
 
 
 def _add_grace(group: argparse._ArgumentGroup) -> None:
@@ -283,7 +288,8 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=DEFAULT_SERVE_PORT,
         metavar="PORT",
-        help=f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts",
+        help=f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts; "
+        "with --attach only the health service",
     )
     group.add_argument("--host", default="127.0.0.1", help="address to serve on (%(default)s; 0.0.0.0 for all)")
     group.add_argument(

@@ -93,7 +93,7 @@ def proposer_config(
 
 def server_config(args: argparse.Namespace, port: int) -> ServerConfig:
     """Where the flags want a server to listen."""
-    names = ("max_waiting", "grace_s", "drain_delay_s", "stall_timeout_s", "pass_timeout_s", "idle_timeout_s", "drain")
+    names = {field.name for field in fields(ServerConfig)} - {"host", "port", "defaults"}
     return ServerConfig(args.host, port, **{name: getattr(args, name) for name in names if name in args})
 
 
@@ -142,6 +142,7 @@ def http_config(args: argparse.Namespace, *, deadline_s: float = 600.0) -> HttpC
         max_body_bytes=round(args.max_body_mib * 2**20),
         page=not args.no_page,
         deadline_s=deadline_s,
+        sse_ping_s=args.sse_ping_s,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from typing import Generic, Protocol, TypeVar
@@ -52,8 +53,11 @@ class Admission(Generic[HolderT]):
         self._waiting.append(holder)
 
     def _retry_after_s(self) -> float:
-        """Time for one place of the queue to come free, if slots go on being held as long as of late."""
-        return max(0.1, self._mean_hold_s / self.num_slots)
+        """Time for one place of the queue to come free, if slots go on being held as long as of late.
+
+        Not the same for all who are refused together, or they would come back together.
+        """
+        return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> None:
         """Give free slots to those who wait longest."""

@@ -109,11 +109,15 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         return len(self._admission.waiting)
 
     @property
+    def hangs(self) -> bool:
+        """Whether a step has run for so long that it may never end."""
+        return self._step_began is not None and time.monotonic() - self._step_began > self._pass_timeout_s
+
+    @property
     def fault(self) -> str | None:
         """Why nothing is served at the moment, in words; None: all is well."""
-        running_s = 0.0 if self._step_began is None else time.monotonic() - self._step_began
-        if self.broken is None and running_s > self._pass_timeout_s:
-            return f"a {self._step_name} has run for {running_s:.0f} s, the limit is {self._pass_timeout_s:g} s"
+        if self.broken is None and self.hangs:
+            return f"a {self._step_name} has run for longer than {self._pass_timeout_s:g} s"
         return self.broken
 
     def start(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference.commit import Commit
+from inference.config import DEFAULT_WORKER_SLOTS
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import CapacityError, InvalidRequestError
@@ -79,10 +80,15 @@ class _Help:
 
 
 class DraftPool:
-    """Lends workers to sessions, by free capacity. Serves `Generator` in front of the engine."""
+    """Lends workers to sessions, by free capacity. Serves `Generator` in front of the engine.
 
-    def __init__(self, engine: TargetEngine) -> None:
+    Args:
+        max_worker_slots: sessions that one worker is given at most.
+    """
+
+    def __init__(self, engine: TargetEngine, *, max_worker_slots: int = DEFAULT_WORKER_SLOTS) -> None:
         self._engine = engine
+        self._max_worker_slots = max_worker_slots
         self._workers: dict[Worker, _Record] = {}
         self._alone: dict[str, TargetSession] = {}
         self._help: dict[str, _Help] = {}
@@ -149,6 +155,13 @@ class DraftPool:
         self._help[session_id].num_silent = 0
         self._engine.propose(session, branches)
 
+    def decline(self, worker: Worker, session_id: str) -> None:
+        """A worker will not draft for a session, which moves on; what it has now is what it has room for."""
+        record = self._workers.get(worker)
+        session = None if record is None else record.sessions.get(session_id)
+        if record is not None and session is not None:
+            self._take_back(session, worker, trust=len(record.sessions) - 1)
+
     def _lend(self) -> None:
         """Give sessions that are alone to the workers with most room."""
         for session in list(self._alone.values()):
@@ -168,7 +181,7 @@ class DraftPool:
 
     def _room(self, worker: Worker) -> int:
         record = self._workers[worker]
-        return min(worker.num_slots, record.trust) - len(record.sessions)
+        return min(worker.num_slots, self._max_worker_slots, record.trust) - len(record.sessions)
 
     def _tell(self, session: TargetSession, commit: Commit) -> None:
         help_ = self._help.get(session.id)
@@ -179,15 +192,15 @@ class DraftPool:
             record = self._workers[help_.worker]
             record.trust = min(record.trust + 1, help_.worker.num_slots)
         if help_.num_silent >= MAX_SILENT_COMMITS:
-            self._take_back(session, help_.worker)
+            self._take_back(session, help_.worker, trust=self._workers[help_.worker].trust // 2)
         else:
             help_.worker.commit(session, commit)
 
-    def _take_back(self, session: TargetSession, worker: Worker) -> None:
-        """End the help of a worker that says nothing: the next one may."""
+    def _take_back(self, session: TargetSession, worker: Worker, *, trust: int) -> None:
+        """End the help of a worker that gives none: the next one may."""
         record = self._workers[worker]
         del record.sessions[session.id]
-        record.trust = max(1, record.trust // 2)
+        record.trust = max(1, trust)
         self._help[session.id].useless.add(worker.id)
         worker.close(session)
         self._put_back(session)

@@ -10,12 +10,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 from inference.commit import Commit
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S, Engine
 from inference.engine.target_session import TargetSession
-from inference.errors import ContextLengthError, InvalidRequestError
+from inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from inference.model import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
 from inference.request import GenerationRequest, Schedule
 from inference.scheduling.pass_times import PassTimes
@@ -25,6 +26,10 @@ from inference.speculation.tree import Branch
 
 MAX_PASS_DRAFT_TOKENS = 16
 """Draft tokens of one session in one pass at most, where nobody asked for fewer."""
+UNREAD_BYTES_OF_CALL = 8 * 1024 * 1024
+"""Commits of one call that may wait to be read: some 2000 tokens with 20 log-probabilities each."""
+UNREAD_BYTES = 256 * 1024 * 1024
+"""The same, of all calls together, those included whose slot is free already."""
 
 _Timed = tuple[Verdict, float, float]
 
@@ -67,6 +72,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._times = PassTimes()
         self._widths = Widths()
         self._recent_pass_s: deque[float] = deque(maxlen=32)
+        self._unread: WeakSet[TargetSession] = WeakSet()  # until whoever was to read them has gone
 
     @property
     def max_length(self) -> int:
@@ -219,8 +225,22 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         if verdict.error is not None:
             session.fail(verdict.error)
             self.close(session)
-        elif session.apply(work, verdict, started=started, ended=ended) is not None:
+            return
+        if session.apply(work, verdict, started=started, ended=ended) is not None:
             self.close(session)
+        if session.commits.num_bytes:
+            self._limit_unread(session)
+
+    def _limit_unread(self, session: TargetSession) -> None:
+        """End the session that leaves too much unread, or, of all together, the one that leaves most."""
+        self._unread.add(session)
+        if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:
+            if sum(each.commits.num_bytes for each in self._unread) <= UNREAD_BYTES:
+                return
+            session = max(self._unread, key=lambda each: each.commits.num_bytes)
+        num_bytes = session.commits.num_bytes
+        session.commits.drop()
+        self._end(session, CapacityError(f"{num_bytes} bytes of the answer wait: read faster", retry_after_s=1.0))
 
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:

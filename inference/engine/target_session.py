@@ -18,16 +18,29 @@ from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
 
 
 class CommitQueue:
-    """Queue of one session's commits, from the engine loop to the RPC handler; bounded by its max_new_tokens."""
+    """Queue of one session's commits, from the engine loop to the RPC handler.
+
+    Attributes:
+        num_bytes: of commits that wait behind the next one.
+    """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Commit | Exception] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Commit | Exception, int]] = asyncio.Queue()
+        self.num_bytes = 0
 
     def put(self, commit: Commit) -> None:
-        self._queue.put_nowait(commit)
+        num_bytes = 0 if self._queue.empty() else commit.num_bytes
+        self.num_bytes += num_bytes
+        self._queue.put_nowait((commit, num_bytes))
 
     def fail(self, error: Exception) -> None:
-        self._queue.put_nowait(error)
+        self._queue.put_nowait((error, 0))
+
+    def drop(self) -> None:
+        """Forget what nobody has read."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self.num_bytes = 0
 
     async def get(self) -> Commit:
         """The next commit.
@@ -35,7 +48,8 @@ class CommitQueue:
         Raises:
             Exception: what `fail` was given, after the commits before it.
         """
-        item = await self._queue.get()
+        item, num_bytes = await self._queue.get()
+        self.num_bytes -= num_bytes
         if isinstance(item, Exception):
             raise item
         return item
@@ -145,8 +159,7 @@ class TargetSession:
         Raises:
             InvalidRequestError: a branch is longer than the tree may be, or grows from nowhere.
         """
-        if not self._ready:
-            self._become_ready(time.monotonic())
+        was_ready = self._ready
         self._asked = self._asked or not branches
         self._heard_at, num_live = time.monotonic(), len(self.tree)
         for branch in branches:
@@ -154,6 +167,8 @@ class TargetSession:
             if num_tokens > MAX_TREE_TOKENS:
                 raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
+        if self._ready and not was_ready:  # branches that have lost keep no slot
+            self._become_ready(self._heard_at)
         if len(self.tree) > num_live:  # what was made behind a rejected token says nothing of when the new chain comes
             self.arrivals.proposed(self._heard_at, len(self.tree) - num_live)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -25,7 +25,7 @@ from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.middleware import AnswerCount, BodyLimit, RequestId, http_spans
 from inference.gateway.requests import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
-from inference.gateway.stream import ChunkStream, whole_answer
+from inference.gateway.stream import ChunkStream, EventStream, Kept, whole_answer
 from inference.observe.metrics import Metrics
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
@@ -40,6 +40,8 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 """The page is one file and talks to its own server alone; browsers see to it."""
+MAX_NAME_CHARACTERS = 200
+"""Of a name that a client is told is none of ours."""
 T = TypeVar("T")
 
 
@@ -55,6 +57,7 @@ class Gateway:
         is_healthy: whether requests can be served now.
         config: how it answers.
         spans: makes a span of every request; None makes none.
+        kept: what waits for the end of an answer in one piece.
     """
 
     completer: Completer
@@ -64,6 +67,7 @@ class Gateway:
     config: HttpConfig = field(default_factory=HttpConfig)
     spans: Spans | None = None
     codec: Codec | None = None
+    kept: Kept = field(default_factory=Kept)
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -142,7 +146,7 @@ def _check_model(body: GenerationBody | TokenizeBody | DetokenizeBody, card: Mod
 def _check_name(name: str, card: ModelCard) -> None:
     """The name of the served model, or a path that ends with it."""
     if name.rstrip("/").rpartition("/")[2] != card.name.rpartition("/")[2]:
-        message = f"model {name} does not exist; {card.name} is served"
+        message = f"model {name[:MAX_NAME_CHARACTERS]} does not exist; {card.name} is served"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -164,10 +168,11 @@ async def _answer(
     gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
 ) -> Response:
     check_number(requests)
-    events = events_of(gateway.completer, requests, deadline_s=_deadline_s(request, gateway))
+    deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
+    events = events_of(gateway.completer, requests, deadline_s=deadline_s, ping_s=ping_s)
     if not body.stream:
-        document = whole_answer(events, answer, num_choices=len(requests), n=body.n)
-        return JsonAnswer(await unless_disconnected(request, document))
+        whole = whole_answer(events, answer, gateway.kept, num_choices=len(requests), n=body.n)
+        return await unless_disconnected(request, whole)
     options = body.stream_options
     stream = ChunkStream(
         answer,
@@ -179,10 +184,7 @@ async def _answer(
         include_speculation=options.include_speculation,
     )
     first = await unless_disconnected(request, _first(events))  # what is refused has a status, not a stream
-    return StreamingResponse(stream.chunks(first, events), media_type="text/event-stream", headers=_NO_BUFFERING)
-
-
-_NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return EventStream(stream.chunks(first, events), events, deadline_s=deadline_s)
 
 
 async def _first(events: AsyncGenerator[ChoiceEvent, None]) -> ChoiceEvent:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeAlias
 
-from inference.commit import Event
+from inference.commit import Delta, Event, Timings
 from inference.errors import DeadlineError
 from inference.gateway.errors import ApiError
 from inference.gateway.schema import DEFAULT_MAX_TOKENS, MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
@@ -19,6 +19,9 @@ ChoiceEvent: TypeAlias = tuple[int, Event]
 """(index of the choice, what became of it)"""
 MAX_AT_ONCE = 32
 """Choices of one request that run or wait in the server at once; the queue is for other requests too."""
+MAX_UNREAD = 256
+"""Events of one request that wait for its reader; whoever has more to say waits."""
+NOTHING_NEW = Delta((), "", 0, 0, Timings())
 
 
 def completion_requests(body: CompletionBody, defaults: RequestDefaults) -> list[CompletionRequest]:
@@ -84,16 +87,20 @@ def check_number(requests: Sequence[CompletionRequest]) -> None:
 
 
 async def events_of(
-    completer: Completer, requests: Sequence[CompletionRequest], *, deadline_s: float
+    completer: Completer, requests: Sequence[CompletionRequest], *, deadline_s: float, ping_s: float = 0.0
 ) -> AsyncGenerator[ChoiceEvent, None]:
     """Events of all choices as they come; closing cancels what still runs.
+
+    Args:
+        ping_s: seconds without any after which there is one that says nothing; 0 gives none.
 
     Raises:
         SpecDecError: a choice failed, or the time is over.
     """
     deadline = asyncio.get_running_loop().time() + deadline_s
     requests = [replace(request, deadline=deadline) for request in requests]  # who is cancelled then, is late
-    source = _single(completer, requests[0]) if len(requests) == 1 else _merged(completer, requests)
+    is_plain = len(requests) == 1 and not ping_s
+    source = _single(completer, requests[0]) if is_plain else _merged(completer, requests, ping_s)
     async with aclosing(source) as events:
         while True:
             try:
@@ -112,23 +119,33 @@ async def _single(completer: Completer, request: CompletionRequest) -> AsyncGene
             yield 0, event
 
 
-async def _merged(completer: Completer, requests: Sequence[CompletionRequest]) -> AsyncGenerator[ChoiceEvent, None]:
+_Items = asyncio.Queue[tuple[int, Event | Exception | None]]
+"""(index of the choice, what became of it; None: it has ended)"""
+
+
+async def _merged(
+    completer: Completer, requests: Sequence[CompletionRequest], ping_s: float
+) -> AsyncGenerator[ChoiceEvent, None]:
     """Every choice on a task of its own; the first failure ends them all."""
-    queue: asyncio.Queue[ChoiceEvent | Exception | None] = asyncio.Queue()
+    queue = _Items(MAX_UNREAD)
     room = asyncio.Semaphore(MAX_AT_ONCE)
     tasks = [
         asyncio.create_task(_pump(completer, index, request, queue, room)) for index, request in enumerate(requests)
     ]
+    left = dict.fromkeys(range(len(tasks)))
     try:
-        num_left = len(tasks)
-        while num_left:
-            item = await queue.get()
+        while left:
+            try:
+                async with asyncio.timeout(ping_s or None):
+                    index, item = await queue.get()
+            except TimeoutError:
+                index, item = next(iter(left)), NOTHING_NEW
             if isinstance(item, Exception):
                 raise item
             if item is None:
-                num_left -= 1
+                del left[index]
             else:
-                yield item
+                yield index, item
     finally:
         for task in tasks:
             task.cancel()
@@ -136,17 +153,13 @@ async def _merged(completer: Completer, requests: Sequence[CompletionRequest]) -
 
 
 async def _pump(
-    completer: Completer,
-    index: int,
-    request: CompletionRequest,
-    queue: asyncio.Queue[ChoiceEvent | Exception | None],
-    room: asyncio.Semaphore,
+    completer: Completer, index: int, request: CompletionRequest, queue: _Items, room: asyncio.Semaphore
 ) -> None:
     try:
         async with room, aclosing(completer.complete(request)) as events:
             async for event in events:
-                queue.put_nowait((index, event))
+                await queue.put((index, event))
     except Exception as exc:
-        queue.put_nowait(exc)
+        await queue.put((index, exc))
     else:
-        queue.put_nowait(None)
+        await queue.put((index, None))

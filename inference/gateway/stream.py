@@ -2,34 +2,80 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Any
 
-from inference.errors import SpecDecError
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from inference.errors import CapacityError, SpecDecError
 from inference.gateway.choice import Choice, Part
-from inference.gateway.documents import encoded
+from inference.gateway.documents import JsonAnswer, encoded
 from inference.gateway.errors import ApiError, from_error, unexpected
 from inference.gateway.formats import Format, usage
 from inference.gateway.requests import ChoiceEvent
 
 logger = logging.getLogger(__name__)
 
+_NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+LAST_WORD_S = 1.0
+"""Behind the deadline, in which a reader hears that it is over."""
 DONE = b"data: [DONE]\n\n"
 
 
+MAX_SCORES = 200_000
+"""Log-probabilities of an answer in one piece, at half a kilobyte each until it is sent."""
+MAX_ALL_SCORES = 1_000_000
+"""Of all answers of the process together."""
+INLINE_SCORES = 5000
+"""Longer documents are written on a thread: they take a second, in which nobody else would be served."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """Log-probabilities that wait for the end of their answers, of all requests."""
+
+    num_scores: int = 0
+
+
 async def whole_answer(
-    events: AsyncGenerator[ChoiceEvent, None], answer: Format, *, num_choices: int, n: int
-) -> dict[str, Any]:
-    """The document of a request that does not stream."""
-    choices = [Choice() for _ in range(num_choices)]
-    async with aclosing(events):
-        async for index, event in events:
-            for part in choices[index].take(event, per_token=False):
-                choices[index].keep(part)
-    entries = [answer.choice(index, choice) for index, choice in enumerate(choices)]
-    return {**answer.head(chunk=False), "choices": entries, "usage": usage(choices, n=n)}
+    events: AsyncGenerator[ChoiceEvent, None], answer: Format, kept: Kept, *, num_choices: int, n: int
+) -> JsonAnswer:
+    """The document of a request that does not stream.
+
+    Raises:
+        ApiError: it is too long for an answer in one piece.
+    """
+    choices, num_scores = [Choice() for _ in range(num_choices)], 0
+
+    def document() -> JsonAnswer:
+        entries = [answer.choice(index, choice) for index, choice in enumerate(choices)]
+        return JsonAnswer({**answer.head(chunk=False), "choices": entries, "usage": usage(choices, n=n)})
+
+    try:
+        async with aclosing(events):
+            async for index, event in events:
+                for part in choices[index].take(event, per_token=False):
+                    choices[index].keep(part)
+                    num_new = sum(1 + len(scores.top) for scores in part.logprobs)
+                    num_scores, kept.num_scores = num_scores + num_new, kept.num_scores + num_new
+                    _check_scores(num_scores, kept)
+        return document() if num_scores <= INLINE_SCORES else await asyncio.to_thread(document)
+    finally:
+        kept.num_scores -= num_scores
+
+
+def _check_scores(num_scores: int, kept: Kept) -> None:
+    if num_scores > MAX_SCORES:
+        message = f"logprobs: the answer has more than {MAX_SCORES}; stream it, or ask for fewer choices or tokens"
+        raise ApiError(400, message, param="logprobs", code="invalid_value")
+    if num_scores and kept.num_scores > MAX_ALL_SCORES:
+        message = f"logprobs: answers of this server have {MAX_ALL_SCORES} that wait; stream, or try again"
+        raise CapacityError(message, retry_after_s=5.0)
 
 
 class ChunkStream:
@@ -103,6 +149,36 @@ class ChunkStream:
 
     def _usage(self) -> dict[str, Any]:
         return usage(self._choices, n=self._n)
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events on their way to the client. Whatever becomes of it, the request ends: also before its first
+    chunk, and at its deadline, while a write waits for a reader who does not read.
+
+    Args:
+        chunks: of a `ChunkStream`.
+        events: what they are made of.
+        deadline_s: seconds from now.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], events: AsyncGenerator[ChoiceEvent, None], *, deadline_s: float
+    ) -> None:
+        super().__init__(chunks, headers=_NO_BUFFERING)
+        self._sources = (chunks, events)
+        self._ends_at = asyncio.get_running_loop().time() + deadline_s + LAST_WORD_S
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send; see Starlette's."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._ends_at):
+                    await super().__call__(scope, receive, send)
+        finally:
+            for source in self._sources:
+                await source.aclose()
 
 
 def _failure(error: ApiError) -> bytes:

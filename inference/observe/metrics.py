@@ -6,9 +6,13 @@ MAX_GAMMA. Knows neither gRPC nor HTTP; docs/gateway.md lists what there is.
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections import deque
-from typing import Protocol, runtime_checkable
+from socketserver import ThreadingMixIn
+from typing import Any, Protocol, runtime_checkable
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,7 +22,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
-    start_http_server,
+    make_wsgi_app,
 )
 
 from inference import VERSION
@@ -260,6 +264,48 @@ class RequestMetrics:
             self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")
 
 
+MAX_SCRAPES = 16
+"""Connections to the port of metrics at once; further ones are closed."""
+SCRAPE_TIMEOUT_S = 10.0
+
+
+class _ScrapeHandler(WSGIRequestHandler):
+    timeout = SCRAPE_TIMEOUT_S  # of each read and write
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: a line per scrape says nothing."""
+
+
+class _ScrapeServer(ThreadingMixIn, WSGIServer):
+    """A thread per connection, of which there are only so many."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._room = threading.BoundedSemaphore(MAX_SCRAPES)
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: whoever scrapes may leave when it likes."""
+
+
+class _ScrapeServer6(_ScrapeServer):
+    address_family = socket.AF_INET6
+
+
 class MetricsServer:
     """/metrics on a port of its own, served from a thread; goes on while a server drains, for whoever watches that."""
 
@@ -274,10 +320,14 @@ class MetricsServer:
         Raises:
             ConfigError: the port is taken.
         """
+        application = make_wsgi_app(self._metrics.registry)
+        kind = _ScrapeServer6 if ":" in self._host else _ScrapeServer
         try:
-            self._server, self._thread = start_http_server(self._port, self._host, self._metrics.registry)
+            self._server = make_server(self._host, self._port, application, kind, _ScrapeHandler)
         except OSError as exc:
             raise ConfigError(f"cannot serve metrics on {self._host}:{self._port}: {exc.strerror}") from exc
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
         """Nothing: whoever watches sees it in the figures."""

@@ -21,7 +21,8 @@ from inference.observe.stats import RequestStats
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 MAX_REQUESTS = 10_000
-"""What a long-lived server keeps at most, some 200 kB each; later requests are not profiled."""
+MAX_MESSAGES = 500_000
+"""What a long-lived server keeps at most, some 200 MB; later requests are not profiled."""
 MAX_LABEL_CHARACTERS = 40
 
 
@@ -35,7 +36,8 @@ class Profile:
 
     def add(self, label: str, stats: RequestStats) -> None:
         """Add a request; `stats` may still be filled."""
-        if len(self._requests) < MAX_REQUESTS:
+        num_messages = sum(len(request.arrivals) for _, request in self._requests)
+        if len(self._requests) < MAX_REQUESTS and num_messages < MAX_MESSAGES:
             self._requests.append((label[:MAX_LABEL_CHARACTERS], stats))
 
     def rows(self) -> list[dict[str, Any]]:

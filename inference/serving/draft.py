@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
+from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig, model_name
 from inference.observe.metrics import Metrics
 from inference.request import NO_DEFAULTS
 from inference.serving.assembly import draft_engine, draft_worker, load_proposer, model_card, running
@@ -13,7 +14,7 @@ from inference.serving.host import Front, Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import ModelCard
-from inference.workers.draft.pool_member import PoolHelp
+from inference.workers.draft.pool_member import Offer, PoolHelp
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
@@ -69,17 +70,29 @@ def _generation(
 
 
 async def help_targets(
-    proposer: ProposerConfig, addresses: Sequence[str], *, gamma: int, observe: ObserveConfig
+    proposer: ProposerConfig,
+    addresses: Sequence[str],
+    server: ServerConfig | None,
+    observe: ObserveConfig,
+    *,
+    gamma: int,
 ) -> None:
-    """Draft for the sessions of targets until a signal.
+    """Draft for the sessions of targets until a signal; `server` answers for this worker's health.
 
     Raises:
-        ConfigError: the draft cannot be loaded.
+        ConfigError: the draft cannot be loaded, or a port is taken.
         RequestError: every target refuses this worker.
     """
+    config = replace(server or ServerConfig(port=0), grace_s=0.0, drain_delay_s=0.0)
+    check_ports(config, observe)
     loaded = await load_proposer(proposer)
-    slots, words = proposer.num_slots, loaded.vocabulary
-    async with running(draft_engine(loaded, max_waiting=0)) as engine:
-        pool_help = PoolHelp(engine, addresses, vocabulary=words, gamma=gamma, num_slots=slots)
-        with timeline(observe, engine):
-            await Host(pool_help, config=ServerConfig(grace_s=0.0)).run(until=pool_help.refused())
+    metrics = Metrics(model_name(proposer.tokenizer_path), role="draft")
+    with observed(observe) as observers:
+        async with running(draft_engine(loaded, max_waiting=0)) as engine:
+            metrics.watch(engine)
+            pool_help = PoolHelp(engine, addresses, Offer(loaded.vocabulary, gamma, proposer.num_slots), metrics)
+            fronts: list[Front] = [*metrics_fronts(observers, metrics, config)]
+            if server is not None:
+                fronts.append(GrpcFront(config, [], observers))
+            with timeline(observe, engine):
+                await Host(pool_help, fronts, config=config, metrics=metrics).run(until=pool_help.refused())

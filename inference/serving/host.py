@@ -53,6 +53,10 @@ class Work(Protocol):
         """Why nothing is served at the moment; None: all is well."""
 
     @property
+    def hangs(self) -> bool:
+        """Whether that is a thread which may never end."""
+
+    @property
     def broken(self) -> str | None:
         """Why nothing will ever be served again."""
 
@@ -91,7 +95,7 @@ class Host:
             await self._serve(until)
             last_resort = self._last_resort()
             await self._drain()
-        if self._work.fault is None:  # else a thread may hang, for which the interpreter would wait
+        if self._work.broken is None and not self._work.hangs:  # else the interpreter might wait for a thread
             last_resort.cancel()
         logger.info("stopped")
         if self._work.broken is not None:
@@ -130,14 +134,14 @@ class Host:
 
     async def _watch(self) -> None:
         """Tell the fronts what becomes of the work, until it breaks."""
-        was_well = True
+        told = (True, True)
         while self._work.broken is None:
-            fault = self._work.fault
-            if (fault is None) != was_well:
-                was_well = fault is None
+            fault, alive = self._work.fault, not self._work.hangs
+            if (fault is None, alive) != told:
+                told = (fault is None, alive)
                 logger.warning("ready again" if fault is None else f"not ready: {fault}")
                 for front in self._fronts:
-                    front.report(ready=was_well, alive=was_well)
+                    front.report(ready=fault is None, alive=alive)
             before = time.monotonic()
             await asyncio.sleep(WATCH_S)
             if self._metrics is not None:

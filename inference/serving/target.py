@@ -37,7 +37,7 @@ def _host(
 ) -> Host:
     engine, metrics, name = running.engine, Metrics(model.name, role="target"), model.name
     metrics.watch(engine)
-    pool = DraftPool(engine)
+    pool = DraftPool(engine, max_worker_slots=server.max_worker_slots)
     model_id = running.identity(model)
     verification = VerificationServicer(
         engine,

@@ -32,6 +32,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
+        self._beginnings = frozenset(stop[:n] for stop in stops for n in range(1, len(stop)))
         self._held = ""
         self.found = False
 
@@ -54,7 +55,4 @@ class StopStrings:
     def _num_held(self, text: str) -> int:
         """Length of the longest end of the text that is the beginning of a stop string."""
         longest = min(len(text), max(map(len, self._stops), default=1) - 1)
-        return next(
-            (n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stops)),
-            0,
-        )
+        return next((n for n in range(longest, 0, -1) if text[-n:] in self._beginnings), 0)

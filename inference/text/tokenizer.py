@@ -16,6 +16,9 @@ from inference.errors import ConfigError, InvalidRequestError
 from inference.text.plain_tokenizer import load_plain, names_generic_class
 
 FINGERPRINT_DIGITS = 16
+MAX_TEMPLATE_CHARACTERS = 256 * 1024
+MAX_REASON_CHARACTERS = 200
+"""Of what a template says against a conversation: it is told to the client."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -30,6 +33,8 @@ class Tokenizer:
         self.fingerprint = fingerprint(vocabulary)
         self.longest_token = max(map(len, vocabulary), default=1)
         """Characters of the longest one: no text of n tokens is longer than n times that."""
+        self.is_slow_to_chat = False
+        """The chat template is another server's, and may do anything, such as never come to an end."""
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -50,13 +55,18 @@ class Tokenizer:
             path: this tokenizer's directory, from where the part is loaded that runs templates.
 
         Raises:
-            ConfigError: as `load`.
+            ConfigError: as `load`; or the template is too long.
         """
         if self.chat_template == chat_template:
             return self
-        other = self._tokenizer if chat_template is None else _load(path, whole=True)
+        if len(chat_template or "") > MAX_TEMPLATE_CHARACTERS:
+            num_characters = len(chat_template or "")
+            raise ConfigError(f"a chat template of {num_characters} characters exceeds {MAX_TEMPLATE_CHARACTERS}")
+        other = _load(path, whole=chat_template is not None)
         other.chat_template = chat_template
-        return Tokenizer(other, self.eos_token_ids)
+        tokenizer = Tokenizer(other, self.eos_token_ids)
+        tokenizer.is_slow_to_chat = True
+        return tokenizer
 
     @property
     def chat_template(self) -> str | None:
@@ -84,9 +94,9 @@ class Tokenizer:
         except Exception as exc:  # whatever the template raises
             spoken = [(role, content) for role, content in messages if content or role != "system"]
             if not spoken or len(spoken) == len(messages):
-                raise InvalidRequestError(
-                    f"messages: the chat template refuses them ({exc})", field="messages"
-                ) from exc
+                reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
+                message = f"messages: the chat template refuses them ({reason})"
+                raise InvalidRequestError(message, field="messages") from exc
             return self.encode_chat(spoken)  # benchmarks send an empty system message, also to models that know none
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])  # the template has them already
 

@@ -114,13 +114,6 @@ class CompletionRequest:
         sampling = replace(self.sampling, **values)
         return replace(self, sampling=sampling, max_new_tokens=limit, unsaid=frozenset())
 
-    @property
-    def label(self) -> str:
-        """A short name for tables."""
-        if isinstance(self.prompt, Chat):
-            return self.prompt.messages[-1][1] if self.prompt.messages else ""
-        return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt)} token ids"
-
 
 class Completer(Protocol):
     """Serves completion requests."""

@@ -314,6 +314,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         piece_lengths=event.piece_lengths,
         logprobs=map(logprobs_to_message, event.logprobs),
         finish_reason=_REASON_TO_MESSAGE[event.finish_reason] if event.finish_reason else None,
+        position=event.position,
     )
     return pb.GenerateResponse(delta=delta)
 
@@ -345,6 +346,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         tuple(map(logprobs_from_message, delta.logprobs)),
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
         counts_from_message(delta.timings),
+        delta.position if delta.HasField("position") else None,
     )
 
 

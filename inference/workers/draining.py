@@ -15,6 +15,7 @@ class DrainingCompleter:
     """Passes everything on until its grace is over; then every request fails with UnavailableError."""
 
     fault = broken = None
+    hangs = False
 
     def __init__(self, completer: Completer) -> None:
         self._completer = completer

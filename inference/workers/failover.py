@@ -34,27 +34,27 @@ class FailoverCompleter:
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`. What has begun waits for a server to go on at; what has not is refused if none is there."""
         answer, prefix = _Answer(request), prefix_of(request.prompt)
-        patience_s = self._connection.reconnect_timeout_s
-        resuming = Resuming(self._fleet, patience_s=patience_s, waits_to_begin=False)
+        resuming = Resuming(answer, self._fleet, self._connection, deadline=request.deadline)
         while answer.reason is None:
             try:
-                with resuming.attempt(answer, prefix) as replica:
+                with resuming.attempt(prefix) as replica:
                     answer.answered = self._fleet.is_ready(replica)
-                    async with aclosing(self._at(replica).complete(answer.rest())) as events:
+                    completer = self._at(replica, deadline_s=resuming.left_s)
+                    async with aclosing(completer.complete(answer.rest())) as events:
                         async for event in events:
                             if isinstance(event, Delta):
                                 resuming.progressed()
                             if answer.takes(event):
                                 yield event
-                    answer.require_end(replica.address)
             except RESUMABLE as exc:
                 if answer.reason is None:
                     answer.require_model(exc)
-                    await resuming.pause(exc, answer)
+                    await resuming.pause(exc)
         yield Finished(answer.reason)
 
-    def _at(self, replica: Replica) -> RemoteCompleter:
-        deadline_s, can_move = self._connection.deadline_s, self._fleet.has_other(replica.address)
+    def _at(self, replica: Replica, *, deadline_s: float | None = None) -> RemoteCompleter:
+        deadline_s = self._connection.deadline_s if deadline_s is None else deadline_s
+        can_move = self._fleet.has_other(replica.address)
         return RemoteCompleter(replica.channel, replica.address, deadline_s=deadline_s, can_move=can_move)
 
     async def model(self, *, timeout_s: float | None = None) -> ModelCard:
@@ -116,11 +116,6 @@ class _Answer:
         said = self._request if defaults is None else self._request.resolved(defaults)
         resume = Resume(tuple(self._token_ids), self._started.provenance)
         return replace(said, seed=self._started.seed, prompt_logprobs=None, resume=resume)
-
-    def require_end(self, address: str) -> None:
-        """Raises UnavailableError: the answer broke off without a word."""
-        if self.reason is None:
-            raise UnavailableError("the answer ended before it was finished", address=address)
 
     def require_model(self, exc: SpecDecError) -> None:
         """Raises UnavailableError, instead of another: what has begun can only go on where it began."""

@@ -22,6 +22,7 @@ from grpc_comm.names import addresses_of
 from inference.config import ConnectionConfig
 from inference.errors import InternalError, UnavailableError
 from inference.scheduling.replicas import Replicas
+from inference.scheduling.retry_budget import RetryBudget
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class Fleet:
     def __init__(self, targets: Sequence[str], opening: Opening = open_channel) -> None:
         self._targets = targets
         self._opening = opening
+        self.budget = RetryBudget()
+        """Of resumes, of all requests together."""
         self._policy = Replicas()
         self._replicas: dict[str, Replica] = {}
         self._changed = asyncio.Event()

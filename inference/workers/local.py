@@ -105,7 +105,7 @@ class LocalCompleter:
                     yield Finished(FinishReason.LENGTH)
                     return
                 delta = output.delta(commit)
-                if delta.token_ids or delta.text:
+                if delta.token_ids or delta.text or delta.finish_reason is not None:
                     yield delta
                 if delta.finish_reason is not None:
                     yield Finished(delta.finish_reason)
@@ -256,6 +256,7 @@ class _Output:
             piece_lengths=tuple(map(len, pieces)),
             logprobs=tuple(map(partial(_with_text, self._tokenizer), commit.logprobs, lengths)),
             finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
+            position=commit.position,
         )
 
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:

@@ -92,7 +92,7 @@ class ObservedCompleter:
         started = False
         self._num_open += 1
         try:
-            with self._observer.request(request.label, request.deadline) as observation:
+            with self._observer.request("request", request.deadline) as observation:
                 async with aclosing(self._completer.complete(request)) as events:
                     async for event in events:
                         if isinstance(event, Started):

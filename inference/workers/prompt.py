@@ -45,7 +45,8 @@ class PromptReader:
         if num_characters > self._max_characters:
             message = f"the prompt has {num_characters} characters, the limit is {self._max_characters}"
             raise InvalidRequestError(message, field="prompt")
-        if num_characters > MAX_INLINE_CHARACTERS:
+        is_slow = isinstance(prompt, Chat) and self._tokenizer.is_slow_to_chat
+        if is_slow or num_characters > MAX_INLINE_CHARACTERS:
             return await self._read_long(prompt, special)
         return self._encode(prompt, special)
 

@@ -13,6 +13,7 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event, Started
 from inference.errors import IncompatibleDraftError, InvalidRequestError, SpecDecError
 from inference.workers.completion import Chat, CompletionRequest, ModelCard, Resume
+from inference.workers.continuity import Continuity
 from inference.workers.convert import (
     card_from_message,
     completion_to_message,
@@ -49,6 +50,8 @@ class RemoteCompleter:
         """See `Completer`."""
         message, timeout_s = completion_to_message(request), self._timeout_s(request)
         call = self._stub.Generate(message, timeout=timeout_s, metadata=self._metadata)
+        num_committed = 0 if request.resume is None else len(request.resume.token_ids)
+        answer = Continuity(self._address, has_tokens=request.max_new_tokens != 0, num_committed=num_committed)
         try:
             with calls_to(self._address):
                 async for message in call:
@@ -58,7 +61,9 @@ class RemoteCompleter:
                         raise InvalidRequestError(fault, field="grammar", address=self._address)
                     if isinstance(event, Started) and request.resume is not None:
                         _check_resumed(event, request.resume, self._address)
+                    answer.check(event)
                     yield event
+            answer.check_end()
         finally:
             call.cancel()
 

@@ -24,6 +24,7 @@ _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
 _ERRORS = {code: error for error, code in _CODES.items()}  # of several with one code, the last
 _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
+_OF_A_PROXY = "http2 header with status"  # gRPC's words for HTTP's own 404; a gRPC server answers 200 and a grpc-status
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
@@ -73,6 +74,8 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         retry_after_s = min(max(status.retry_after_s or 1.0, MIN_RETRY_S), MAX_RETRY_S)
         return errors.CapacityError(message, retry_after_s=retry_after_s, address=where)
+    if code == grpc.StatusCode.UNIMPLEMENTED and _OF_A_PROXY in message:  # it knows of no server at the moment
+        return errors.UnavailableError(f"a proxy answered: {message}", address=where)
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return errors.NotFoundError(f"{message} (is this another kind of server?)", address=where)
     if code == grpc.StatusCode.INTERNAL and message == _FAILED_WRITE:

@@ -31,7 +31,7 @@ from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
 from inference.serving.assembly import draft_engine, draft_worker, fused_engine, load_proposer, running, target_engine
 from inference.workers import convert
 from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.draft.pool_member import PoolHelp
+from inference.workers.draft.pool_member import Offer, PoolHelp
 from inference.workers.fleet import Fleet
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
@@ -184,7 +184,7 @@ async def test_distributed(
 async def test_pool(models: ModelDirectories, target: Server, link: DelayProxy, plain: list[Completion]) -> None:
     loaded = await load_proposer(ProposerConfig(models.related, model(models.related), num_slots=4, branches=2))
     async with running(draft_engine(loaded, max_waiting=4)) as engine:
-        helping = PoolHelp(engine, [link.address], vocabulary=loaded.vocabulary, gamma=4, num_slots=4)
+        helping = PoolHelp(engine, [link.address], Offer(loaded.vocabulary, 4, 4), Metrics("draft"))
         try:
             for _ in range(3):
                 assert answers(await complete_at(target, some_requests())) == answers(plain)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.observed import Observer
 from inference.workers.status import to_status
+from inference.workers.target import assist
 from inference.workers.target.verification import TargetIdentity, VerificationServicer
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
@@ -203,4 +204,34 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
         async with asyncio.timeout(30):
             while target.pool._workers:
                 assert await tokens(good) == tokens_at(3, 40)
+        call.cancel()
+
+
+async def test_streams_that_say_nothing_are_ended() -> None:
+    """A stream could wait a minute for its first message, and there could be as many as one liked."""
+    async with serving(idle_timeout_s=1.0) as target, AsyncExitStack() as stack:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        calls = []
+        for _ in range(4):
+            channel = await stack.enter_async_context(dialled(target, options))
+            calls += [rpc.VerificationServiceStub(channel).Verify() for _ in range(200)]
+        good = await stack.enter_async_context(open_channel(target.address))
+        watching = asyncio.create_task(worst_health(good))
+        assert await tokens(good) == tokens_at(3, 40)
+        async with asyncio.timeout(30):
+            codes = {await call.code() for call in calls}
+        watching.cancel()
+        assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert (await watching) < SLOW_S
+
+
+async def test_a_stream_in_which_nothing_moves_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Balancers that count no PINGs end a silent one after 30 s or a minute, and the pool was empty again and again."""
+    monkeypatch.setattr(assist, "HEARTBEAT_S", 0.02)
+    async with serving() as target, open_channel(target.address) as channel:
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
+        attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)
+        await call.write(pb.AssistRequest(attach=attach))
+        kinds = [(await call.read()).WhichOneof("message") for _ in range(4)]
+        assert kinds == ["attached", None, None, None]
         call.cancel()

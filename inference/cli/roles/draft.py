@@ -67,13 +67,15 @@ async def _serve(args: argparse.Namespace, proposer: ProposerConfig) -> int:
 
 async def _attach(args: argparse.Namespace, proposer: ProposerConfig) -> int:
     addresses, gamma = _addresses(args.attach), check_gamma(args.gamma)
-    if args.profile:
-        raise ConfigError("--profile with --attach: the requests live at the target; profile them there")
+    for flag, given in (("--profile", args.profile), ("--http_port", args.http_port is not None)):
+        if given:
+            raise ConfigError(f"{flag} with --attach: the requests live at the target; give it there")
+    server = None if args.serve is None else settings.server_config(args, args.serve)
     observe = settings.observe_server(args)
 
     from inference.serving.draft import help_targets
 
-    await help_targets(proposer, addresses, gamma=gamma, observe=observe)
+    await help_targets(proposer, addresses, server, observe, gamma=gamma)
     return 0
 
 

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import grpc
@@ -18,7 +19,8 @@ from inference.commit import Commit
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.engine.target import check_token_ids
-from inference.errors import CapacityError, RequestError, SpecDecError, UnavailableError
+from inference.errors import CapacityError, InvalidRequestError, RequestError, SpecDecError, UnavailableError
+from inference.observe.metrics import Metrics, RequestMetrics
 from inference.request import Grammar, check_logit_bias
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
@@ -30,8 +32,25 @@ from inference.workers.status import calls_to
 logger = logging.getLogger(__name__)
 
 REDIAL_S = 1.0
+MAX_OUTBOX = 256
+"""Messages that may wait for a target; whoever has more to say waits."""
 
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a worker offers a target.
+
+    Attributes:
+        vocabulary: of the draft.
+        gamma: draft tokens of one pass at most, in every session that does not say.
+        num_slots: sessions to offer room for.
+    """
+
+    vocabulary: Vocabulary
+    gamma: int
+    num_slots: int
 
 
 class PoolMember:
@@ -40,19 +59,15 @@ class PoolMember:
     Args:
         engine: drafts, also for other targets.
         address: HOST:PORT of the target.
-        vocabulary: of the draft.
-        gamma: draft tokens of one pass at most, in every session that does not say.
-        num_slots: sessions to offer room for.
+        metrics: count the sessions.
     """
 
-    def __init__(
-        self, engine: DraftEngine, address: str, *, vocabulary: Vocabulary, gamma: int, num_slots: int
-    ) -> None:
+    def __init__(self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics) -> None:
         self._engine = engine
         self._address = address
-        self._vocabulary = vocabulary
-        self._gamma = gamma
-        self._num_slots = num_slots
+        self._offer = offer
+        self._metrics = metrics
+        self.is_attached = False
 
     async def run(self) -> None:
         """Draft for the target's sessions, redialling for ever when the link is lost.
@@ -79,46 +94,51 @@ class PoolMember:
     async def _help(self, stub: rpc.VerificationServiceStub) -> None:
         """One stream, until it ends."""
         call = stub.Assist()
+        dialled = time.monotonic()
         try:
             with calls_to(self._address):
-                help_ = _Help(self._engine, call, gamma=self._gamma, vocab_size=self._vocabulary.size)
-                await help_.run(self._attach())
+                await call.write(pb.AssistRequest(attach=self._attach()))
+                answer = await call.read()
+                if isinstance(answer, pb.AssistResponse):
+                    logger.info("attached as %s", answer.attached.worker_id)
+                    self.is_attached = True
+                    help_ = _Help(self._engine, call, self._offer, self._metrics)
+                    await help_.run(answer.attached, round_trip_s=time.monotonic() - dialled)
         finally:
+            self.is_attached = False
             call.cancel()
 
     def _attach(self) -> pb.Attach:
+        words = self._offer.vocabulary
         return pb.Attach(
             protocol_version=PROTOCOL_VERSION,
-            tokenizer_fingerprint=self._vocabulary.fingerprint,
-            vocab_size=self._vocabulary.size,
-            num_slots=self._num_slots,
+            tokenizer_fingerprint=words.fingerprint,
+            vocab_size=words.size,
+            num_slots=self._offer.num_slots,
         )
 
 
 class _Help:
     """The sessions on one stream."""
 
-    def __init__(self, engine: DraftEngine, call: AssistCall, *, gamma: int, vocab_size: int) -> None:
+    def __init__(self, engine: DraftEngine, call: AssistCall, offer: Offer, metrics: Metrics) -> None:
         self._engine = engine
         self._call = call
-        self._vocab_size = vocab_size
-        self._gamma = gamma
+        self._offer = offer
+        self._metrics = metrics
         self._round_trip = RoundTrip()
-        self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue()
+        self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
+        self._takes_declines = False
         self._sessions: dict[str, _Helped] = {}
 
-    async def run(self, attach: pb.Attach) -> None:
-        """Attach, and draft until the stream ends."""
-        dialled = time.monotonic()
-        await self._call.write(pb.AssistRequest(attach=attach))
+    async def run(self, attached: pb.Attached, *, round_trip_s: float) -> None:
+        """Draft until the stream ends."""
+        self._takes_declines = attached.takes_declines
+        self._round_trip.record(round_trip_s)
         writer = asyncio.create_task(self._write())
         try:
             while isinstance(message := await self._call.read(), pb.AssistResponse):
-                if message.WhichOneof("message") == "attached":
-                    self._round_trip.record(time.monotonic() - dialled)
-                    logger.info("attached as %s", message.attached.worker_id)
-                else:
-                    self._handle(message)
+                self._handle(message)
         finally:
             writer.cancel()
             for session in self._sessions.values():
@@ -145,6 +165,8 @@ class _Help:
         except (CapacityError, RequestError, UnavailableError) as exc:
             logger.warning("session %s gets no draft: %s", session_id, exc)
             self._close(session_id)
+            if self._takes_declines and not self._outbox.full():  # else its silence will tell
+                self._outbox.put_nowait(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
     def _close(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
@@ -153,24 +175,26 @@ class _Help:
 
     def _commit(self, message: pb.AssistCommit) -> None:
         commit = commit_from_message(message.commit)
-        check_token_ids(commit.token_ids, vocab_size=self._vocab_size)  # the draft step is shared with other targets
+        # The draft step is shared with other targets.
+        check_token_ids(commit.token_ids, vocab_size=self._offer.vocabulary.size)
         self._sessions[message.session_id].commit(commit)
 
     def _open(self, message: pb.AssistOpen) -> None:
         request = open_from_message(message.open)
-        check_token_ids(request.prompt_token_ids, vocab_size=self._vocab_size)
-        check_logit_bias(request.sampling, vocab_size=self._vocab_size)
+        vocab_size = self._offer.vocabulary.size
+        check_token_ids(request.prompt_token_ids, vocab_size=vocab_size)
+        check_logit_bias(request.sampling, vocab_size=vocab_size)
         draft = self._engine.open(request.prompt_token_ids, request.law(), output_start=request.output_start)
-        gamma = self._gamma if request.gamma is None else request.gamma
+        gamma = self._offer.gamma if request.gamma is None else request.gamma
         runner = Runner(self._engine, draft, self._round_trip, gamma=gamma)
 
         async def send(propose: pb.Propose) -> None:
-            self._outbox.put_nowait(
-                pb.AssistRequest(propose=pb.AssistPropose(session_id=message.session_id, propose=propose))
-            )
+            proposal = pb.AssistPropose(session_id=message.session_id, propose=propose)
+            await self._outbox.put(pb.AssistRequest(propose=proposal))
 
         proposals = ProposalSender(send, self._round_trip)
-        helped = self._sessions[message.session_id] = _Helped(self._engine, draft, proposals, runner)
+        helped = _Helped(self._engine, draft, proposals, runner, self._metrics.request())
+        self._sessions[message.session_id] = helped
         if request.grammar is not None:
             helped.learn(request.grammar)
 
@@ -178,7 +202,15 @@ class _Help:
 class _Helped:
     """One session that lives at the target."""
 
-    def __init__(self, engine: DraftEngine, draft: DraftSession, proposals: ProposalSender, runner: Runner) -> None:
+    def __init__(
+        self,
+        engine: DraftEngine,
+        draft: DraftSession,
+        proposals: ProposalSender,
+        runner: Runner,
+        metrics: RequestMetrics,
+    ) -> None:
+        self._metrics = metrics
         self._engine = engine
         self._draft = draft
         self._proposals = proposals
@@ -197,15 +229,24 @@ class _Helped:
             logger.warning("a session is drafted for without its grammar: %s", exc)
 
     def commit(self, commit: Commit) -> None:
-        """Apply a commit; one that crossed the opening on its way may repeat tokens that the opening had."""
+        """Apply a commit; one that crossed the opening on its way may repeat tokens that the opening had.
+
+        Raises:
+            InvalidRequestError: tokens before it are missing.
+        """
+        num_tokens = len(self._draft.committed)
+        if commit.position > num_tokens:
+            raise InvalidRequestError(f"a commit is for position {commit.position}, {num_tokens} is next")
+        self._metrics.take(commit)
         self._proposals.answered(commit)
-        self._runner.commit(commit, num_known=len(self._draft.committed) - commit.position)
+        self._runner.commit(commit, num_known=num_tokens - commit.position)
 
     def close(self) -> None:
         """Free the slot."""
         self._sender.cancel()
         if self._learner is not None:
             self._learner.cancel()
+        self._metrics.left()
         self._engine.close(self._draft)
 
 
@@ -215,20 +256,32 @@ class PoolHelp:
     Args:
         engine: drafts.
         addresses: HOST:PORT of each target.
-        vocabulary, gamma: see `PoolMember`.
-        num_slots: sessions to offer room for, to all targets together.
+        offer: to all targets together.
+        metrics: count the sessions.
     """
 
-    fault = broken = None
+    def __init__(self, engine: DraftEngine, addresses: Sequence[str], offer: Offer, metrics: Metrics) -> None:
+        share = replace(offer, num_slots=max(1, offer.num_slots // len(addresses)))
+        self._engine = engine
+        self._members = [PoolMember(engine, address, share, metrics) for address in addresses]
+        self._task = asyncio.create_task(_help_all(self._members))
 
-    def __init__(
-        self, engine: DraftEngine, addresses: Sequence[str], *, vocabulary: Vocabulary, gamma: int, num_slots: int
-    ) -> None:
-        share = max(1, num_slots // len(addresses))
-        members = [
-            PoolMember(engine, address, vocabulary=vocabulary, gamma=gamma, num_slots=share) for address in addresses
-        ]
-        self._task = asyncio.create_task(_help_all(members))
+    @property
+    def fault(self) -> str | None:
+        """See `Work`."""
+        if not any(member.is_attached for member in self._members):
+            return self._engine.fault or "no target has this worker in its pool"
+        return self._engine.fault
+
+    @property
+    def hangs(self) -> bool:
+        """See `Work`."""
+        return self._engine.hangs
+
+    @property
+    def broken(self) -> str | None:
+        """See `Work`."""
+        return self._engine.broken
 
     async def refused(self) -> None:
         """Wait for as long as one of the targets takes this worker.

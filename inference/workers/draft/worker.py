@@ -81,16 +81,17 @@ class DraftWorker:
     async def _commits(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
         """Commits to the last one, over as many streams as it takes."""
         origin, prefix = Origin.of(request.provenance), prefix_of(request.prompt_token_ids)
-        patience_s = self._config.connection.reconnect_timeout_s
-        resuming = Resuming(self._fleet, patience_s=patience_s, waits_to_begin=True)
+        resuming = Resuming(origin, self._fleet, self._config.connection, waits_to_begin=True)
         while True:
             # 1. Ask for what is not committed yet; the target of a new stream knows none of the chain.
             draft.forget_sent()
             rest = request.resumed(draft.committed[len(request.prompt_token_ids) :])
             try:
                 # 2. Pass on commits, to the last one or for as long as the link holds.
-                with resuming.attempt(origin, prefix) as replica:
-                    async with aclosing(self._stream(rest, draft, origin, replica)) as commits:
+                with resuming.attempt(prefix) as replica:
+                    async with aclosing(
+                        self._stream(rest, draft, origin, replica, deadline_s=resuming.left_s)
+                    ) as commits:
                         async for commit in commits:
                             resuming.progressed()
                             yield commit
@@ -99,7 +100,7 @@ class DraftWorker:
                 # 3. Lost: go to another target, or dial again, until it has taken too long.
                 origin.is_cautious = not origin.answered
                 self._require_serving(draft)
-                await resuming.pause(exc, origin)
+                await resuming.pause(exc)
 
     def _require_serving(self, draft: DraftSession) -> None:
         """A draft session that was closed is this server's own end, not the target's.
@@ -111,7 +112,7 @@ class DraftWorker:
             raise UnavailableError(SHUTTING_DOWN)
 
     async def _stream(
-        self, request: GenerationRequest, draft: DraftSession, origin: Origin, replica: Replica
+        self, request: GenerationRequest, draft: DraftSession, origin: Origin, replica: Replica, *, deadline_s: float
     ) -> AsyncGenerator[Commit, None]:
         """Commits of one stream."""
         gamma = self._config.gamma if request.gamma is None else request.gamma
@@ -119,7 +120,7 @@ class DraftWorker:
         if gamma == 0:
             schedule = Schedule.ASYNC  # without drafts, rounds would cost a round trip a token
         opening = replace(request, gamma=gamma, schedule=schedule)
-        deadline_s, can_move = self._config.connection.deadline_s, self._fleet.has_other(replica.address)
+        can_move = self._fleet.has_other(replica.address)
         async with verify_stream(replica, origin, deadline_s=deadline_s, can_move=can_move) as target:
             await target.open(opening, self._vocabulary)
             if schedule.target_waits:

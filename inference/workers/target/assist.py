@@ -20,7 +20,10 @@ from inference.workers.convert import branches_from_message, commit_to_message, 
 
 _numbers = itertools.count(1)
 MAX_OUTBOX = 1000
-"""Messages that may wait for a worker; one that lets more pile up is let go."""
+MAX_OUTBOX_BYTES = 16 * 1024 * 1024
+"""Messages that may wait for a worker; one that lets more pile up is let go. Some hold a prompt."""
+HEARTBEAT_S = 20.0
+"""Between signs of life. Proxies that count no PINGs end a stream in which nothing moves: the first after 30 s."""
 
 
 class StreamWorker:
@@ -31,6 +34,7 @@ class StreamWorker:
         self.num_slots = attach.num_slots
         self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue(MAX_OUTBOX)
         self.overflowed = asyncio.Event()
+        self._num_bytes = 0
         self._vocabulary = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
 
     def open(self, session: TargetSession) -> None:
@@ -52,11 +56,23 @@ class StreamWorker:
         """See `Worker`."""
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.id)))
 
+    def beat(self) -> None:
+        """Give a sign of life, if nothing else is on its way."""
+        if self.outbox.empty():
+            self._put(pb.AssistResponse())
+
     def _put(self, message: pb.AssistResponse) -> None:
-        try:
-            self.outbox.put_nowait(message)
-        except asyncio.QueueFull:
+        if self.outbox.full() or self._num_bytes > MAX_OUTBOX_BYTES:
             self.overflowed.set()
+            return
+        self._num_bytes += message.ByteSize()
+        self.outbox.put_nowait(message)
+
+    async def next_message(self) -> pb.AssistResponse:
+        """What the worker is to be told next."""
+        message = await self.outbox.get()
+        self._num_bytes -= message.ByteSize()
+        return message
 
 
 async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, *, pass_us: int) -> None:
@@ -66,11 +82,11 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, 
         InvalidRequestError: it sent what no draft may send.
         UnavailableError: it does not read what it is told.
     """
-    attached = pb.Attached(worker_id=worker.id, pass_us=pass_us)
+    attached = pb.Attached(worker_id=worker.id, pass_us=pass_us, takes_declines=True)
     await context.write(pb.AssistResponse(attached=attached))
     pool.attach(worker)
-    tasks = [asyncio.create_task(job) for job in (_read(worker, pool, context), _write(worker, context))]
-    tasks.append(asyncio.create_task(_overflow(worker)))
+    jobs = (_read(worker, pool, context), _write(worker, context), _overflow(worker), _beat(worker))
+    tasks = [asyncio.create_task(job) for job in jobs]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -83,16 +99,26 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, 
 
 async def _read(worker: StreamWorker, pool: DraftPool, context: Context) -> None:
     while (message := await context.read()) != grpc.aio.EOF:
-        if message.WhichOneof("message") != "propose":
-            raise InvalidRequestError("a worker attaches once; every later message must be AssistPropose")
-        pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
+        kind = message.WhichOneof("message")
+        if kind == "decline":
+            pool.decline(worker, message.decline.session_id)
+        elif kind == "propose":
+            pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
+        else:
+            raise InvalidRequestError("a worker attaches once; every later message must propose or decline")
 
 
 async def _write(worker: StreamWorker, context: Context) -> None:
     while True:
-        await context.write(await worker.outbox.get())
+        await context.write(await worker.next_message())
+
+
+async def _beat(worker: StreamWorker) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        worker.beat()
 
 
 async def _overflow(worker: StreamWorker) -> None:
     await worker.overflowed.wait()
-    raise UnavailableError(f"the worker has left {MAX_OUTBOX} messages unread")
+    raise UnavailableError(f"the worker has left {worker.outbox.qsize()} messages unread")

@@ -133,3 +133,18 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_slots_that_do_not_fit_into_memory_are_refused() -> None:
     with pytest.raises(ConfigError, match="4096 slots of 1099511627776 positions do not fit into the memory of cpu"):
         TorchBackend(tiny_model("llama"), num_slots=4096, max_length=2**40)
+
+
+def test_a_pickle_is_not_read(checkpoint: Path) -> None:
+    """A .bin is one, and may run whatever its author liked."""
+    torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / "pytorch_model.bin")
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="safetensors"):
+        load_backend(config_for(checkpoint))
+
+
+def test_an_adapter_is_no_model(checkpoint: Path) -> None:
+    """Where PEFT is installed, Transformers would load whatever model it names instead."""
+    (checkpoint / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/elsewhere"}))
+    with pytest.raises(ConfigError, match="adapter"):
+        load_backend(config_for(checkpoint))

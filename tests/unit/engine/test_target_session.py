@@ -77,6 +77,17 @@ def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
     clock.now += 0.002
     take_pass(session, clock, Verdict((5, 99), 2, 1))
     take_pass(session, clock, Verdict((98,), 0, 0))
-    commits = [session.commits._queue.get_nowait() for _ in range(3)]
+    commits = [session.commits._queue.get_nowait()[0] for _ in range(3)]
     echoes = [(c.num_received_tokens, c.hold_us) for c in commits if not isinstance(c, Exception)]
     assert echoes == [(0, 0), (5, 12_000), (0, 0)]
+
+
+def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
+    """The story: one late branch a minute was a proposal too, and kept a slot for ever."""
+    session = TargetSession(GenerationRequest((1, 2, 3)), max_length=1000, schedule=Schedule.SYNC, gamma=4)
+    session.enter(0)
+    clock.now += 50.0
+    session.propose([Branch(None, 1, [77, 78])])
+    assert session.idle_s == pytest.approx(50.0)
+    session.propose([Branch(None, 3, [77])])
+    assert session.idle_s == 0.0

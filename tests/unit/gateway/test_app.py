@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from inference import errors
+from inference.gateway import stream
 from inference.gateway.app import create_app
 from inference.gateway.requests import MAX_AT_ONCE
 from inference.request import SamplingParams
@@ -354,6 +355,8 @@ async def test_a_model_is_known_by_its_name_or_a_path_to_it() -> None:
         assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": name, "prompt": "x"})).is_success
     response = await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": "other", "prompt": "x"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    response = await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": "x" * 5000, "prompt": "x"})
+    assert len(response.text) < 500  # nobody's megabyte comes back
 
 
 async def test_paths_beside_generation() -> None:
@@ -530,3 +533,40 @@ async def test_a_body_that_is_no_json() -> None:
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_a_silent_stream_has_empty_chunks_if_they_are_wanted() -> None:
+    """For proxies that end streams in which nothing happens. No comments: LLMPerf and sglang cannot read them."""
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    answer = await post(ScriptedCompleter([["a"], ["b"]], gap_s=0.2), "/v1/chat/completions", body, sse_ping_s=0.02)
+    deltas = [chunk["choices"][0] for chunk in events(answer)]
+    texts = [delta["delta"]["content"] for delta in deltas]
+    assert "".join(texts) == "ab"
+    assert texts[0] == ""  # before the first token too
+    assert texts.count("") >= 4
+    assert [delta["finish_reason"] for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1]["finish_reason"] == "length"
+    without = await post(ScriptedCompleter([["a"], ["b"]], gap_s=0.2), "/v1/chat/completions", body)
+    assert len(events(without)) == 2
+
+
+async def test_a_refusal_has_a_status_unless_a_ping_came_first() -> None:
+    full = errors.CapacityError("full", retry_after_s=1.0)
+    body = {"prompt": "x", "stream": True}
+    assert (await post(ScriptedCompleter([], error=full), "/v1/completions", body, sse_ping_s=5.0)).status_code == 429
+
+
+async def test_an_answer_in_one_piece_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: 128 choices with 20 log-probabilities each took 3 GB and ten seconds of the event loop."""
+    body = {"prompt": "x", "logprobs": 4, "n": 4}
+    assert (await post(ScriptedCompleter(PASSES), "/v1/completions", body)).is_success
+    monkeypatch.setattr(stream, "INLINE_SCORES", 10)
+    assert (await post(ScriptedCompleter(PASSES), "/v1/completions", body)).is_success
+    monkeypatch.setattr(stream, "MAX_SCORES", 100)
+    refused = await post(ScriptedCompleter(PASSES), "/v1/completions", body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+    assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "n": 2})).is_success
+    assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "stream": True})).is_success
+    monkeypatch.setattr(stream, "MAX_ALL_SCORES", 10)
+    assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "n": 2})).status_code == 429
+    assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {"prompt": "x"})).is_success

@@ -6,17 +6,21 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
+from inference.commit import Event
 from inference.config import ServerConfig
-from inference.gateway import protocol
+from inference.gateway import protocol, requests, stream
 from inference.gateway.middleware import MAX_ITEMS, shape_fault
 from inference.gateway.server import HttpFront
 from inference.serving.host import opened
 from inference.serving.processes import free_port
+from inference.workers.completion import CompletionRequest
 from tests.support.completers import ScriptedCompleter, gateway
 from tests.support.scripted import until
 
@@ -141,3 +145,39 @@ async def test_probes_tell_a_restart_from_a_pause() -> None:
         assert await probes() == [503, 503, 503]
         front.report(ready=True)
         assert await probes() == [200, 200, 200]
+
+
+async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: 128 choices ran on past a reader that stood still, and their events took 0.8 GB."""
+    monkeypatch.setattr(requests, "MAX_UNREAD", 10)
+    completer = ScriptedCompleter([["x"]] * 5000)
+    taken = 0
+
+    async def counting(request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        nonlocal taken
+        async with aclosing(completer.complete(request)) as events:
+            async for event in events:
+                taken += 1
+                yield event
+
+    asking = [CompletionRequest("x")] * 8
+    source: Any = SimpleNamespace(complete=counting)
+    async with aclosing(requests.events_of(source, asking, deadline_s=60.0)) as events:
+        await anext(events)
+        await asyncio.sleep(0.1)
+        assert taken < 10 + 3 * len(asking)
+    assert completer.num_running == 0
+
+
+async def test_the_deadline_runs_while_a_write_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: it was looked at between events alone, and a reader that stood still was never late."""
+    monkeypatch.setattr(stream, "LAST_WORD_S", 0.1)
+    async with serving([["x" * 200_000]] * 100) as (port, front):
+        completer: Any = front._gateway.completer
+        body = json.dumps({"prompt": "a", "stream": True}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Deadline-S: 0.5\r\nContent-Type: application/json"
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+        writer.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        await until(lambda: completer.num_running == 1)
+        await until(lambda: completer.num_running == 0)
+        writer.close()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.commit import NOTHING_COUNTED, Commit, Counts, Timings
+from inference.observe import profile as profile_module
 from inference.observe.profile import PERCENTILES, Profile, _percentile, figures
 from inference.observe.stats import RequestStats
 
@@ -99,3 +100,12 @@ def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
     written = [path for profile in profiles for path in profile.write(tmp_path)]
     assert len(set(written)) == 6
     assert all(path.is_file() for path in written)
+
+
+def test_a_long_lived_server_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: 100,000 requests of 200 kB each were kept in memory."""
+    monkeypatch.setattr(profile_module, "MAX_MESSAGES", 5)
+    profile = Profile("target")
+    for _ in range(10):
+        profile.add("request", request(started=0.0, gaps=[0.1, 0.1]))
+    assert len(profile.rows()) == 3

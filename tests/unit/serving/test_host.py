@@ -48,6 +48,7 @@ class Recorder:
     """A front and a work that note what they are told."""
 
     fault = broken = None
+    hangs = False
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -101,6 +102,7 @@ from inference.serving.host import Host
 
 class Stuck:
     fault = broken = None
+    hangs = False
 
     async def stop(self, *, grace_s):
         print("draining", flush=True)
@@ -138,3 +140,11 @@ async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals
     first, last = errors.decode().splitlines()
     assert "a second signal ends at once" in first
     assert last == f"{number.name} again: ended at once"
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [("127.0.0.1", True), ("127.0.0.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("h", False)],
+)
+def test_which_addresses_nobody_else_can_dial(host: str, ours: bool) -> None:
+    assert ServerConfig(host).on_loopback is ours

@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from inference.errors import InvalidRequestError
-from inference.text.tokenizer import Tokenizer, plain_chat
+from inference.text.tokenizer import MAX_TEMPLATE_CHARACTERS, Tokenizer, plain_chat
 from tests.support.models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, save_tiny_model, tiny_tokenizer
 
 relaxed = settings(deadline=None, max_examples=150)
@@ -122,3 +122,22 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+def test_the_template_of_another_server_has_a_limit(tmp_path: Path) -> None:
+    from inference.errors import ConfigError
+
+    save_tiny_model(tmp_path, "llama")
+    tokenizer = Tokenizer.load(tmp_path)
+    with pytest.raises(ConfigError, match=f"exceeds {MAX_TEMPLATE_CHARACTERS}"):
+        tokenizer.with_template("x" * (MAX_TEMPLATE_CHARACTERS + 1), tmp_path)
+    assert not tokenizer.is_slow_to_chat
+    assert tokenizer.with_template(CHAT_TEMPLATE, tmp_path).is_slow_to_chat
+
+
+def test_a_template_may_not_say_just_anything_to_a_client() -> None:
+    template = "{{ raise_exception('no\\nlines ' + 'x' * 5000) }}"
+    strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())
+    with pytest.raises(InvalidRequestError, match="no lines x") as caught:
+        strict.encode_chat([("user", "on")])
+    assert len(str(caught.value)) < 300

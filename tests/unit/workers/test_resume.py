@@ -164,7 +164,7 @@ async def test_no_server_goes_on_with_what_would_become_another_text(
     model: ModelConfig, change: dict[str, str], words: str
 ) -> None:
     async with server(model) as completer:
-        begun = REQUESTS["token ids"]
+        begun = REQUESTS["a grammar"]
         started = (await events_of(completer, begun))[0]
         assert isinstance(started, Started)
         resume = Resume((5,), replace(started.provenance, **change))

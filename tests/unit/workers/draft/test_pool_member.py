@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from grpc_comm.server import Server
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.engine.draft import DraftEngine
 from inference.errors import IncompatibleDraftError, InternalError
+from inference.observe.metrics import Metrics
+from inference.serving.processes import free_port
 from inference.text.vocabulary import Vocabulary
 from inference.workers.draft import pool_member as module
-from inference.workers.draft.pool_member import PoolHelp, PoolMember
+from inference.workers.draft.pool_member import Offer, PoolHelp, PoolMember
+from tests.support.http2 import answering
+from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, until
 
+OFFER = Offer(Vocabulary("f", VOCAB_SIZE), gamma=4, num_slots=4)
 REFUSAL = IncompatibleDraftError("another vocabulary")
 
 
 def helping(*addresses: str) -> PoolHelp:
     engine: Any = None
-    return PoolHelp(engine, addresses, vocabulary=Vocabulary("f", 288), gamma=4, num_slots=4)
+    return PoolHelp(engine, addresses, OFFER, Metrics("tiny"))
 
 
 async def test_a_target_that_refuses_does_not_end_the_help_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +64,119 @@ async def test_a_link_that_breaks_in_any_way_is_dialled_again(monkeypatch: pytes
     with pytest.raises(IncompatibleDraftError):
         await helping("127.0.0.1:1").refused()
     assert num_tries == 3
+
+
+class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
+    """The other end of an Assist stream, which says what a test wants."""
+
+    service_name = "specdec.v1.VerificationService"
+    max_request_bytes = 1000
+
+    def __init__(self, *, takes_declines: bool = True) -> None:
+        self.takes_declines = takes_declines
+        self.said: asyncio.Queue[pb.AssistResponse] = asyncio.Queue()
+        self.heard: list[pb.AssistRequest] = []
+
+    def add_to(self, server: Any) -> None:
+        rpc.add_VerificationServiceServicer_to_server(self, server)
+
+    async def Assist(self, _: object, context: Any) -> None:
+        await context.read()
+        await context.write(pb.AssistResponse(attached=pb.Attached(takes_declines=self.takes_declines)))
+        listening = asyncio.create_task(self._listen(context))
+        try:
+            while True:
+                await context.write(await self.said.get())
+        finally:
+            listening.cancel()
+
+    async def _listen(self, context: Any) -> None:
+        while isinstance(message := await context.read(), pb.AssistRequest):
+            self.heard.append(message)
+
+    def opens(self, name: str, *prompt: int) -> None:
+        opening = pb.Open(prompt_token_ids=prompt, max_new_tokens=20, sampling=pb.SamplingParams(seed=1))
+        self.said.put_nowait(pb.AssistResponse(open=pb.AssistOpen(session_id=name, open=opening)))
+
+    def commits(self, name: str, position: int, *token_ids: int) -> None:
+        commit = pb.AssistCommit(session_id=name, commit=pb.Commit(position=position, token_ids=token_ids))
+        self.said.put_nowait(pb.AssistResponse(commit=commit))
+
+    @property
+    def declined(self) -> list[str]:
+        return [message.decline.session_id for message in self.heard if message.HasField("decline")]
+
+    def drafts(self, name: str) -> list[int]:
+        proposals = [message.propose for message in self.heard if message.propose.session_id == name]
+        return [token for proposal in proposals for branch in proposal.propose.branches for token in branch.token_ids]
+
+
+@asynccontextmanager
+async def helped(target: Target, port: int = 0) -> AsyncGenerator[PoolHelp, None]:
+    """A worker with two slots in the target's pool."""
+    server = Server(f"127.0.0.1:{port}", [target], status_of=lambda _: None)
+    engine = DraftEngine(ScriptedProposer(), max_waiting=0)
+    engine.start()
+    help_ = PoolHelp(engine, [f"127.0.0.1:{server.port}"], OFFER, Metrics("tiny"))
+    assert "no target" in (help_.fault or "")
+    await server.open()
+    try:
+        await until(lambda: help_.fault is None)
+        yield help_
+    finally:
+        await help_.stop(grace_s=0)
+        await engine.stop()
+        await server.close()
+
+
+async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
+    """The story: an id of 10^6 failed the draft step of all targets, and an empty prompt made the worker leave.
+
+    A commit that leaves out others is no better: the draft would go on behind tokens that are not there.
+    """
+    target = Target()
+    async with helped(target) as help_:
+        target.opens("foreign", 10**6)
+        target.opens("empty")
+        target.opens("later", 1, 2)
+        target.commits("later", 2, 10**6)
+        target.opens("gap", 1, 2)
+        target.commits("gap", 7, 5)
+        await until(lambda: target.declined == ["foreign", "empty", "later", "gap"])
+        target.opens("good", 1, 2)
+        target.opens("good", 1, 2)
+        await until(lambda: target.drafts("good")[-4:] == [token_at(position) for position in range(2, 6)])
+        assert help_.fault is None
+        assert help_._engine.num_running == 1
+
+
+async def test_a_session_beyond_the_slots_is_declined() -> None:
+    """The story: a worker without room logged it, and the target believed that the session was helped."""
+    target = Target()
+    async with helped(target):
+        for name in ("first", "second", "third"):
+            target.opens(name, 1, 2)
+        await until(lambda: target.declined == ["third"])
+
+
+async def test_a_target_of_before_is_sent_no_decline() -> None:
+    """It would take one for nonsense, and end the stream."""
+    target = Target(takes_declines=False)
+    async with helped(target):
+        target.opens("empty")
+        target.opens("good", 1, 2)
+        await until(lambda: bool(target.drafts("good")))
+        assert target.declined == []
+
+
+@pytest.mark.parametrize("status", [404, 502])
+async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """The story: an ingress that answered 404 for a second, during an update, emptied the pool."""
+    monkeypatch.setattr(module, "REDIAL_S", 0.01)
+    port = free_port()
+    engine = DraftEngine(ScriptedProposer(), max_waiting=0)
+    async with answering(status, port) as proxy:
+        help_ = PoolHelp(engine, [f"127.0.0.1:{port}"], OFFER, Metrics("tiny"))
+        await until(lambda: proxy.num_answers >= 3)
+        assert not help_._task.done()
+        await help_.stop(grace_s=0)

@@ -10,8 +10,9 @@ import pytest
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Commit, FinishReason
 from inference.config import ConnectionConfig, DraftConfig
-from inference.errors import CapacityError, InternalError, UnavailableError
+from inference.errors import CapacityError, DeadlineError, InternalError, UnavailableError
 from inference.request import GenerationRequest, SamplingParams
+from inference.scheduling.retry_budget import RetryBudget
 from inference.text.vocabulary import Vocabulary
 from inference.workers import resuming as module
 from inference.workers.draft.verify_stream import Origin, VerifyStream
@@ -57,7 +58,7 @@ async def generated(
     left = list(streams)
 
     async def stream(
-        self: DraftWorker, request: Any, draft: OneDraft, origin: Any, replica: Any
+        self: DraftWorker, request: Any, draft: OneDraft, origin: Any, replica: Any, *, deadline_s: float
     ) -> AsyncGenerator[Commit, None]:
         step = left.pop(0)
         if isinstance(step, Exception):
@@ -163,3 +164,18 @@ async def test_a_stream_that_broke_before_it_was_opened_is_asked_again_slowly() 
     await stream.open(REQUEST, Vocabulary("f", 288))
     assert (origin.answered, origin.model_id, len(call.written)) == (True, "m", 1)
     assert (await stream.commit()).token_ids == (7,)
+
+
+async def test_a_target_that_runs_into_a_time_limit_of_its_own_is_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the 5 s that it waits for a first message; the request's own deadline is another matter."""
+    assert await generated(monkeypatch, Commit(2, (7,)), DeadlineError("no first message"), LAST) == [7, 8]
+
+
+async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process all requests together: a target that fails is not helped by all who ask again at once."""
+    turns = iter([False, False, True])
+    monkeypatch.setattr(RetryBudget, "take", lambda self, now: next(turns))
+    assert await generated(monkeypatch, Commit(2, (7,)), LAST) == [7, 8]
+    monkeypatch.setattr(RetryBudget, "take", lambda self, now: False)
+    with pytest.raises(UnavailableError, match="link is gone"):
+        await generated(monkeypatch, Commit(2, (7,)), LAST, timeout_s=0.05)

@@ -1,0 +1,57 @@
+"""A proxy that answers every request by itself: just enough of HTTP/2 to say a status of HTTP's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+_PREFACE_BYTES, _HEAD_BYTES = 24, 9
+_HEADERS, _SETTINGS, _PING = 1, 4, 6
+_ACK, _ENDS = b"\x01", b"\x05"
+_STATUS_BY_NAME = b"\x08\x03"  # a literal field whose name is ":status", of three characters
+
+
+@dataclass
+class Proxy:
+    """Where it listens, and how many requests it has answered."""
+
+    port: int = 0
+    num_answers: int = 0
+
+
+@asynccontextmanager
+async def answering(status: int, port: int) -> AsyncGenerator[Proxy, None]:
+    """Listen on a port, and answer all that comes with this status."""
+    proxy, ends = Proxy(port), asyncio.Queue[asyncio.StreamWriter]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.put_nowait(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readexactly(_PREFACE_BYTES)
+            writer.write(_frame(_SETTINGS))
+            while True:
+                head = await reader.readexactly(_HEAD_BYTES)
+                payload, kind, stream = await reader.readexactly(int.from_bytes(head[:3])), head[3], head[5:]
+                if kind in (_SETTINGS, _PING) and not head[4] & 1:
+                    writer.write(_frame(kind, payload if kind == _PING else b"", flags=_ACK))
+                if kind == _HEADERS:
+                    proxy.num_answers += 1
+                    writer.write(_frame(_HEADERS, _STATUS_BY_NAME + str(status).encode(), flags=_ENDS, stream=stream))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
+    try:
+        yield proxy
+    finally:
+        server.close()
+        while not ends.empty():
+            end = ends.get_nowait()
+            end.transport.abort()
+            with suppress(ConnectionError):
+                await end.wait_closed()
+
+
+def _frame(kind: int, payload: bytes = b"", *, flags: bytes = b"\x00", stream: bytes = bytes(4)) -> bytes:
+    return len(payload).to_bytes(3) + bytes([kind]) + flags + stream + payload

@@ -1,0 +1,75 @@
+"""What nobody reads has a budget: of a call, and of all calls of an engine together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from inference.commit import Commit, TokenLogprob, TokenLogprobs
+from inference.engine import target as module
+from inference.engine.target import TargetEngine
+from inference.engine.target_session import TargetSession
+from inference.errors import CapacityError
+from inference.request import GenerationRequest
+from tests.support.scripted import ScriptedDecoder, tokens_at, until
+
+
+@pytest.fixture
+async def engine() -> AsyncGenerator[TargetEngine, None]:
+    engine = TargetEngine(ScriptedDecoder(num_slots=2))
+    engine.start()
+    yield engine
+    await engine.stop()
+
+
+def unread(engine: TargetEngine, num_tokens: int) -> TargetSession:
+    """A call whose client does not read."""
+    return engine.open(GenerationRequest((1, 2, 3), max_new_tokens=num_tokens), drafted=False)
+
+
+async def finish(engine: TargetEngine, session: TargetSession) -> list[int]:
+    return [token_id async for commit in engine.commits(session) for token_id in commit.token_ids]
+
+
+async def test_a_call_that_reads_nothing_ends_and_frees_its_slot(
+    engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: its commits piled up to its last token, 300 MB of them where the context was long."""
+    monkeypatch.setattr(module, "UNREAD_BYTES_OF_CALL", 20_000)
+    session = unread(engine, 900)
+    await until(lambda: engine.num_running == engine.num_waiting == 0)
+    assert len(session.token_ids) < 100
+    with pytest.raises(CapacityError, match="read faster"):
+        await finish(engine, session)
+    assert await finish(engine, unread(engine, 900)) == tokens_at(3, 900)  # who reads gets all, however long
+
+
+async def test_of_many_answers_that_wait_the_longest_goes_first(
+    engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: a finished call holds no slot, so that there could be as many of them as one liked."""
+    monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
+    sessions = [unread(engine, num_tokens) for num_tokens in (40, 120, 60)]
+    await until(lambda: engine.num_running == engine.num_waiting == 0)
+    with pytest.raises(CapacityError, match="read faster"):
+        await finish(engine, sessions[1])
+    assert await finish(engine, sessions[0]) == tokens_at(3, 40)
+    assert await finish(engine, sessions[2]) == tokens_at(3, 60)
+
+
+async def test_what_is_read_or_given_up_is_forgotten(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
+    for _ in range(5):
+        given_up = unread(engine, 100)
+        await until(lambda: engine.num_running == engine.num_waiting == 0)
+        del given_up
+    read = unread(engine, 100)
+    await until(lambda: engine.num_running == engine.num_waiting == 0)
+    assert await finish(engine, read) == tokens_at(3, 100)
+    assert read.commits.num_bytes == 0
+
+
+def test_log_probabilities_count() -> None:
+    scores = TokenLogprobs(TokenLogprob(1, -1.0), (TokenLogprob(2, -2.0),) * 20)
+    assert Commit(0, (1, 2), logprobs=(scores, scores)).num_bytes > Commit(0, (1, 2)).num_bytes + 42 * 100

@@ -1,0 +1,27 @@
+"""Who succeeds retries for nothing; who fails, so often and no more."""
+
+from __future__ import annotations
+
+from inference.scheduling.retry_budget import PER_S, SIZE, RetryBudget
+
+
+def test_resumes_that_fail_are_so_many_a_second() -> None:
+    budget = RetryBudget()
+    taken = sum(budget.take(1000.0 + step / 100) for step in range(1000))
+    assert taken == SIZE + PER_S * 10 - 1
+
+
+def test_resumes_that_succeed_cost_nothing() -> None:
+    budget = RetryBudget()
+    for _ in range(10 * SIZE):
+        assert budget.take(5.0)
+        budget.give_back()
+
+
+def test_a_budget_that_was_spent_grows_again_to_its_size_and_no_further() -> None:
+    budget = RetryBudget()
+    while budget.take(5.0):
+        pass
+    assert budget.take(5.0 + 1 / PER_S)
+    assert not budget.take(5.0 + 1 / PER_S)
+    assert sum(budget.take(1e6) for _ in range(10 * SIZE)) == SIZE

@@ -1,0 +1,72 @@
+"""An answer from which something was lost on the way is an error, at whichever place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from grpc_comm.channel import open_channel
+from grpc_comm.server import Server
+from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
+from inference.errors import UnavailableError
+from inference.workers.completion import CompletionRequest
+from inference.workers.generation import GenerationServicer
+from inference.workers.remote import RemoteCompleter
+from inference.workers.status import to_status
+from tests.support.completers import CARD
+
+NOTHING = Timings()
+ANSWER: list[Event] = [
+    Started(3, 1),
+    Delta((7, 8), "ab", 0, 0, NOTHING, position=3),
+    Delta((9,), "c", 0, 0, NOTHING, position=5),
+    Delta((10,), "d", 0, 0, NOTHING, finish_reason=FinishReason.LENGTH, position=6),
+    Finished(FinishReason.LENGTH),
+]
+OF_BEFORE = [replace(event, position=None) if isinstance(event, Delta) else event for event in ANSWER]
+
+
+class Says:
+    """A completer that says just this."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._events = events
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        for event in self._events:
+            yield event
+
+
+@asynccontextmanager
+async def reading(events: list[Event]) -> AsyncGenerator[RemoteCompleter, None]:
+    server = Server("127.0.0.1:0", [GenerationServicer(Says(events), CARD)], status_of=to_status)
+    await server.open()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        yield RemoteCompleter(channel, "behind:1", deadline_s=10.0)
+    await server.close()
+
+
+@pytest.mark.parametrize("answer", [ANSWER, OF_BEFORE, OF_BEFORE[:3] + OF_BEFORE[4:]], ids=["now", "before", "older"])
+async def test_a_whole_answer_passes(answer: list[Event]) -> None:
+    """Also that of a server which says no positions, and of one that says why it ended in Finished alone."""
+    async with reading(answer) as completer:
+        assert [event async for event in completer.complete(CompletionRequest("x"))] == answer
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (2,), (3,), (4,), (1, 2), (2, 3), (1, 2, 3), (3, 4), (1, 2, 3, 4)])
+async def test_no_part_of_an_answer_passes_for_the_whole(lost: tuple[int, ...]) -> None:
+    """The story: a link swallowed 3 s, and the client had 1380 of 1900 tokens and code OK."""
+    left = [event for i, event in enumerate(ANSWER) if i not in lost]
+    async with reading(left) as completer:
+        with pytest.raises(UnavailableError, match="lost on the way"):
+            _ = [event async for event in completer.complete(CompletionRequest("x"))]
+
+
+async def test_an_answer_without_tokens_needs_none() -> None:
+    answer: list[Event] = [ANSWER[0], ANSWER[-1]]
+    async with reading(answer) as completer:
+        request = CompletionRequest("x", max_new_tokens=0, echo=True)
+        assert [event async for event in completer.complete(request)] == answer
