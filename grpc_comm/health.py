@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -47,14 +48,19 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
         call.cancel()
 
 
-async def serving(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Whether the server at the other end serves, whenever that may have changed; connects again, until cancelled."""
-    async for state in states(channel):
-        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            yield False
-        elif state is grpc.ChannelConnectivity.READY:
-            async for serves in health_of(channel):
-                yield serves
+async def served(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
+    """Whether the server at the other end serves, now and whenever it says so anew: not without a connection; for ever.
+
+    A server that takes another's place says so too, whatever that one said last.
+    """
+    async with aclosing(states(channel)) as changes:
+        async for state in changes:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                yield False
+            elif state is grpc.ChannelConnectivity.READY:
+                async with aclosing(health_of(channel)) as answers:
+                    async for serves in answers:
+                        yield serves
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):

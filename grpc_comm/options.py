@@ -8,6 +8,8 @@ MIN_REQUEST_BYTES = 640 * 1024
 """So many bytes parse within 50 ms even if they are all empty submessages; a text of 128k tokens fits in."""
 _BYTES_PER_TOKEN = 5
 _BYTES_BESIDE_TOKENS = 64 * 1024
+MAX_CONNECTIONS = 4096
+"""Each takes a descriptor, of which a process has so many and no more; further ones are closed at once."""
 MAX_STREAMS_PER_CONNECTION = 256
 """Further calls wait at the client; our own open one channel per server and some tens of streams on it."""
 
@@ -25,9 +27,11 @@ _COMMON: list[tuple[str, int]] = [
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
-    # A target that comes back is found within a second, not after a minute of growing back-off.
+    # Waits between dials grow by 1.6 with jitter: a target that comes back is found after two thirds of the time that
+    # it was away, and after 5 s at most. With the default, a minute, requests would give up first (30 s); with a
+    # second, a fleet of drafts meets the target that comes back with more handshakes than it can take.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
     # Despite its name the time a dial may take: 20 s by default, for which one that began in a black hole hangs.
     ("grpc.min_reconnect_backoff_ms", 3_000),
     # An answer is a few tokens; what is longest is a chat template.
@@ -38,6 +42,11 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    # Behind a balancer of connections a new server gets work, and an old one loses it, only when connections are made
+    # anew. gRPC spreads the age by a tenth either way, so that not all come back at once, and grace is without end: a
+    # stream in flight is never cut. Connections on which nothing runs end with it too, so that none needs an idle time.
+    ("grpc.max_connection_age_ms", 30 * 60_000),
     # Accept the pings above; the default (one in 5 minutes) would close the connection.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Two servers must not share a port by accident: the second one is told that it is taken.

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Protocol
 
 import grpc
@@ -51,7 +52,7 @@ class Server:
         servicers: what is served.
         status_of: maps exceptions of handlers to statuses.
         inner: interceptors that see these exceptions first.
-        upstream: whether what nothing can be served without is there, whenever that changes: health follows it.
+        upstream: whether a server serves without which nothing can be served: health follows it.
 
     Raises:
         PortTakenError: the address cannot be listened on.
@@ -64,7 +65,7 @@ class Server:
         *,
         status_of: StatusOf,
         inner: Sequence[HandlerInterceptor] = (),
-        upstream: AsyncIterator[bool] | None = None,
+        upstream: AsyncGenerator[bool, None] | None = None,
     ) -> None:
         limits = {servicer.service_name: servicer.max_request_bytes for servicer in servicers}
         interceptors = [ErrorInterceptor(status_of), *inner, RequestLimit(limits)]
@@ -93,9 +94,10 @@ class Server:
         if self._upstream is not None:
             self._following = asyncio.create_task(self._follow(self._upstream))
 
-    async def _follow(self, upstream: AsyncIterator[bool]) -> None:
-        async for self._reachable in upstream:
-            self._tell()
+    async def _follow(self, upstream: AsyncGenerator[bool, None]) -> None:
+        async with aclosing(upstream) as changes:
+            async for self._reachable in changes:
+                self._tell()
 
     def _tell(self) -> None:
         for name in self._names:

@@ -105,6 +105,7 @@ class Commit:
         hold_us: microseconds since the last of them came.
         counts: what the draft worker counted meanwhile.
         prompt_logprobs: in the first commit, if the request asked for them: of the prompt's tokens but the first.
+        num_cached_tokens: in the first commit: prompt tokens that a slot held already, from an earlier request.
         provenance: of the tokens, where they are another server's.
     """
 
@@ -119,6 +120,7 @@ class Commit:
     hold_us: int = 0
     counts: Counts = Counts()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
     provenance: Provenance | None = None
 
     @property
@@ -135,6 +137,7 @@ class Started:
     Attributes:
         prompt_logprobs: one per prompt token, if the request asked for them; the first one's value says nothing.
         has_grammar: the output will keep to the grammar that it asked for.
+        num_cached_tokens: prompt tokens that were not read again.
         provenance: of the output.
         defaults: how the server resolves what the request left open; None if that was nothing.
     """
@@ -144,6 +147,7 @@ class Started:
     prompt_text: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     has_grammar: bool = False
+    num_cached_tokens: int = 0
     provenance: Provenance = UNKNOWN
     defaults: RequestDefaults | None = None
 

@@ -120,6 +120,7 @@ class ModelConfig:
         num_slots: sequences that can be in flight at once.
         num_threads: CPU threads of a forward pass; 0 takes the number of cores this process may use.
         neuron: for backends of Neuron devices alone.
+        prefix_caching: whether requests begin with what earlier ones have left in the slots.
     """
 
     path: Path
@@ -130,6 +131,7 @@ class ModelConfig:
     num_slots: int = 8
     num_threads: int = 0
     neuron: NeuronOptions = field(default_factory=NeuronOptions)
+    prefix_caching: bool = True
 
     @property
     def name(self) -> str:

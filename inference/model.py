@@ -290,6 +290,33 @@ class ForkingBackend(Protocol):
 
 
 @runtime_checkable
+class RereadingBackend(Protocol):
+    """A backend that reads a whole prompt so fast that what its slots hold already is of use only at times."""
+
+    def goes_on(self, num_held: int, num_tokens: int) -> bool:
+        """Whether reading a prompt of `num_tokens` behind its first `num_held`, which a slot holds, was measured to
+        take less time than reading all of it; False while nothing is known."""
+
+
+@runtime_checkable
+class PrefixKeeper(Protocol):
+    """A decoder or proposer whose slots keep what they hold between sequences, so that the next may begin behind it."""
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether a sequence may begin with what another slot than its own holds."""
+
+    def pays(self, num_held: int, num_tokens: int) -> bool:
+        """Whether a prompt of `num_tokens` had better begin behind its first `num_held`, which a slot holds."""
+
+    def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
+        """Give a slot to a new sequence, which begins with `token_ids`, as `source_slot` holds them.
+
+        On the model thread, not during a step. No token at all: what the slot holds is of no use to the sequence.
+        """
+
+
+@runtime_checkable
 class BranchingProposer(Protocol):
     """A proposer with slots for branches beside the chain, `num_branches` for each of its own slots.
 
@@ -344,6 +371,11 @@ def check_seed(generator: object, sampling: SamplingParams) -> None:
         raise InvalidRequestError(
             "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"
         )
+
+
+def goes_on(backend: object, num_held: int, num_tokens: int) -> bool:
+    """Whether a backend had better read a prompt behind its first `num_held` tokens, which a slot holds."""
+    return backend.goes_on(num_held, num_tokens) if isinstance(backend, RereadingBackend) else True
 
 
 def num_branches(proposer: object) -> int:

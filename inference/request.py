@@ -20,6 +20,7 @@ MAX_LOGIT_BIASES = 1024
 """Tokens of one request that can be given a bias."""
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
 """Of a grammar's text: far more than any schema in use."""
+MAX_CACHE_SALT_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, limits in RANGES.items():
             value = getattr(self, name)
-            _require(value in limits, f"{name} {value} is outside {limits}", name)
+            if value not in limits:  # not by `_require`: eight messages cost a request more than its checks
+                raise InvalidRequestError(f"{name} {value} is outside {limits}", field=name)
         if self.logit_bias:
             self._check_logit_bias()
 
@@ -109,8 +111,11 @@ class SamplingParams:
         _require(num_biases <= MAX_LOGIT_BIASES, limit, "logit_bias")
         _require(len(dict(self.logit_bias)) == num_biases, "logit_bias names a token twice", "logit_bias")
         for token_id, bias in self.logit_bias:
-            _require(token_id >= 0, f"logit_bias names token {token_id}, which is below 0", "logit_bias")
-            _require(bias in BIAS, f"logit_bias {bias} of token {token_id} is outside {BIAS}", "logit_bias")
+            if token_id < 0:
+                raise InvalidRequestError(f"logit_bias names token {token_id}, which is below 0", field="logit_bias")
+            if bias not in BIAS:
+                fault = f"logit_bias {bias} of token {token_id} is outside {BIAS}"
+                raise InvalidRequestError(fault, field="logit_bias")
 
     @property
     def greedy(self) -> bool:
@@ -249,6 +254,7 @@ class GenerationRequest:
         min_new_tokens: nothing ends the sequence before it has so many output tokens.
         prompt_logprobs: the same for the prompt's tokens, with the first commit.
         grammar: of the output; it ends with an end-of-sequence token, so `stop_at_eos` must be set.
+        cache_salt: what was computed of a prompt serves prompts of an equal salt alone.
         provenance: of the committed tokens, where they are another server's.
 
     Raises:
@@ -267,6 +273,7 @@ class GenerationRequest:
     min_new_tokens: int = 0
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    cache_salt: str = ""
     provenance: Provenance = UNKNOWN
 
     def __post_init__(self) -> None:
@@ -289,6 +296,8 @@ class GenerationRequest:
         _require(self.grammar is None or self.stop_at_eos, endless, "ignore_eos")
         held = "min_new_tokens: an output with a grammar ends where the grammar does"
         _require(self.grammar is None or not self.min_new_tokens, held, "min_new_tokens")
+        salted, most = len(self.cache_salt), MAX_CACHE_SALT_CHARACTERS
+        _require(salted <= most, f"cache_salt has {salted} characters, the limit is {most}", "cache_salt")
 
     def resumed(self, token_ids: Sequence[int]) -> GenerationRequest:
         """The same request, to go on with behind output tokens that are committed already.

@@ -202,6 +202,8 @@ def add_backend(group: argparse._ArgumentGroup) -> None:
         help="CPU threads of a pass (default: the cores this process may use, less one on a target that "
         "shares the machine with its draft, that is, listens on loopback; a draft takes one)",
     )
+    text = "begin a request with what earlier ones have left in the slots, as far as it is the same (%(default)s)"
+    group.add_argument("--prefix_caching", action=argparse.BooleanOptionalAction, default=True, help=text)
 
 
 def add_listen(parser: argparse.ArgumentParser) -> None:

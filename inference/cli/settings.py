@@ -41,6 +41,7 @@ def model_config(args: argparse.Namespace, path: Path, *, num_threads: int, neur
         num_slots=args.batch,
         num_threads=args.threads or num_threads,
         neuron=neuron,
+        prefix_caching=args.prefix_caching,
     )
 
 

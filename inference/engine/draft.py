@@ -39,8 +39,15 @@ class _Extending:
 class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
     """Batches the chains of many sessions over one proposer; without `grammars` it drafts within none."""
 
-    def __init__(self, proposer: Proposer, *, max_waiting: int = 64, grammars: Grammars | None = None) -> None:
-        super().__init__(num_slots=proposer.num_slots, max_waiting=max_waiting)
+    def __init__(
+        self,
+        proposer: Proposer,
+        *,
+        max_waiting: int = 64,
+        grammars: Grammars | None = None,
+        prefix_caching: bool = True,
+    ) -> None:
+        super().__init__(proposer, num_slots=proposer.num_slots, max_waiting=max_waiting, prefix_caching=prefix_caching)
         self._proposer = proposer
         self._grammars = grammars
         self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
@@ -69,10 +76,11 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         *,
         output_start: int | None = None,
         grammar: Matcher | None = None,
+        cache_salt: str = "",
     ) -> DraftSession:
         """Queue a sequence for a slot of the draft model; its output begins behind it, or at `output_start`.
 
-        Without its grammar a draft is only worse.
+        Without its grammar a draft is only worse. `cache_salt` is the request's.
 
         Raises:
             CapacityError: slots and queue are full.
@@ -86,7 +94,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             num_branches=self.num_branches,
             confidence=self._confidence,
         )
-        session.grammar = grammar
+        session.grammar, session.cache_salt = grammar, cache_salt
         self._enter(session)
         return session
 

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from inference.engine.draft_path import DraftPath
+from inference.engine.prefixes import Prefix
 from inference.model import Draft, DraftToken, Matcher
 from inference.request import SamplingParams
 from inference.scheduling.confidence import Confidence
@@ -43,6 +44,7 @@ class DraftSession:
         self.output_start = len(token_ids) if output_start is None else output_start
         self.sampling = sampling
         self.grammar: Matcher | None = None
+        self.cache_salt = ""
         self.pacing = Pacing()
         self.num_branch_hits = 0
         self.num_wasted_tokens = 0
@@ -52,12 +54,13 @@ class DraftSession:
         self._slots: list[int] = []
         self._path = DraftPath(0, len(self.committed))
         self._branches: list[DraftPath] = []
+        self._has_drafted = False
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self.is_suspect = False
 
-    def enter(self, slot: int) -> None:
-        """Take a slot, and with it those of its branches."""
+    def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
+        """Take a slot, and with it those of its branches; a proposer finds out by itself what they hold."""
         first = self._num_slots + slot * self._num_branches
         self.slot, self._path.slot = slot, slot
         self._slots = [slot, *range(first, first + self._num_branches)]
@@ -70,6 +73,16 @@ class DraftSession:
     def replay(self) -> None:
         """See `EngineSession`: a proposer finds out by itself what its slots hold."""
         self.is_suspect = True
+
+    @property
+    def wanted(self) -> Prefix:
+        """See `Holder`."""
+        return Prefix(self.committed, len(self.committed) - 1, self.cache_salt)
+
+    @property
+    def held(self) -> Prefix:
+        """See `Holder`: about what its slots hold; the proposer knows better."""
+        return Prefix(self.committed, len(self.committed) if self._has_drafted else 0, self.cache_salt)
 
     @property
     def chain(self) -> list[int]:
@@ -143,6 +156,7 @@ class DraftSession:
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
         """Append a step's tokens to `path`; none mark it exhausted, and those of a dropped path are wasted."""
+        self._has_drafted = True
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
             return

@@ -21,7 +21,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from inference.engine.admission import Admission, Holder
 from inference.engine.model_thread import ModelThread
+from inference.engine.prefixes import Place
 from inference.errors import InternalError, UnavailableError
+from inference.model import PrefixKeeper
 from inference.observe.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -55,10 +57,28 @@ ResultT = TypeVar("ResultT")
 
 
 class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
-    """Sessions, slots, and the loop. Start it inside a running event loop; use it from that loop alone."""
+    """Sessions, slots, and the loop. Start it inside a running event loop; use it from that loop alone.
 
-    def __init__(self, *, num_slots: int, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S) -> None:
-        self._admission: Admission[SessionT] = Admission(num_slots=num_slots, max_waiting=max_waiting)
+    Args:
+        num_slots, max_waiting: see `Admission`.
+        model: what steps are made of; of use here if it is a `PrefixKeeper`.
+        prefix_caching: whether sessions begin with what earlier ones have left in their slots.
+        pass_timeout_s: seconds after which a step counts as one that may never end.
+    """
+
+    def __init__(
+        self,
+        model: object,
+        *,
+        num_slots: int,
+        max_waiting: int,
+        prefix_caching: bool = True,
+        pass_timeout_s: float = PASS_TIMEOUT_S,
+    ) -> None:
+        self._keeper = model if isinstance(model, PrefixKeeper) else None
+        self._admission: Admission[SessionT] = Admission(
+            num_slots=num_slots, max_waiting=max_waiting, keeper=self._keeper if prefix_caching else None
+        )
         self._thread = ModelThread()
         self._wake = asyncio.Event()
         self._left = asyncio.Event()
@@ -180,12 +200,24 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     async def _turn(self) -> None:
         while self.broken is None:
             self._wake.clear()
-            self._admission.admit()
+            if entered := self._admission.admit():
+                await self._begin(entered)
             scheduled = self._next()
             if scheduled:
                 await self._step(scheduled)
             else:
                 await self._wake.wait()
+
+    async def _begin(self, entered: Sequence[tuple[SessionT, Place]]) -> None:
+        """Let the model know of new sessions, and of what their slots hold for them already."""
+        if self._keeper is None:
+            return
+        begin = self._keeper.begin
+        places = [(p.slot, p.source_slot, session.wanted.token_ids[: p.num_tokens]) for session, p in entered]
+        try:
+            await self._thread.run(lambda: [begin(*place) for place in places])
+        except Exception as exc:
+            self._step_failed([session for session, _ in entered], [place.slot for _, place in entered], exc)
 
     def _next(self) -> list[tuple[SessionT, WorkT]]:
         """The work of the next step: of one suspect alone, while there are any."""
@@ -213,7 +245,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         try:
             results = await self._thread.run(lambda: self._compute(work))
         except Exception as exc:
-            self._step_failed([session for session, _ in scheduled], exc)
+            self._step_failed([session for session, _ in scheduled], slots, exc)
             return
         finally:
             self._step_began = None
@@ -224,7 +256,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             if session.slot == slot:  # else it was closed meanwhile
                 self._deliver(session, piece, result)
 
-    def _step_failed(self, sessions: Sequence[SessionT], exc: Exception) -> None:
+    def _step_failed(self, sessions: Sequence[SessionT], slots: Sequence[int | None], exc: Exception) -> None:
         """Find out whose fault it was: try each of them alone."""
         logger.error("a step over %d sessions failed", len(sessions), exc_info=exc)
         self._num_failed_steps += 1
@@ -235,13 +267,14 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._num_together = max(1, len(sessions) // 2)
             self._shrunk_until = self._num_steps + SHRUNK_STEPS
         tried = len(sessions) == 1 and sessions[0].is_suspect
-        for session in sessions:
+        for session, slot in zip(sessions, slots, strict=True):
             if session.slot is None:  # closed meanwhile
+                self._admission.forget(slot)
                 continue
+            session.replay()
             if tried or not self._can_replay(session):
                 self._end(session, _failure(exc, tried=tried))
             else:
-                session.replay()
                 self._suspects.append(session)
 
     def _end(self, session: SessionT, error: Exception) -> None:

@@ -43,12 +43,14 @@ class EngineLimits:
         gamma: draft tokens of one session in one pass at most, unless the request says otherwise.
         eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
         pass_timeout_s: seconds after which a pass counts as one that may never end.
+        prefix_caching: whether requests begin with what earlier ones have left in the slots.
     """
 
     max_waiting: int = 64
     gamma: int = MAX_PASS_DRAFT_TOKENS
     eos_token_ids: frozenset[int] = frozenset()
     pass_timeout_s: float = PASS_TIMEOUT_S
+    prefix_caching: bool = True
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -64,7 +66,11 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self, decoder: Decoder, limits: EngineLimits = EngineLimits(), grammars: Grammars | None = None
     ) -> None:
         super().__init__(
-            num_slots=decoder.num_slots, max_waiting=limits.max_waiting, pass_timeout_s=limits.pass_timeout_s
+            decoder,
+            num_slots=decoder.num_slots,
+            max_waiting=limits.max_waiting,
+            prefix_caching=limits.prefix_caching,
+            pass_timeout_s=limits.pass_timeout_s,
         )
         self._decoder = decoder
         self._limits = limits
@@ -132,6 +138,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             prompt_chunk=self._decoder.prompt_chunk_tokens,
             grammar=grammar,
         )
+        session.num_cached_tokens = self._admission.num_shared(session)
         self._enter(session)
         return session
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
+from inference.engine.prefixes import Prefix
 from inference.errors import InvalidRequestError
 from inference.model import Matcher, Turn, Verdict
 from inference.request import MAX_GAMMA, GenerationRequest, Schedule
@@ -57,6 +58,8 @@ class CommitQueue:
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""
+MAX_ADJUSTED_GAMMA = 16
+"""Draft tokens of one pass at most where penalties or biases make each of them cost the others' time, too."""
 
 _numbers = itertools.count(1)
 
@@ -93,6 +96,7 @@ class TargetSession:
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
+        self.num_cached_tokens = 0  # of the prompt, from another sequence; until it has a slot, as the slots stand
         self._suspect_at: int | None = None
         self.schedule = schedule
         self.acceptance = Acceptance()
@@ -113,16 +117,28 @@ class TargetSession:
         self.arrivals = Arrivals()
         self._num_acknowledged = 0
 
-    def enter(self, slot: int) -> None:
+    def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
         self.slot = slot
+        self._num_cached = self.num_cached_tokens = num_cached_tokens
         self._waiting_since = time.monotonic()
+
+    @property
+    def wanted(self) -> Prefix:
+        """See `Holder`: all but the last token, which a pass must choose behind; nothing if all of them are scored."""
+        length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
+        return Prefix(self.token_ids, length, self.request.cache_salt)
+
+    @property
+    def held(self) -> Prefix:
+        """See `Holder`."""
+        return Prefix(self.token_ids, min(self._num_cached, len(self.token_ids)), self.request.cache_salt)
 
     def fail(self, error: Exception) -> None:
         self.commits.fail(error)
 
     def replay(self) -> None:
         """See `EngineSession`: whatever its slot holds is written again."""
-        self._num_cached = 0
+        self._num_cached = self.num_cached_tokens = 0
         self._suspect_at = len(self.token_ids)
 
     @property
@@ -143,6 +159,13 @@ class TargetSession:
     @property
     def _ready(self) -> bool:
         return not self._waits_for_draft or self._asked or len(self.tree) > 0
+
+    @property
+    def _widest(self) -> int:
+        """Draft tokens of one pass at most; the rest waits in the tree."""
+        widest = MAX_GAMMA if self._waits_for_draft else self._gamma
+        sampling = self.request.sampling
+        return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest
 
     @property
     def runs_ahead(self) -> bool:
@@ -179,7 +202,7 @@ class TargetSession:
             return self._turn(self.token_ids[:chunk_end], chooses=False)
         if self._ready:
             room = self._end - end - 1  # the pass adds one token of the target's own
-            limit = min(MAX_GAMMA if self._waits_for_draft else self._gamma, room)
+            limit = min(self._widest, room)
             return self._turn(self.token_ids, proposal=self.tree.path(limit), gamma=limit)
         if self._num_cached < end - 1:
             return self._turn(self.token_ids[:-1], chooses=False)
@@ -234,8 +257,9 @@ class TargetSession:
         timings = self._timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
         commit = Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs)
-        if self._prompt_logprobs:
-            commit = replace(commit, prompt_logprobs=tuple(self._prompt_logprobs))
+        if position == len(self.request.prompt_token_ids):
+            scores, num_cached = tuple(self._prompt_logprobs), self.num_cached_tokens
+            commit = replace(commit, prompt_logprobs=scores, num_cached_tokens=num_cached)
             self._prompt_logprobs.clear()
         self.commits.put(self._acknowledging(commit, ended))
         self._become_ready(ended)

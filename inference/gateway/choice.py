@@ -50,6 +50,7 @@ class Choice:
     """What became of one choice so far."""
 
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -63,7 +64,7 @@ class Choice:
     def take(self, event: Event, *, per_token: bool) -> Iterator[Part]:
         """Count an event, and give what is to be sent of it."""
         if isinstance(event, Started):
-            self.num_prompt_tokens = event.num_prompt_tokens
+            self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
             self.prompt_text = event.prompt_text
             if event.prompt_text or event.prompt_logprobs:  # echo
                 self.has_scored_prompt = bool(event.prompt_logprobs)

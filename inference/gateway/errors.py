@@ -37,6 +37,7 @@ _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
     errors.NotFoundError: (404, INVALID_REQUEST, None),
     errors.CapacityError: (429, "rate_limit_error", "queue_full"),
     errors.UnavailableError: (503, "service_unavailable_error", "unavailable"),
+    errors.IncompatibleDraftError: (503, "service_unavailable_error", "incompatible_target"),
     errors.DeadlineError: (504, "timeout_error", "deadline_exceeded"),
 }
 

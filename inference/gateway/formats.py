@@ -95,6 +95,7 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices[::n])},
         "completion_tokens_details": {
             "accepted_prediction_tokens": num_accepted_tokens,
             "rejected_prediction_tokens": num_draft_tokens - num_accepted_tokens,

@@ -41,7 +41,7 @@ BOTH: NoOps = {
     "vllm_xargs": ({},),
     "verbose": (False,),
     "timings_per_token": (False,),
-    "cache_prompt": (True, False),  # no prompt is kept for the next request: the tokens are the same
+    "cache_prompt": (True, False),  # the tokens are the same
     "n_cache_reuse": (0,),
     "id_slot": (-1,),
     "return_tokens": (False,),

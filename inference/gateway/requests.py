@@ -69,6 +69,7 @@ def _repeated(
             stop=stop,
             min_new_tokens=body.min_tokens,
             grammar=body.grammar_of_output(),
+            cache_salt=body.cache_salt or "",
             prompt_logprobs=logprobs if template.echo else None,
         )
         for i in range(body.n)

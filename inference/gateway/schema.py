@@ -14,7 +14,17 @@ from pydantic_core import PydanticCustomError
 
 from inference.gateway import noops, structured
 from inference.gateway.noops import NoOps, without_no_ops
-from inference.request import BIAS, MAX_GAMMA, MAX_LOGIT_BIASES, MAX_LOGPROBS, RANGES, Grammar, Range, SamplingParams
+from inference.request import (
+    BIAS,
+    MAX_CACHE_SALT_CHARACTERS,
+    MAX_GAMMA,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    RANGES,
+    Grammar,
+    Range,
+    SamplingParams,
+)
 from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 from inference.text.unicode import first_lone_surrogate
 from inference.workers.completion import MAX_MESSAGES, Chat
@@ -225,7 +235,10 @@ class GenerationBody(_Body):
     user: str | None = Field(None, description="Taken, without effect: it names the end user.")
     safety_identifier: str | None = Field(None, description="Taken, without effect: it names the end user.")
     session_id: str | None = Field(None, description="Taken, without effect: it names the conversation.")
-    prompt_cache_key: str | None = Field(None, description="Taken, without effect: no prompt is kept.")
+    prompt_cache_key: str | None = Field(None, description="Taken, without effect: prompts are known by their tokens.")
+    cache_salt: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None = Field(
+        None, description="vLLM's: what was computed of a prompt serves requests of an equal salt alone."
+    )
     metadata: dict[str, Any] = Field(default_factory=dict, description="Taken, without effect: the client's own notes.")
 
     @model_validator(mode="after")

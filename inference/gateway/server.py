@@ -17,6 +17,7 @@ from inference.errors import ConfigError
 from inference.gateway.app import Gateway, create_app
 from inference.gateway.middleware import Probes, ShapeLimit
 from inference.gateway.protocol import LimitedProtocol
+from inference.workers.completion import ModelCard
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,10 @@ class HttpFront:
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         await self._server.ready.wait()
         logger.info("HTTP on http://%s", address(host, listener.getsockname()[1]))
+
+    def show(self, card: ModelCard) -> None:
+        """Another model is served from now on."""
+        self._gateway.card = card.named(self._gateway.config.served_model_name)
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
         """See `Front`."""

@@ -10,9 +10,8 @@ import socket
 import threading
 import time
 from collections import deque
-from socketserver import ThreadingMixIn
 from typing import Any, Protocol, runtime_checkable
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,6 +23,7 @@ from prometheus_client import (
     generate_latest,
     make_wsgi_app,
 )
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
@@ -91,7 +91,9 @@ class Metrics:
         lag.set_function(lambda: max(self._loop_lags))
 
     def _add_tokens(self) -> None:
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
+        self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the slots.")
+        self._cache_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found there, and not read again.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Output tokens committed.")
         self._num_drafts = self._counter("vllm:spec_decode_num_drafts", "Proposals verified.")
         self._num_draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
@@ -189,8 +191,10 @@ class Metrics:
             self._round_trip.set(timings.round_trip_us / 1e6)
 
     def _count_counts(self, counts: Counts) -> None:
-        self._wasted_tokens.inc(counts.num_wasted_tokens)
-        self._branch_hits.inc(counts.num_branch_hits)
+        if counts.num_wasted_tokens:
+            self._wasted_tokens.inc(counts.num_wasted_tokens)
+        if counts.num_branch_hits:
+            self._branch_hits.inc(counts.num_branch_hits)
         for direction, num_bytes in zip(DIRECTIONS, (counts.bytes_up, counts.bytes_down), strict=True):
             if num_bytes:
                 self._directions[direction].inc(num_bytes)
@@ -210,17 +214,21 @@ class RequestMetrics:
     def take(self, event: Event | Commit) -> None:
         """Count what has just arrived; a commit may also be the last."""
         if isinstance(event, Started):
-            self._start(event.num_prompt_tokens)
+            self._start(event)
         elif isinstance(event, Finished):
             self._finish(event.reason)
         else:
             self._count_tokens(event)
-            if isinstance(event, Commit) and event.finish_reason is not None:
-                self._finish(event.finish_reason)
+            if isinstance(event, Commit):
+                self._metrics._cache_hits.inc(event.num_cached_tokens)
+                if event.finish_reason is not None:
+                    self._finish(event.finish_reason)
 
-    def _start(self, num_prompt_tokens: int) -> None:
-        self._metrics._prompt_tokens.inc(num_prompt_tokens)
-        self._metrics._request_prompt.observe(num_prompt_tokens)
+    def _start(self, event: Started) -> None:
+        self._metrics._prompt_tokens.inc(event.num_prompt_tokens)
+        self._metrics._cache_queries.inc(event.num_prompt_tokens)
+        self._metrics._cache_hits.inc(event.num_cached_tokens)
+        self._metrics._request_prompt.observe(event.num_prompt_tokens)
 
     def _count_tokens(self, event: Delta | Commit) -> None:
         metrics, num_tokens = self._metrics, len(event.token_ids)
@@ -276,10 +284,9 @@ class _ScrapeHandler(WSGIRequestHandler):
         """Nothing: a line per scrape says nothing."""
 
 
-class _ScrapeServer(ThreadingMixIn, WSGIServer):
+class _ScrapeServer(ThreadingWSGIServer):
     """A thread per connection, of which there are only so many."""
 
-    daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -297,9 +304,6 @@ class _ScrapeServer(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: whoever scrapes may leave when it likes."""
 
 
 class _ScrapeServer6(_ScrapeServer):

@@ -84,6 +84,7 @@ def figures(requests: Sequence[RequestStats]) -> dict[str, Any]:
     wall_s = _wall_s(requests)
     return {
         "num_prompt_tokens": sum(stats.num_prompt_tokens for stats in requests),
+        "num_cached_tokens": sum(stats.num_cached_tokens for stats in requests),
         "num_output_tokens": num_output_tokens,
         "ttft_s": _median([stats.ttft_s for stats in requests]),
         "tpot_s": _median([stats.tpot_s for stats in requests if stats.tpot_s is not None]),

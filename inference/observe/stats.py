@@ -36,6 +36,7 @@ class RequestStats:
 
     Attributes:
         started: when the request was sent (monotonic seconds), as are the arrivals.
+        num_cached_tokens: of the prompt, which the target found in a slot.
         arrivals: (when, how many tokens) of each message with tokens.
         num_own_tokens: of passes that had no proposal to verify.
         passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
@@ -44,6 +45,7 @@ class RequestStats:
 
     started: float = field(default_factory=time.monotonic)
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -59,8 +61,9 @@ class RequestStats:
     def take(self, event: Event | Commit, at: float | None = None) -> None:
         """Count what has arrived: now, or `at` this time (monotonic seconds)."""
         if isinstance(event, Started):
-            self.num_prompt_tokens = event.num_prompt_tokens
+            self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
         elif isinstance(event, Commit | Delta):
+            self.num_cached_tokens += event.num_cached_tokens if isinstance(event, Commit) else 0
             self.arrivals.append((time.monotonic() if at is None else at, len(event.token_ids)))
             self._count_pass(event, len(event.token_ids))
 

@@ -18,14 +18,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import array_api_compat
+import numpy as np
 
 from inference.model import Array
 from inference.request import HoldingParams, SamplingParams
 from inference.sampling.masks import mask_scores
+
+_Column = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,39 +111,55 @@ def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Seq
     """
     xp = array_api_compat.array_namespace(logits)
     scores = xp.asarray(logits, dtype=xp.float64, copy=True)
-    entries = [
-        (row, *entry)
-        for row, (params, seen) in enumerate(zip(sampling, before, strict=True))
-        for entry in _entries(params, seen)
-    ]
-    if entries:
-        _adjust(scores, entries)
+    found = [_entries(params, seen) for params, seen in zip(sampling, before, strict=True)]
+    rows = np.repeat(np.arange(len(found)), [len(entries.token_ids) for entries in found])
+    if len(rows):
+        _adjust(scores, rows, [np.concatenate(columns) for columns in zip(*found, strict=True)])
     mask_scores(scores, [row.allowed for row in before])
     return scores
 
 
-def _adjust(scores: Array, entries: Sequence[tuple[int, int, float, float, float, float]]) -> None:
-    """Change the entries (row, then as `_entries`) of float64 [num_rows, vocab_size], in place."""
+class _Entries(NamedTuple):
+    """The tokens of a row whose logits change, each once: columns of one length."""
+
+    token_ids: _Column
+    bias: _Column
+    repetition: _Column
+    frequency: _Column
+    presence: _Column
+
+
+def _adjust(scores: Array, rows: _Column, columns: Sequence[_Column]) -> None:
+    """Change entries (a row of each, then columns as in `_Entries`) of float64 [num_rows, vocab_size], in place."""
     xp, device = array_api_compat.array_namespace(scores), array_api_compat.device(scores)
-    rows, token_ids, *columns = zip(*entries, strict=True)
+    token_ids, *numbers = columns
     place = tuple(xp.asarray(ids, dtype=xp.int64, device=device) for ids in (rows, token_ids))
-    bias, repetition, frequency, presence = (xp.asarray(c, dtype=xp.float64, device=device) for c in columns)
+    bias, repetition, frequency, presence = (xp.asarray(c, dtype=xp.float64, device=device) for c in numbers)
     values = scores[place] + bias
     values = xp.where(values > 0.0, values / repetition, values * repetition)
     scores[place] = values - frequency - presence
 
 
-def _entries(params: SamplingParams, before: TokensBefore) -> Iterator[tuple[int, float, float, float, float]]:
-    """(token id, bias, repetition factor, frequency and presence deductions) of every token concerned, each once."""
+def _entries(params: SamplingParams, before: TokensBefore) -> _Entries:
+    """Bias, repetition factor, frequency and presence deductions of every token concerned.
+
+    Without a loop in Python: a long context has thousands, and everybody's pass waits for them.
+    """
     biases = dict(params.logit_bias)
     output = before.output if params.penalizes else Counter[int]()
     prompt = before.prompt if params.repetition_penalty != 1.0 else frozenset[int]()
-    for token_id in biases.keys() | output.keys() | prompt:
-        count = output[token_id]
-        yield (
-            token_id,
-            biases.get(token_id, 0.0),
-            params.repetition_penalty if count or token_id in prompt else 1.0,
-            params.frequency_penalty * count,
-            params.presence_penalty if count else 0.0,
-        )
+    token_ids = list(biases.keys() | output.keys() | prompt)
+    counts = _column(map(output.get, token_ids, itertools.repeat(0)), token_ids)
+    is_out = counts > 0
+    is_in = is_out | _column(map(prompt.__contains__, token_ids), token_ids).astype(bool)
+    return _Entries(
+        np.asarray(token_ids, np.int64),
+        _column(map(biases.get, token_ids, itertools.repeat(0.0)), token_ids),
+        np.where(is_in, params.repetition_penalty, 1.0),
+        params.frequency_penalty * counts,
+        np.where(is_out, params.presence_penalty, 0.0),
+    )
+
+
+def _column(values: Iterable[float | None], token_ids: Sequence[int]) -> _Column:
+    return np.fromiter(values, np.float64, len(token_ids))

@@ -53,11 +53,12 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """What drafts, the tokenizer of its directory, and the vocabulary it drafts in."""
+    """What drafts, the tokenizer of its directory, the vocabulary it drafts in, and whether prefixes are kept."""
 
     proposer: Proposer
     tokenizer: Tokenizer
     vocabulary: Vocabulary
+    prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,13 @@ async def target_engine(
     compiled = await _load_compiled(config, None)
     if compiled is not None:
         decoder, tokenizer = compiled
-        limits = EngineLimits(max_waiting, 0, tokenizer.eos_token_ids, pass_timeout_s)
+        limits = EngineLimits(max_waiting, 0, tokenizer.eos_token_ids, pass_timeout_s, config.prefix_caching)
         async with running(TargetEngine(decoder, limits)) as engine:
             yield RunningTarget(engine, tokenizer, _arithmetic(config, decoder))
         return
     model = await load(config)
     gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
-    limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids, pass_timeout_s)
+    limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids, pass_timeout_s, config.prefix_caching)
     grammars = Grammars(GrammarCompiler(model.tokenizer, model.backend.vocab_size))
     async with running(TargetEngine(SlotDecoder(model.backend), limits, grammars)) as engine:
         yield RunningTarget(engine, model.tokenizer, _arithmetic(config, model.backend))
@@ -120,7 +121,8 @@ async def fused_engine(
     else:
         decoder, tokenizer = compiled
         arithmetic = _arithmetic(config.target, decoder)
-    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s)
+    caching = config.target.prefix_caching
+    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s, caching)
     grammars = Grammars(GrammarCompiler(tokenizer, decoder.vocab_size))
     async with running(TargetEngine(decoder, limits, grammars)) as engine:
         yield RunningTarget(engine, tokenizer, arithmetic)
@@ -148,7 +150,8 @@ async def load_proposer(config: ProposerConfig) -> LoadedDraft:
     proposer = ModelProposer(model.backend, num_branches=config.branches)
     if config.branches:
         _log_branches(proposer, num_slots - config.num_slots)
-    return LoadedDraft(proposer, model.tokenizer, Vocabulary(model.tokenizer.fingerprint, model.backend.vocab_size))
+    words = Vocabulary(model.tokenizer.fingerprint, model.backend.vocab_size)
+    return LoadedDraft(proposer, model.tokenizer, words, config.model.prefix_caching)
 
 
 def _log_branches(proposer: ModelProposer, num_branch_slots: int) -> None:
@@ -201,7 +204,8 @@ async def draft_worker(
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
     """An engine over what drafts, not running yet."""
     grammars = Grammars(GrammarCompiler(draft.tokenizer, draft.vocabulary.size))
-    return DraftEngine(draft.proposer, max_waiting=max_waiting, grammars=grammars)
+    caching = draft.prefix_caching
+    return DraftEngine(draft.proposer, max_waiting=max_waiting, grammars=grammars, prefix_caching=caching)
 
 
 async def load(config: ModelConfig) -> LoadedModel:
@@ -220,7 +224,6 @@ def model_card(
     generator: Generator,
     tokenizer: Tokenizer,
     defaults: RequestDefaults,
-    *,
     model_id: str = "",
 ) -> ModelCard:
     """Build what GetModel answers."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig, model_name
 from inference.observe.metrics import Metrics
 from inference.request import NO_DEFAULTS
 from inference.serving.assembly import draft_engine, draft_worker, load_proposer, model_card, running
+from inference.serving.behind import TargetBehind
 from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
 from inference.serving.host import Front, Host
 from inference.serving.observers import Observers, observed, timeline
@@ -20,6 +24,8 @@ from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.remote import card_of_target
+
+logger = logging.getLogger(__name__)
 
 
 async def serve_draft(
@@ -39,34 +45,63 @@ async def serve_draft(
     check_ports(server, observe, http)
     with observed(observe) as observers:
         async with connected(draft.connection, observers.opening) as fleet:
-            card = await card_of_target(fleet)
+            await card_of_target(fleet)  # before a model is loaded for minutes
             loaded = await load_proposer(proposer)
+            behind = TargetBehind(fleet, loaded.vocabulary)
+            behind.card = await behind.ask()
             async with draft_worker(loaded, draft, fleet) as (worker, engine):
-                tokenizer = loaded.tokenizer
-                if card is None:
-                    card = model_card(f"target of {fleet.label}", "target", worker, tokenizer, NO_DEFAULTS)
-                else:  # conversations are written as the target's chat template says
-                    tokenizer = tokenizer.with_template(card.chat_template, proposer.tokenizer_path)
+                card = behind.card or model_card(
+                    f"target of {fleet.label}", "target", worker, loaded.tokenizer, NO_DEFAULTS
+                )
                 metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
-                generation = _generation(worker, tokenizer, card, metrics, observers)
-                fronts: list[Front] = [
-                    *metrics_fronts(observers, metrics, server),
-                    *http_fronts(http, generation, metrics, server, observers),
-                    GrpcFront(server, [generation], observers, upstream=fleet.serves()),
-                ]
+                face = _Face(worker, loaded.tokenizer, proposer.tokenizer_path)
+                generation = await face.of(card, observers, metrics)
+                web = http_fronts(http, generation, metrics, server, observers, behind.is_serving)
+
+                async def adopt(card: ModelCard) -> None:
+                    await face.show(card)
+                    for front in web:
+                        front.show(generation.card)
+
+                front = GrpcFront(server, [generation], observers, upstream=behind.follow(adopt))
+                fronts: list[Front] = [*metrics_fronts(observers, metrics, server), *web, front]
                 with timeline(observe, engine):
                     await Host(engine, fronts, config=server, metrics=metrics).run()
 
 
-def _generation(
-    worker: DraftWorker, tokenizer: Tokenizer, target: ModelCard, metrics: Metrics, observers: Observers
-) -> GenerationServicer:
-    """What clients ask: the target's name and defaults, so that an answer does not depend on whom they asked."""
-    local = LocalCompleter(worker, tokenizer, target.defaults, model_id=target.model_id)
-    completer = observers.around(local, metrics, model=target.name)
-    card = model_card(target.name, "distributed", worker, tokenizer, target.defaults, model_id=target.model_id)
-    return GenerationServicer(completer, card, local.codec)
+class _Face:
+    """What clients see: the target's name and defaults, so that an answer does not depend on whom they asked.
+
+    Args:
+        worker: answers.
+        tokenizer: of the draft, in the directory `path`.
+    """
+
+    def __init__(self, worker: DraftWorker, tokenizer: Tokenizer, path: Path) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._path = path
+        self._local = LocalCompleter(worker, tokenizer)
+
+    async def of(self, card: ModelCard, observers: Observers, metrics: Metrics) -> GenerationServicer:
+        """The service, for the target of this card."""
+        completer = observers.around(self._local, metrics, model=card.name)
+        self._generation = GenerationServicer(completer, card, self._local.codec)
+        await self.show(card)
+        return self._generation
+
+    async def show(self, target: ModelCard) -> None:
+        """Stand for this target from now on; conversations are written as its chat template says.
+
+        Raises:
+            ConfigError: its chat template is too long.
+        """
+        tokenizer = await asyncio.to_thread(self._tokenizer.with_template, target.chat_template, self._path)
+        self._local.stand_for(tokenizer, target.defaults, target.model_id)
+        about = (target.defaults, target.model_id)
+        self._generation.card = model_card(target.name, "distributed", self._worker, tokenizer, *about)
+        logger.info("the target serves %s", target.name)
 
 
 async def help_targets(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from grpc_comm.interceptors import StallInterceptor
@@ -17,7 +16,6 @@ from inference.config import HttpConfig, ObserveConfig, ServerConfig, address
 from inference.errors import ConfigError
 from inference.observe.metrics import Metrics, MetricsServer
 from inference.serving.observers import Observers
-from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
 from inference.workers.status import to_status
 
@@ -39,7 +37,7 @@ class GrpcFront(Server):
         servicers: Sequence[Servicer],
         observers: Observers,
         *,
-        upstream: AsyncIterator[bool] | None = None,
+        upstream: AsyncGenerator[bool, None] | None = None,
     ) -> None:
         self._host = config.host
         self._moving = MoveInterceptor()
@@ -104,6 +102,7 @@ def http_fronts(
     metrics: Metrics,
     server: ServerConfig,
     observers: Observers,
+    is_healthy: Callable[[], Awaitable[bool]] | None = None,
 ) -> list[HttpFront]:
     """OpenAI's API in front of a service of this process, if it is asked for."""
     if config is None:
@@ -111,15 +110,10 @@ def http_fronts(
     from inference.gateway.app import Gateway  # FastAPI takes a third of a second to import
     from inference.gateway.server import HttpFront
 
-    card = named(service.card, config)
-    gateway = Gateway(service.completer, card, metrics, _always, config, observers.spans, service.codec)
+    card = service.card.named(config.served_model_name)
+    gateway = Gateway(service.completer, card, metrics, is_healthy or _always, config, observers.spans, service.codec)
     return [HttpFront(gateway, server)]
 
 
 async def _always() -> bool:
     return True
-
-
-def named(card: ModelCard, config: HttpConfig) -> ModelCard:
-    """The card under the name that HTTP clients are told."""
-    return card if config.served_model_name is None else replace(card, name=config.served_model_name)

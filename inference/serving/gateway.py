@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.errors import SpecDecError
 from inference.gateway.app import Gateway
 from inference.gateway.server import HttpFront
 from inference.observe.metrics import Metrics
-from inference.serving.fronts import named
 from inference.serving.host import Host
 from inference.serving.observers import observed
 from inference.workers.draining import DrainingCompleter
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet, connected
+from inference.workers.remote import CARD_TIMEOUT_S
 
 
 async def serve_gateway(
@@ -30,7 +30,7 @@ async def serve_gateway(
     with observed(observe) as observers:
         async with connected(connection, observers.opening) as fleet:
             remote = FailoverCompleter(fleet, connection)
-            card = named(await remote.model(), http)
+            card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
             metrics, draining = Metrics(card.name, role="gateway"), DrainingCompleter(remote)
             completer = observers.around(draining, metrics, model=card.name)
             metrics.watch(completer)
@@ -43,8 +43,10 @@ async def serve_gateway(
 
 
 async def _follow_model(gateway: Gateway, remote: FailoverCompleter, fleet: Fleet) -> None:
-    """Ask for the model whenever a server comes or goes: one that comes back may serve another one."""
-    async for serves in fleet.serves():
-        if serves:
-            with suppress(SpecDecError):  # it left again, and will be asked when it is back
-                gateway.card = named(await remote.model(), gateway.config)
+    """Ask for the model whenever a server behind says that it serves: it, or one behind it, may be another now."""
+    async with aclosing(fleet.serves()) as changes:
+        async for serves in changes:
+            if serves:
+                with suppress(SpecDecError):  # it left again, and will be asked when it is back
+                    card = await remote.model(timeout_s=CARD_TIMEOUT_S)
+                    gateway.card = card.named(gateway.config.served_model_name)

@@ -48,7 +48,7 @@ def _host(
     )
     local = LocalCompleter(pool, running.tokenizer, server.defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=name)
-    card = model_card(name, "target", pool, running.tokenizer, server.defaults, model_id=model_id)
+    card = model_card(name, "target", pool, running.tokenizer, server.defaults, model_id)
     generation = GenerationServicer(completer, card, local.codec)
     fronts: list[Front] = [
         *metrics_fronts(observers, metrics, server),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from inference.model import Array, Backend, Draft, DraftToken, ForkingBackend, Span, prompt_chunk_tokens
+from inference.model import Array, Backend, Draft, DraftToken, ForkingBackend, Span, goes_on, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens, rank_tokens
 from inference.sampling.penalties import TokensBefore, rows_before, rows_within
@@ -47,6 +47,32 @@ class ModelProposer:
     def max_length(self) -> int:
         return self._backend.max_length
 
+    @property
+    def can_copy(self) -> bool:
+        """See `PrefixKeeper`."""
+        return self._forking is not None
+
+    def pays(self, num_held: int, num_tokens: int) -> bool:
+        """See `PrefixKeeper`."""
+        return goes_on(self._backend, num_held, num_tokens)
+
+    def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
+        """See `PrefixKeeper`; `source_slot` may hold less of the tokens, and a branch of its sequence more."""
+        source = max(self._family(source_slot), key=lambda each: _common_prefix(self._held[each], token_ids))
+        num_held = _common_prefix(self._held[source], token_ids)
+        for each in self._family(slot):  # what is left there belongs to another sequence
+            self._held[each] = []
+        if source != slot and num_held:
+            if self._forking is None:
+                return
+            self._forking.fork(source, slot, 0, num_held)
+        self._held[slot] = list(token_ids[:num_held])
+
+    def _family(self, slot: int) -> list[int]:
+        """A sequence's slot, and those of its branches."""
+        first = self._num_slots + slot * self._num_branches
+        return [slot, *range(first, first + self._num_branches)]
+
     def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
         """One token per draft, more where its grammar forces them, or None where a part of a prompt was read."""
         return extend_within_grammar(drafts, self._extend, int)
@@ -71,6 +97,8 @@ class ModelProposer:
         for draft in drafts:  # all of them before the pass writes to a source
             self._fork(draft)
         spans = [self._span(draft) for draft in drafts]
+        for draft, span in zip(drafts, spans, strict=True):
+            del self._held[draft.slot][span.start :]  # a pass that fails may have written anything there
         logits = self._backend.forward(spans)
         for draft, span in zip(drafts, spans, strict=True):
             self._held[draft.slot] = list(draft.token_ids[: span.start + len(span.token_ids)])
@@ -83,6 +111,7 @@ class ModelProposer:
         start = _common_prefix(self._held[draft.slot], draft.token_ids)
         end = min(_common_prefix(self._held[draft.source_slot], draft.token_ids), len(draft.token_ids) - 1)
         if end > start:
+            del self._held[draft.slot][start:]
             self._forking.fork(draft.source_slot, draft.slot, start, end)
             self._held[draft.slot] = list(draft.token_ids[:end])
 

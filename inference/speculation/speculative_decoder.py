@@ -6,7 +6,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inference.model import BranchingProposer, Decoder, Draft, DraftToken, MaskingDecoder, Proposer, Turn, Verdict
+from inference.model import (
+    BranchingProposer,
+    Decoder,
+    Draft,
+    DraftToken,
+    MaskingDecoder,
+    PrefixKeeper,
+    Proposer,
+    Turn,
+    Verdict,
+)
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.grammar import asked_model
 
@@ -24,6 +34,7 @@ class SpeculativeDecoder:
         self._target = target
         self._proposer = proposer
         self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
+        self._keepers = [each for each in (target, proposer) if isinstance(each, PrefixKeeper)]
         self._length = length
 
     @property
@@ -47,10 +58,25 @@ class SpeculativeDecoder:
         """See `MaskingDecoder`."""
         return isinstance(self._target, MaskingDecoder) and self._target.keeps_grammars
 
+    @property
+    def can_copy(self) -> bool:
+        """See `PrefixKeeper`."""
+        return isinstance(self._target, PrefixKeeper) and self._target.can_copy
+
+    def pays(self, num_held: int, num_tokens: int) -> bool:
+        """See `PrefixKeeper`: the target's slots decide, the draft's follow as far as they can."""
+        return isinstance(self._target, PrefixKeeper) and self._target.pays(num_held, num_tokens)
+
+    def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
+        """See `PrefixKeeper`; what the slot's last sequence taught of drafts is forgotten."""
+        if self._length is not None:
+            self._length.begin(slot)
+        for keeper in self._keepers:
+            keeper.begin(slot, source_slot, token_ids)
+
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Draft up to each turn's gamma in batched steps, then verify all in one pass."""
         started = time.monotonic()
-        self._begin(turns)
         self._read(turns)
         chains = self._draft(turns)
         drafted = time.monotonic()
@@ -65,13 +91,6 @@ class SpeculativeDecoder:
         parts = [turn for turn in turns if not turn.chooses and len(turn.token_ids) <= self._proposer.max_length]
         if parts:
             self._proposer.extend([Draft(turn.slot, turn.token_ids, turn.sampling, limit=1) for turn in parts])
-
-    def _begin(self, turns: Sequence[Turn]) -> None:
-        """Forget what the slots' requests before these taught."""
-        if self._length is not None:
-            for turn in turns:
-                if turn.start == 0:
-                    self._length.begin(turn.slot)
 
     def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
         """Chains of the turns that may draft, by slot; all turns share the pass, and so its time."""

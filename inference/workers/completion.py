@@ -33,6 +33,10 @@ class ModelCard:
     defaults: RequestDefaults = NO_DEFAULTS
     model_id: str = ""
 
+    def named(self, name: str | None) -> ModelCard:
+        """The card under another name, if there is one."""
+        return self if name is None else replace(self, name=name)
+
 
 MAX_MESSAGES = 1024
 """Of one conversation."""
@@ -71,7 +75,7 @@ class CompletionRequest:
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
-        min_new_tokens, prompt_logprobs, grammar: see `GenerationRequest`.
+        min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
         deadline: the event loop's time from which nobody waits for the rest any more; None waits for ever.
         resume: go on behind what is committed; all else is as it was asked of the first server. None begins.
 
@@ -96,6 +100,7 @@ class CompletionRequest:
     unsaid: frozenset[str] = frozenset()
     grammar: Grammar | None = None
     resume: Resume | None = None
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         check_stops(self.stop)

@@ -196,6 +196,7 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar_to_message(request.grammar),
+        cache_salt=request.cache_salt,
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
@@ -276,6 +277,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         min_new_tokens=message.min_new_tokens,
         prompt_logprobs=_wanted_prompt_logprobs(message),
         grammar=_wanted_grammar(message),
+        cache_salt=message.cache_salt,
         resume=_wanted_resume(message),
     )
 
@@ -297,6 +299,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
                 prompt_text=event.prompt_text,
                 prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
                 has_grammar=event.has_grammar,
+                num_cached_tokens=event.num_cached_tokens,
                 model_id=event.provenance.model_id,
                 grammar_version=event.provenance.grammar_version,
                 prompt_digest=event.provenance.prompt_digest,
@@ -330,6 +333,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
             started.prompt_text,
             prompt_logprobs,
             started.has_grammar,
+            started.num_cached_tokens,
             Provenance(started.model_id, started.grammar_version, started.prompt_digest),
             _defaults_from_message(started.defaults) if started.HasField("defaults") else None,
         )
@@ -367,6 +371,7 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar_to_message(request.grammar),
+        cache_salt=request.cache_salt,
     )
 
 
@@ -390,6 +395,7 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
         min_new_tokens=message.min_new_tokens,
         prompt_logprobs=_wanted_prompt_logprobs(message),
         grammar=_wanted_grammar(message),
+        cache_salt=message.cache_salt,
     )
 
 

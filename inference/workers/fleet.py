@@ -10,14 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
-from grpc_comm.health import is_serving, serving
+from grpc_comm.health import is_serving, served
 from grpc_comm.names import addresses_of
 from inference.config import ConnectionConfig
 from inference.errors import InternalError, UnavailableError
@@ -152,7 +152,7 @@ class Fleet:
         return record is not None and record.ready
 
     async def serves(self) -> AsyncGenerator[bool, None]:
-        """Whether any of the servers is ready, now and whenever the health of one of them changes."""
+        """Whether any of the servers is ready, now and whenever one of them says so anew; for ever."""
         while True:
             changed = self._changed
             yield any(record.ready for record in self._policy.records.values())
@@ -179,12 +179,13 @@ class Fleet:
         self._tell()
 
     async def _follow(self, replica: Replica) -> None:
-        async for serves in serving(replica.channel):
-            self._report(replica, serves)
+        async with aclosing(served(replica.channel)) as answers:
+            async for serves in answers:
+                self._report(replica, serves)
 
     def _report(self, replica: Replica, serves: bool) -> None:
         record = self._policy.records.get(replica.address)
-        if record is not None and record.ready != serves:
+        if record is not None:
             record.ready = serves
             self._tell()
 

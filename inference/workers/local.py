@@ -44,6 +44,10 @@ class LocalCodec:
         self._vocab_size = vocab_size
         self._reader = PromptReader(tokenizer, max_length=max_length)
 
+    def write_with(self, tokenizer: Tokenizer) -> None:
+        """Use a tokenizer of the same vocabulary that writes conversations in another way."""
+        self._tokenizer = self._reader.tokenizer = tokenizer
+
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         """See `Codec`."""
         return await self._reader.read(prompt, special=special)
@@ -79,6 +83,11 @@ class LocalCompleter:
         self._model_id = model_id
         self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size, max_length=generator.max_length)
 
+    def stand_for(self, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str) -> None:
+        """Answer for another model of the same vocabulary from now on."""
+        self._tokenizer, self._defaults, self._model_id = tokenizer, defaults, model_id
+        self.codec.write_with(tokenizer)
+
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
         asked, request = request, request.resolved(self._defaults)
@@ -97,6 +106,7 @@ class LocalCompleter:
         async with aclosing(self._generator.generate(generation)) as commits:
             async for commit in commits:
                 if started is not None:  # only now: a request that is refused has never started
+                    started = replace(started, num_cached_tokens=commit.num_cached_tokens)
                     if generation.prompt_logprobs is not None:
                         started = replace(started, prompt_logprobs=self._of_prompt(generation, commit))
                     yield _told(started, request.resume, commit.provenance)
@@ -178,6 +188,7 @@ class LocalCompleter:
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
             grammar=request.grammar,
+            cache_salt=request.cache_salt,
         )
         # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
         return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))

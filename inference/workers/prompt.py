@@ -29,7 +29,7 @@ class PromptReader:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_length: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._max_characters = max(MIN_CHARACTERS, max_length * tokenizer.longest_token)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
         self._num_reading = 0
@@ -45,7 +45,7 @@ class PromptReader:
         if num_characters > self._max_characters:
             message = f"the prompt has {num_characters} characters, the limit is {self._max_characters}"
             raise InvalidRequestError(message, field="prompt")
-        is_slow = isinstance(prompt, Chat) and self._tokenizer.is_slow_to_chat
+        is_slow = isinstance(prompt, Chat) and self.tokenizer.is_slow_to_chat
         if is_slow or num_characters > MAX_INLINE_CHARACTERS:
             return await self._read_long(prompt, special)
         return self._encode(prompt, special)
@@ -64,8 +64,8 @@ class PromptReader:
 
     def _encode(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
         if isinstance(prompt, Chat):
-            return self._tokenizer.encode_chat(prompt.messages)
-        return self._tokenizer.encode(prompt, special=special)
+            return self.tokenizer.encode_chat(prompt.messages)
+        return self.tokenizer.encode(prompt, special=special)
 
 
 def _check_chat(chat: Chat) -> int:

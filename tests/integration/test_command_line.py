@@ -33,6 +33,7 @@ KEYS = {
     "finish_reason",
     "seed",
     "num_prompt_tokens",
+    "num_cached_tokens",
     "acceptance_rate",
     "timings",
 }

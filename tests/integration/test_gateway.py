@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -181,6 +182,10 @@ async def test_chat(clients: Clients, target: ServerProcess) -> None:
         pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
         assert "".join(pieces) == whole.choices[0].message.content
         answers.append((whole.choices[0].message.content, whole.choices[0].finish_reason))
+        again = await client.chat.completions.create(**fields)
+        assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens - 1
+        alone = await client.chat.completions.create(**fields, extra_body={"cache_salt": secrets.token_hex()})
+        assert alone.usage.prompt_tokens_details.cached_tokens == 0
     sampling = SamplingParams(temperature=1.0)
     prompt = "system: \nuser: sing\nassistant:"
     direct = await complete(target, CompletionRequest(prompt, sampling, seed=3, max_new_tokens=12))

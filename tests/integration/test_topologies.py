@@ -6,6 +6,7 @@ Real processes throughout: a target, draft workers of three qualities in front o
 from __future__ import annotations
 
 import random
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +87,11 @@ def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]
     return requests
 
 
+def uncached(requests: list[CompletionRequest]) -> list[CompletionRequest]:
+    """The same under salts that nobody else has: no slot holds anything for them."""
+    return [replace(request, cache_salt=secrets.token_hex()) for request in requests]
+
+
 def answers(completions: list[Completion]) -> list[tuple[list[int], str, FinishReason | None]]:
     return [(completion.token_ids, completion.text, completion.reason) for completion in completions]
 
@@ -118,6 +124,7 @@ async def test_greedy_equals_transformers_with_1_session(
     """One prompt after another, gamma going round 1 to 8; all of them with one draft, every third with the others."""
     step = 1 if helper == "related" else 3
     requests = [replace(request, gamma=1 + number % 8) for number, request in enumerate(greedy_requests()[::step])]
+    requests[1::2] = uncached(requests[1::2])  # prefixes of the others are held by now
     completions = await complete_all(topologies[helper], requests, concurrency=1)
     assert [completion.token_ids for completion in completions] == greedy_tokens[::step]
 
@@ -140,7 +147,7 @@ async def test_running_ahead_equals_transformers(
 async def test_sampling_equals_the_target_alone(topologies: Topologies, target: ServerProcess, helper: str) -> None:
     """Equal seeds give equal tokens, with mixed parameters in flight at once."""
     requests = sampled_requests(64, seed=HELPERS.index(helper))
-    alone = await complete_all(target, requests, concurrency=3)
+    alone = await complete_all(target, uncached(requests), concurrency=3)
     helped = await complete_all(topologies[helper], requests, concurrency=8)
     assert answers(helped) == answers(alone)
     assert [completion.seed for completion in helped] == [request.seed for request in requests]
@@ -157,6 +164,21 @@ async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) ->
     assert rates["stranger"] < 0.2 < rates["related"] < 0.8
     assert rates["itself"] == 1.0
     assert rates["fused"] == pytest.approx(rates["related"], abs=0.02)
+
+
+@pytest.mark.parametrize("helper", ["target", *HELPERS])
+async def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(
+    topologies: Topologies, target: ServerProcess, helper: str
+) -> None:
+    server = (topologies | {"target": target})[helper]
+    salt = secrets.token_hex()
+    prompt = tuple(random.Random(helper).choices(range(2, 288), k=40))
+    first = await complete(server, CompletionRequest(prompt, max_new_tokens=8, ignore_eos=True, cache_salt=salt))
+    longer = CompletionRequest((*prompt, *first.token_ids, 5, 6), max_new_tokens=8, cache_salt=salt)
+    second, anew = await complete(server, longer), (await complete_all(server, uncached([longer])))[0]
+    assert (first.num_cached_tokens, anew.num_cached_tokens) == (0, 0)
+    assert 40 <= second.num_cached_tokens <= 48
+    assert answers([second]) == answers([anew])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -46,7 +46,8 @@ class ScriptedCompleter:
         try:
             if self._passes:
                 scores = () if request.prompt_logprobs is None else SCORES
-                yield Started(3, request.seed or 0, "prompt " if request.echo else "", scores)
+                text = "prompt " if request.echo else ""
+                yield Started(3, request.seed or 0, text, scores, num_cached_tokens=2)
             if request.max_new_tokens == 0:
                 yield Finished(FinishReason.LENGTH)
                 return

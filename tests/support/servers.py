@@ -58,12 +58,14 @@ class Completion:
     num_accepted_tokens: int = 0
     num_deltas: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     seed: int | None = None
     reason: FinishReason | None = None
 
     def record(self, event: Started | Delta | Finished) -> None:
         if isinstance(event, Started):
             self.seed, self.num_prompt_tokens = event.seed, event.num_prompt_tokens
+            self.num_cached_tokens = event.num_cached_tokens
         elif isinstance(event, Finished):
             self.reason = event.reason
         else:

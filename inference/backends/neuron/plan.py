@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from inference.backends.neuron.calls import Row
 from inference.model import Span
@@ -47,6 +49,34 @@ class Reading:
 
     def wants(self, position: int) -> bool:
         return position >= self.first_wanted
+
+
+class ReadingTimes:
+    """How long calls took, in seconds: whether a prompt is read faster in passes, behind what its slot holds already.
+
+    Args:
+        width: tokens of a pass.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._prompts: dict[int, float] = {}  # by tokens, the shortest
+        self._passes: deque[float] = deque(maxlen=15)  # of full width
+
+    def record_prompt(self, num_tokens: int, seconds: float) -> None:
+        self._prompts[num_tokens] = min(seconds, self._prompts.get(num_tokens, seconds))
+
+    def record_pass(self, width: int, seconds: float) -> None:
+        if width == self._width:
+            self._passes.append(seconds)
+
+    def goes_on(self, num_held: int, num_tokens: int) -> bool:
+        """See `inference.model.RereadingBackend`: a prompt takes at least as long as a shorter one did."""
+        longest = max((length for length in list(self._prompts) if length <= num_tokens), default=None)
+        num_passes = -(-(num_tokens - num_held) // self._width)
+        if longest is None or not self._passes or num_passes > REREAD_PASSES:
+            return False
+        return num_passes * median(list(self._passes)) < self._prompts[longest]
 
 
 def reading(span: Span, held: Sequence[int]) -> Reading:

@@ -6,6 +6,7 @@ that verification with shared noise is the same as on any other backend. Knows n
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from inference.backends.neuron.application import slot_compilation
 from inference.backends.neuron.calls import Row, continued_call, prompt_call
 from inference.backends.neuron.checks import check_family, check_sharding
 from inference.backends.neuron.environment import check_logical_cores
-from inference.backends.neuron.plan import Reading, next_rows, prompt_row, reading
+from inference.backends.neuron.plan import Reading, ReadingTimes, next_rows, prompt_row, reading
 from inference.backends.neuron.settings import slot_arguments
 from inference.backends.neuron.shape import SlotShape, slot_shape
 from inference.backends.spans import check_spans
@@ -47,6 +48,7 @@ class NeuronBackend:
         self._application = application
         self._shape = shape
         self._held: list[list[int]] = [[] for _ in range(shape.num_slots)]
+        self._times = ReadingTimes(shape.width)
 
     @property
     def vocab_size(self) -> int:
@@ -75,6 +77,10 @@ class NeuronBackend:
         """See `inference.model.CompiledShapes`: the prompt graph reads a prompt at once, or not at all."""
         return self._shape.max_prompt
 
+    def goes_on(self, num_held: int, num_tokens: int) -> bool:
+        """See `inference.model.RereadingBackend`."""
+        return self._times.goes_on(num_held, num_tokens)
+
     @torch.no_grad()
     def forward(self, spans: Sequence[Span]) -> Array:
         """See `inference.model.Backend`. A numpy array."""
@@ -93,14 +99,18 @@ class NeuronBackend:
         row = prompt_row(work, width=self._shape.width, max_prompt=self._shape.max_prompt)
         if row is None:
             return
+        started = time.monotonic()
         logits = self._logits(self._prompt_call(row))  # [1, 1, vocab_size]: of the last token alone
+        self._times.record_prompt(len(row.token_ids), time.monotonic() - started)
         self._keep(work, len(row.token_ids) - 1, logits[0, -1:])
         work.position = len(row.token_ids)
 
     def _run_pass(self, works: Sequence[Reading]) -> None:
         """One call over every span that is not read to its end."""
         rows, width = next_rows(works, width=self._shape.width)
+        started = time.monotonic()
         logits = self._logits(self._continued_call(rows, width))  # [num_rows, width, vocab_size]
+        self._times.record_pass(width, time.monotonic() - started)
         by_slot = {work.slot: work for work in works}
         for row, of_row in zip(rows, logits, strict=True):
             work = by_slot[row.slot]

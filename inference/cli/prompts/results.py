@@ -48,6 +48,7 @@ class Result:
             "finish_reason": self.finish_reason.value if self.finish_reason else None,
             "seed": self.seed,
             "num_prompt_tokens": stats.num_prompt_tokens,
+            "num_cached_tokens": stats.num_cached_tokens,
             "acceptance_rate": stats.acceptance_rate,
             "mean_acceptance_length": stats.mean_acceptance_length,
             "timings": {"ttft_s": stats.ttft_s, "tpot_s": stats.tpot_s, "end_to_end_s": stats.end_to_end_s},

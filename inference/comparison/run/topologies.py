@@ -129,6 +129,7 @@ class Deployment:
         config = self._config
         flags = [*self._role_flags(server, port), *server_flags(config.backend, server, config.servers, config.gammas)]
         flags += ["--threads", str(len(self._cores(server))), "--batch", str(config.workload.max_concurrency)]
+        flags += ["--no-prefix_caching"]  # prompts come again, and reading them is a part of what is compared
         return flags + ([] if _attaches(server) else ["--grace_s", str(SERVER_GRACE_S)])
 
     def _role_flags(self, server: Server, port: int) -> list[str]:

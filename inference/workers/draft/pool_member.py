@@ -184,7 +184,12 @@ class _Help:
         vocab_size = self._offer.vocabulary.size
         check_token_ids(request.prompt_token_ids, vocab_size=vocab_size)
         check_logit_bias(request.sampling, vocab_size=vocab_size)
-        draft = self._engine.open(request.prompt_token_ids, request.law(), output_start=request.output_start)
+        draft = self._engine.open(
+            request.prompt_token_ids,
+            request.law(),
+            output_start=request.output_start,
+            cache_salt=request.cache_salt,
+        )
         gamma = self._offer.gamma if request.gamma is None else request.gamma
         runner = Runner(self._engine, draft, self._round_trip, gamma=gamma)
 

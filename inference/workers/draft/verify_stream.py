@@ -68,6 +68,7 @@ class VerifyStream:
         self._bytes_up = 0
         self._bytes_down = 0
         self._has_grammar = False
+        self._num_cached_tokens = 0  # until the first commit
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
         """Open the session; does not wait for the answer, unless it must, so that drafting begins at once."""
@@ -92,7 +93,8 @@ class VerifyStream:
         commit = commit_from_message(message.commit)
         self._check(commit)
         self.proposals.answered(commit)
-        return commit
+        num_cached_tokens, self._num_cached_tokens = self._num_cached_tokens, 0
+        return replace(commit, num_cached_tokens=num_cached_tokens)
 
     def _take_opened(self, message: pb.VerifyResponse) -> None:
         """The target answers Open at once: a round trip."""
@@ -100,6 +102,7 @@ class VerifyStream:
         opened = message.opened
         self._origin.model_id, self._origin.grammar_version = opened.model_id, opened.grammar_version
         self._origin.has_begun = self._origin.answered = True
+        self._num_cached_tokens = min(opened.num_cached_tokens, self._position)
         if self._has_grammar and not opened.grammar_version:
             raise IncompatibleDraftError(
                 "the target knows no grammars, and would answer without", address=self._address

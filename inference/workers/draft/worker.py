@@ -69,6 +69,7 @@ class DraftWorker:
             request.sampling,
             output_start=request.output_start,
             grammar=await self._engine.compiled(request.grammar),
+            cache_salt=request.cache_salt,
         )
         try:
             await draft.admitted()  # a session at the target without a draft would hold a slot in vain

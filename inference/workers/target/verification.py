@@ -176,6 +176,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             pass_us=self._engine.pass_us,
             model_id=self._identity.model_id,
             grammar_version=GRAMMAR_VERSION if session.request.grammar is not None else "",
+            num_cached_tokens=session.num_cached_tokens,
         )
         return pb.VerifyResponse(opened=opened)
 

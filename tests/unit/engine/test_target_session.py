@@ -7,7 +7,7 @@ import pytest
 from inference.engine import target_session
 from inference.engine.target_session import TargetSession
 from inference.model import Verdict
-from inference.request import GenerationRequest, Schedule
+from inference.request import GenerationRequest, SamplingParams, Schedule
 from inference.speculation.tree import Branch
 
 
@@ -91,3 +91,25 @@ def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
     assert session.idle_s == pytest.approx(50.0)
     session.propose([Branch(None, 3, [77])])
     assert session.idle_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "width"),
+    [
+        (SamplingParams(), 64),
+        (SamplingParams(repetition_penalty=1.01), 16),
+        (SamplingParams(presence_penalty=0.1), 16),
+        (SamplingParams(logit_bias=((5, 1.0),)), 16),
+    ],
+)
+def test_a_pass_is_only_so_wide_for_who_makes_each_token_dear(
+    clock: Clock, sampling: SamplingParams, width: int
+) -> None:
+    """The story: one session with penalties, 1024 biases and 64 draft tokens tripled the others' time per token."""
+    request = GenerationRequest((1, 2, 3), sampling, max_new_tokens=500)
+    session = TargetSession(request, max_length=1000, schedule=Schedule.SYNC, gamma=4)
+    session.enter(0)
+    session.propose([Branch(None, 3, list(range(100)))])
+    turn = session.next_turn()
+    assert turn is not None
+    assert len(turn.proposal) == width

@@ -55,6 +55,16 @@ async def test_a_completion_has_openais_shape() -> None:
     assert document["usage"]["total_tokens"] == 9
     details = document["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 3}
+    assert document["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+async def test_a_salt_is_passed_on_within_its_limits() -> None:
+    completer = ScriptedCompleter(PASSES)
+    assert (await post(completer, "/v1/completions", {"prompt": "x", "cache_salt": "a" * 256})).status_code == 200
+    assert completer.requests[-1].cache_salt == "a" * 256
+    for salt in ("", "a" * 257, 5):
+        response = await post(completer, "/v1/completions", {"prompt": "x", "cache_salt": salt})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "cache_salt")
 
 
 async def test_a_chat_completion_has_openais_shape() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -41,3 +43,50 @@ async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
             call.cancel()
     finally:
         await server.stop(None)
+
+
+@asynccontextmanager
+async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
+    """A server with other values for some of its options, whose streams name the client's end every 0.1 s."""
+
+    async def serve(request: object, context: Any) -> None:
+        for _ in range(12):
+            await context.write(context.peer().encode())
+            await asyncio.sleep(0.1)
+
+    handler: Any = grpc.unary_stream_rpc_method_handler(serve)
+    given = {name.replace("__", "."): value for name, value in instead.items()}
+    server = grpc.aio.server(options=[(name, given.get(name, value)) for name, value in SERVER_OPTIONS])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Peers", {"Name": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_an_old_connection_takes_no_new_stream_and_cuts_none() -> None:
+    """A balancer of connections gives a new server nothing while the old ones last."""
+    async with naming_peers(grpc__max_connection_age_ms=300) as address, grpc.aio.insecure_channel(address) as channel:
+        name: Any = channel.unary_stream("/test.Peers/Name")
+        running = name(b"", timeout=20)
+        first = await running.read()
+        await asyncio.sleep(0.8)
+        assert await name(b"", timeout=20).read() != first
+        assert [await running.read() for _ in range(11)] == [first] * 11
+
+
+async def test_connections_have_a_number() -> None:
+    limit = "grpc__max_allowed_incoming_connections"
+    async with naming_peers(**{limit: 2}) as address, AsyncExitStack() as stack:
+        codes = []
+        for _ in range(3):
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+            name: Any = channel.unary_stream("/test.Peers/Name")
+            try:
+                codes.append(bool(await name(b"", timeout=1).read()))
+            except grpc.aio.AioRpcError:
+                codes.append(False)
+        assert codes == [True, True, False]

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.channel import open_channel
-from grpc_comm.health import serving
+from grpc_comm.health import served
 from grpc_comm.server import Server
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -17,8 +17,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def started(port: int = 0, upstream: grpc.aio.Channel | None = None) -> Server:
-    behind = None if upstream is None else serving(upstream)
-    server = Server(f"127.0.0.1:{port}", [], status_of=lambda _: None, upstream=behind)
+    server = Server(
+        f"127.0.0.1:{port}", [], status_of=lambda _: None, upstream=None if upstream is None else served(upstream)
+    )
     await server.open()
     return server
 

@@ -33,7 +33,7 @@ class Completer:
         self.error = error
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
-        yield Started(5, 1)
+        yield Started(5, 1, num_cached_tokens=3)
         yield Delta((1, 2, 3), "abc", 4, 2, TIMINGS, counts=COUNTS)
         yield Delta((4,), "d", 0, 0, TIMINGS, counts=COUNTS)
         if self.error is not None:
@@ -64,6 +64,8 @@ async def test_a_request_is_counted_under_vllms_names() -> None:
     found = samples(metrics)
     expected = {
         "vllm:prompt_tokens_total": 5,
+        "vllm:prefix_cache_queries_total": 5,
+        "vllm:prefix_cache_hits_total": 3,
         "vllm:generation_tokens_total": 4,
         "vllm:spec_decode_num_drafts_total": 1,
         "vllm:spec_decode_num_draft_tokens_total": 4,
@@ -142,11 +144,12 @@ def test_a_draft_workers_session_counts_at_the_target() -> None:
     metrics, profile = Metrics("tiny"), Profile("target")
     with Observer(metrics, profile).request("session s1") as session:
         session.take(Started(5, 1))
-        session.take(Commit(5, (1, 2), 3, 1, TIMINGS))
+        session.take(Commit(5, (1, 2), 3, 1, TIMINGS, num_cached_tokens=4))
         session.take(Commit(7, (3,), 2, 0, TIMINGS, FinishReason.LENGTH))
     found = samples(metrics)
     assert found["vllm:spec_decode_num_draft_tokens_total", ""] == 5
     assert found["vllm:request_success_total", "length"] == 1
+    assert (found["vllm:prefix_cache_hits_total", ""], profile.total()["num_cached_tokens"]) == (4, 4)
     assert [(row["request"], row["num_prompt_tokens"], row["num_output_tokens"]) for row in profile.rows()] == [
         ("session s1", 5, 3)
     ]

@@ -77,11 +77,13 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
         schedule=schedules,
         min_new_tokens=counts,
         prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
+        cache_salt=st.text(max_size=9),
     )
 )
 def test_completion_request(request: CompletionRequest) -> None:
     sent = convert.completion_from_message(convert.completion_to_message(request))
     assert (sent.min_new_tokens, sent.prompt_logprobs) == (request.min_new_tokens, request.prompt_logprobs)
+    assert sent.cache_salt == request.cache_salt
     back = convert.completion_from_message(convert.completion_to_message(request))
     assert (back.prompt, back.seed, back.stop_token_ids) == (request.prompt, request.seed, request.stop_token_ids)
     assert (back.max_new_tokens, back.ignore_eos) == (request.max_new_tokens, request.ignore_eos)
@@ -102,6 +104,7 @@ def test_completion_request(request: CompletionRequest) -> None:
         num_committed_tokens=st.integers(0, 2),
         min_new_tokens=counts,
         prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
+        cache_salt=st.text(max_size=9),
     )
 )
 def test_open(request: GenerationRequest) -> None:
@@ -129,7 +132,13 @@ def test_commit(commit: Commit) -> None:
 
 @given(
     st.one_of(
-        st.builds(Started, num_prompt_tokens=counts, seed=st.integers(0, MAX_SEED), prompt_logprobs=scores),
+        st.builds(
+            Started,
+            num_prompt_tokens=counts,
+            seed=st.integers(0, MAX_SEED),
+            prompt_logprobs=scores,
+            num_cached_tokens=counts,
+        ),
         st.builds(
             Delta,
             token_ids=token_ids,

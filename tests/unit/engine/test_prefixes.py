@@ -1,0 +1,479 @@
+"""A request begins behind what an earlier one has left, and nobody can tell but by the time it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.commit import Commit
+from inference.engine.draft import DraftEngine
+from inference.engine.prefixes import Place, Prefix, choose_place
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.model import Array, Decoder, Draft, DraftToken, Span, Turn
+from inference.request import GenerationRequest, SamplingParams
+from inference.scheduling.draft_length import DraftLength
+from inference.scheduling.pacing import Branching, Pacing
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
+from tests.support.scripted import until
+
+MAX_LENGTH = 96
+NUM_TOKENS = 6
+SAMPLED = SamplingParams(temperature=1.0, seed=7)
+
+
+def torch_backend(*, seed: int = 1, num_slots: int = 3) -> TorchBackend:
+    return TorchBackend(tiny_model("llama", seed=seed), num_slots=num_slots, max_length=MAX_LENGTH)
+
+
+class Unforkable:
+    """A slot model that cannot copy; a pass fails when it is told to, and has written nonsense by then."""
+
+    def __init__(self, backend: TorchBackend) -> None:
+        self.backend = backend
+        self.num_failures = 0
+        self.before_failure: Callable[[], object] = lambda: None
+        self.num_read = 0
+
+    vocab_size = property(lambda self: self.backend.vocab_size)
+    num_slots = property(lambda self: self.backend.num_slots)
+    max_length = property(lambda self: self.backend.max_length)
+    slot_bytes = property(lambda self: self.backend.slot_bytes)
+
+    def forward(self, spans: Sequence[Span]) -> Array:
+        if self.num_failures:
+            self.num_failures -= 1
+            self.backend.forward([replace(span, token_ids=[2] * len(span.token_ids)) for span in spans])
+            self.before_failure()
+            raise RuntimeError("flicker")
+        self.num_read += sum(len(span.token_ids) for span in spans)
+        return self.backend.forward(spans)
+
+
+class Forkable(Unforkable):
+    """The same, but it copies; a copy can fail too."""
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        self.backend.fork(source_slot, destination_slot, start, end)
+        if self.num_failures:
+            self.num_failures -= 1
+            self.backend.forward([Span(destination_slot, start, [2] * (end - start), 0)])
+            raise RuntimeError("flicker")
+
+
+# Which slot a sequence takes.
+
+
+def test_a_conversation_goes_on_where_it_was() -> None:
+    place = choose_place([2, 0, 1], {0: 50, 1: 40}, {0: 10, 1: 40}, can_copy=True)
+    assert place == Place(1, 1, 40)
+
+
+def test_what_many_share_is_copied_and_costs_nobody_a_conversation() -> None:
+    assert choose_place([2, 0, 1], {0: 500, 1: 400}, {0: 100, 1: 100}, can_copy=True) == Place(2, 1, 100)
+
+
+def test_without_copies_a_short_match_overwrites_nothing_long() -> None:
+    free, left = [0, 1], {0: 30, 1: 500}
+    assert choose_place(free, left, {1: 100}, can_copy=False) == Place(0, 0)
+    assert choose_place(free, left, {1: 300}, can_copy=False) == Place(1, 1, 300)
+    assert choose_place([1], {1: 500}, {1: 100}, can_copy=False) == Place(1, 1, 100), "there is no other"
+
+
+def test_a_slot_that_holds_nothing_goes_first_then_the_one_left_longest_ago() -> None:
+    assert choose_place([1, 2, 0], {1: 30, 0: 50}, {}, can_copy=True) == Place(2, 2)
+    assert choose_place([1, 2, 0], {1: 30, 2: 10, 0: 50}, {}, can_copy=True) == Place(1, 1)
+
+
+slots = st.integers(0, 5)
+
+
+@given(st.lists(slots, min_size=1, max_size=6, unique=True), st.dictionaries(slots, st.integers(1, 50)), st.data())
+def test_of_what_can_be_had_the_longest_is_taken(free: list[int], held: dict[int, int], data: st.DataObject) -> None:
+    shared = {slot: data.draw(st.integers(1, length)) for slot, length in held.items() if data.draw(st.booleans())}
+    left = {slot: length for slot, length in held.items() if slot in free}
+    place = choose_place(free, left, shared, can_copy=True)
+    assert place.slot in free
+    assert place.num_tokens == max(shared.values(), default=0) == shared.get(place.source_slot, 0)
+    alone = choose_place(free, left, {slot: n for slot, n in shared.items() if slot in free}, can_copy=False)
+    assert alone.slot == alone.source_slot
+    assert alone.num_tokens == shared.get(alone.slot, 0)
+
+
+@given(st.lists(st.integers(0, 1), max_size=6), st.lists(st.integers(0, 1), max_size=6), st.sampled_from(["", "a"]))
+def test_a_shared_prefix(one: list[int], other: list[int], salt: str) -> None:
+    ours, theirs = one * 300, other * 300  # longer than what is compared at once
+    expected = 0
+    while not salt and expected < min(len(ours), len(theirs)) and ours[expected] == theirs[expected]:
+        expected += 1
+    assert Prefix(ours, len(ours), salt).num_shared(Prefix(tuple(theirs), len(theirs))) == expected
+
+
+# What an engine makes of it.
+
+
+async def run(engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None) -> list[Commit]:
+    commits: list[Commit] = []
+    async with aclosing(engine.generate(request)) as stream:
+        async for commit in stream:
+            commits.append(commit)
+            if leaves_after is not None and len(commits) > leaves_after:
+                break
+    return commits
+
+
+def tokens(commits: Sequence[Commit]) -> list[int]:
+    return [token_id for commit in commits for token_id in commit.token_ids]
+
+
+def request(prompt: Sequence[int], **fields: Any) -> GenerationRequest:
+    return GenerationRequest(tuple(prompt), **{"max_new_tokens": NUM_TOKENS, **fields})
+
+
+PROMPT = tuple(range(20, 60))
+
+
+@pytest.mark.parametrize("kind", [Forkable, Unforkable])
+async def test_the_next_turn_reads_what_is_new(kind: type[Unforkable]) -> None:
+    backend = kind(torch_backend())
+    engine = TargetEngine(SlotDecoder(backend))
+    engine.start()
+    first = await run(engine, request(PROMPT))
+    backend.num_read = 0
+    turn = request([*PROMPT, *tokens(first), 5, 6, 7])
+    second = await run(engine, turn)
+    await engine.stop()
+    num_cached = len(PROMPT) + NUM_TOKENS - 1  # nothing was computed behind the last token
+    assert [commit.num_cached_tokens for commit in first + second] == [0] * NUM_TOKENS + [num_cached] + [0] * 5
+    assert backend.num_read == 4 + NUM_TOKENS - 1
+    assert tokens(second) == plain(turn)
+
+
+async def test_one_token_is_always_left_to_compute_and_running_sequences_are_copied() -> None:
+    engine = TargetEngine(SlotDecoder(Forkable(torch_backend())))
+    engine.start()
+    async with aclosing(engine.generate(request(PROMPT, max_new_tokens=40))) as running:
+        await anext(running)
+        (again, shorter) = [await run(engine, request(prompt)) for prompt in (PROMPT, PROMPT[:10])]
+    await engine.stop()
+    assert (again[0].num_cached_tokens, shorter[0].num_cached_tokens) == (39, 9)
+    assert (tokens(again), tokens(shorter)) == (plain(request(PROMPT)), plain(request(PROMPT[:10])))
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_cached"), [({"cache_salt": "b"}, 0), ({"cache_salt": "a"}, 39), ({"prompt_logprobs": 0}, 0)]
+)
+async def test_who_begins_anew(fields: dict[str, Any], num_cached: int) -> None:
+    engine = TargetEngine(SlotDecoder(torch_backend()))
+    engine.start()
+    for salt in ("a", ""):
+        await run(engine, request(PROMPT, cache_salt=salt))
+    (first, *_) = await run(engine, request(PROMPT, **fields))
+    await engine.stop()
+    assert first.num_cached_tokens == num_cached
+
+
+async def test_without_caching_nothing_is_left() -> None:
+    proposer = ModelProposer(drafting := Forkable(torch_backend(seed=2)))
+    decoder = SpeculativeDecoder(SlotDecoder(Forkable(torch_backend())), proposer)
+    engine = TargetEngine(decoder, EngineLimits(gamma=2, prefix_caching=False))
+    engine.start()
+    read = []
+    for _ in range(2):
+        (first, *_) = await run(engine, request(PROMPT))
+        assert first.num_cached_tokens == 0
+        read.append(drafting.num_read)
+    await engine.stop()
+    assert read[1] == 2 * read[0], "the draft has forgotten it too"
+
+
+async def test_a_prompt_that_was_given_up_leaves_the_parts_that_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.engine.target_session.MAX_CHUNK_TOKENS", 16)
+    backend = Forkable(torch_backend())
+    engine = TargetEngine(SlotDecoder(backend))
+    engine.start()
+    given_up = asyncio.create_task(run(engine, request(PROMPT)))
+    await until(lambda: backend.num_read >= 16)
+    given_up.cancel()
+    (first, *_) = await run(engine, request(PROMPT))
+    await engine.stop()
+    assert first.num_cached_tokens in (0, 16, 32)  # as many as were heard of by then
+    assert tokens([first]) == plain(request(PROMPT))[:1]
+
+
+async def test_who_left_during_a_pass_that_failed_leaves_nothing() -> None:
+    """The pass may have written anything, and whoever asked for it is not there any more to begin again."""
+    backend = Forkable(torch_backend())
+    engine = TargetEngine(SlotDecoder(backend))
+    engine.start()
+    stream = engine.generate(request(PROMPT, max_new_tokens=40))
+    await anext(stream)
+    loop, left = asyncio.get_running_loop(), threading.Event()
+
+    def fail() -> None:
+        asyncio.run_coroutine_threadsafe(stream.aclose(), loop)
+        loop.call_soon_threadsafe(loop.call_soon, left.set)
+        assert left.wait(10)
+
+    backend.before_failure, backend.num_failures = fail, 1
+    await until(lambda: engine.num_running == 0 and not backend.num_failures)
+    (first, *_) = await run(engine, request(PROMPT))
+    await engine.stop()
+    assert first.num_cached_tokens == 0
+
+
+def test_a_draft_trusts_nothing_behind_where_a_failed_pass_began() -> None:
+    backend = Forkable(torch_backend(seed=2))
+    proposer = ModelProposer(backend)
+    proposer.extend([Draft(0, PROMPT, SamplingParams(), limit=1)])
+    backend.num_failures = 1
+    with pytest.raises(RuntimeError):
+        proposer.extend([Draft(0, [*PROMPT[:20], 3, 4, 5, 6], SamplingParams(), limit=1)])
+    assert proposer._held[0] == list(PROMPT[:20])
+    assert_holds(backend.backend, 0, proposer._held[0], torch_backend(seed=2, num_slots=1))
+
+
+class Rereading(Unforkable):
+    """Says whether going on pays."""
+
+    pays = False
+
+    def goes_on(self, num_held: int, num_tokens: int) -> bool:
+        return self.pays and num_tokens - num_held < 3
+
+
+async def test_a_backend_that_rereads_faster_is_asked() -> None:
+    backend = Rereading(torch_backend())
+    engine = TargetEngine(SlotDecoder(backend))
+    engine.start()
+    found = []
+    for backend.pays, end in ((False, 40), (False, 40), (True, 40), (True, 36)):
+        (first, *_) = await run(engine, request([*PROMPT[:end], *range(3, 43 - end)]))
+        found.append(first.num_cached_tokens)
+    await engine.stop()
+    assert found == [0, 0, 39, 0]
+
+
+# Whatever happens: the tokens are those of a fresh engine, and what is held is what a fresh prefill would write.
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of a history.
+
+    Attributes:
+        parent: how many requests before this one that which it goes on with was asked; 0 goes on with none.
+        keep: share of its prompt and output that it keeps.
+        leaves_after: commits after which it is given up.
+        beside: asked while the one before still runs.
+        fails: the next pass or copy does, unless it is asked beside another.
+    """
+
+    parent: int
+    keep: float
+    extra: tuple[int, ...]
+    salt: str
+    sampled: bool
+    leaves_after: int | None
+    scored: bool
+    beside: bool
+    fails: bool
+
+
+asked = st.builds(
+    Asked,
+    parent=st.integers(0, 3),
+    keep=st.sampled_from([0.3, 0.7, 1.0, 1.0]),
+    extra=st.lists(st.integers(2, 4), min_size=1, max_size=5).map(tuple),
+    salt=st.sampled_from(["", "", "a"]),
+    sampled=st.booleans(),
+    leaves_after=st.sampled_from([None, None, 0, 2]),
+    scored=st.sampled_from([False, False, False, True]),
+    beside=st.booleans(),
+    fails=st.sampled_from([False, False, True]),
+)
+REFERENCE: list[TorchBackend] = []
+
+
+def reference() -> TorchBackend:
+    """The target's model in a backend of its own."""
+    if not REFERENCE:
+        REFERENCE.append(torch_backend(num_slots=1))
+    return REFERENCE[0]
+
+
+def plain(wanted: GenerationRequest) -> list[int]:
+    """The target's tokens, one a pass, from an empty slot."""
+    decoder, token_ids, start = SlotDecoder(reference()), list(wanted.prompt_token_ids), 0
+    while len(token_ids) < len(wanted.prompt_token_ids) + wanted.max_new_tokens:
+        (verdict,) = decoder.step([Turn(0, start, tuple(token_ids), wanted.sampling)])
+        start = len(token_ids)
+        token_ids += verdict.token_ids
+    return token_ids[len(wanted.prompt_token_ids) :]
+
+
+def prompts(history: Sequence[Asked]) -> list[GenerationRequest]:
+    """The requests; each may go on with an earlier one and the target's answer to it."""
+    requests: list[GenerationRequest] = []
+    for number, each in enumerate(history):
+        before: list[int] = []
+        if 0 < each.parent <= number:
+            parent = requests[number - each.parent]
+            before = [*parent.prompt_token_ids, *plain(parent)][: MAX_LENGTH - 20]
+        kept = before[: round(each.keep * len(before))]
+        sampling = SAMPLED if each.sampled else SamplingParams()
+        scored = 0 if each.scored else None
+        wanted = request([*kept, *each.extra], sampling=sampling, cache_salt=each.salt, prompt_logprobs=scored)
+        requests.append(wanted)
+    return requests
+
+
+async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Asked]) -> None:
+    """Ask everything, and compare every answer."""
+    requests = prompts(history)
+    running: list[asyncio.Task[list[Commit]]] = []
+    for each, wanted in zip(history, requests, strict=True):
+        if not each.beside:  # whoever fails twice ends, and rightly
+            await asyncio.gather(*running)
+            backend.num_failures = int(each.fails)
+        running.append(asyncio.create_task(run(engine, wanted, each.leaves_after)))
+    for commits, each, wanted in zip(await asyncio.gather(*running), history, requests, strict=True):
+        output = tokens(commits)
+        assert output == plain(wanted)[: len(output)]
+        assert each.leaves_after is not None or len(output) == NUM_TOKENS
+        assert all(commit.num_cached_tokens < len(wanted.prompt_token_ids) for commit in commits)
+        assert not each.scored or commits[0].num_cached_tokens == 0
+
+
+def assert_holds(backend: TorchBackend, slot: int, token_ids: Sequence[int], fresh: TorchBackend) -> None:
+    """A slot holds what a prefill of these tokens writes: the logits behind them say so."""
+    logits = backend.forward([Span(slot, len(token_ids), [9], 1)])
+    expected = fresh.forward([Span(0, 0, [*token_ids, 9], 1)])
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+
+
+def decoder_of(kind: str) -> tuple[Decoder, Unforkable]:
+    backend = Unforkable(torch_backend()) if kind == "unforkable" else Forkable(torch_backend())
+    if kind != "fused":
+        return SlotDecoder(backend), backend
+    draft = ModelProposer(torch_backend())
+    return SpeculativeDecoder(SlotDecoder(backend), draft, DraftLength()), backend
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("kind", ["forkable", "unforkable", "fused"])
+def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
+    decoder, backend = decoder_of(kind)
+
+    @settings(max_examples=20 if caching else 4, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(asked, min_size=2, max_size=7))
+    def check(history: list[Asked]) -> None:
+        asyncio.run(one(history))
+
+    async def one(history: list[Asked]) -> None:
+        """The slots keep what the last example left, as a stale slot would; a new engine must not trust it."""
+        engine = TargetEngine(decoder, EngineLimits(gamma=3, prefix_caching=caching))
+        engine.start()
+        try:
+            await play(engine, backend, history)
+            await until(lambda: engine.num_running == 0)
+            await engine._thread.run(lambda: None)  # the pass of who has left is over too
+        finally:
+            backend.num_failures = 0
+            await engine.stop()
+        left = engine._admission._left
+        assert caching or not left
+        for slot, prefix in left.items():
+            assert_holds(backend.backend, slot, prefix.token_ids[: prefix.length], reference())
+
+    check()
+
+
+# The draft's slots: a sequence may have ended in the slot of a branch.
+
+
+class Doubtful(ModelProposer):
+    """In doubt about everything, so that branches begin everywhere."""
+
+    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+        """Every token has a small lead over a runner-up that is the next id."""
+        return [
+            None if each is None else [DraftToken(t.token_id, (t.token_id + 1) % DEFAULT_VOCAB_SIZE, 0.1) for t in each]
+            for each in super().extend_ranked(drafts)
+        ]
+
+
+BRANCHING = Pacing(window=3, min_survival=1e-9, branching=Branching(count=2, depth=2))
+
+
+async def drafted(
+    engine: DraftEngine, prompt: Sequence[int], *, salt: str, takes_branch: bool
+) -> tuple[int, list[int]]:
+    """Draft for a sequence, commit its chain or a branch, and leave; the slot in which it ended, and its tokens."""
+    session = engine.open(prompt, SamplingParams(), cache_salt=salt)
+    engine.pace(session, BRANCHING)
+    await until(lambda: len(session.chain) == 3)
+    await until(lambda: len(session.branches) == 2 and all(len(path) >= 3 for path in session.branches))
+    engine.commit(session, session.branches[0][:2] if takes_branch else session.chain[:2])
+    await until(lambda: len(session.chain) == 3)
+    slot, committed = session._path.slot, list(session.committed)
+    engine.close(session)
+    return slot, committed
+
+
+async def test_a_draft_finds_its_sequence_in_the_slot_of_a_branch() -> None:
+    backend = Forkable(torch_backend(seed=2, num_slots=6))
+    proposer = Doubtful(backend, num_branches=2)
+    engine = DraftEngine(proposer)
+    engine.start()
+    slot, committed = await drafted(engine, PROMPT, salt="", takes_branch=True)
+    assert slot >= proposer.num_slots, "the branch has become the chain, in its own slot"
+    backend.num_read = 0
+    session = engine.open([*committed, 5], SamplingParams())
+    engine.pace(session, Pacing(window=1))
+    await until(lambda: len(session.chain) == 1)
+    engine.close(session)
+    assert backend.num_read <= 3
+    other = engine.open([*committed, 5], SamplingParams(), cache_salt="b")
+    engine.pace(other, Pacing(window=1))
+    await until(lambda: len(other.chain) == 1)
+    await engine.stop()
+    assert backend.num_read >= len(committed)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(asked, st.booleans()), min_size=2, max_size=5))
+def test_a_draft_knows_what_its_slots_hold(history: list[tuple[Asked, bool]]) -> None:
+    backend = Forkable(torch_backend(seed=2, num_slots=6))
+    proposer = Doubtful(backend, num_branches=2)
+    fresh = torch_backend(seed=2, num_slots=1)
+
+    async def play_drafts() -> None:
+        engine = DraftEngine(proposer)
+        engine.start()
+        sequences: list[list[int]] = []
+        for number, (each, takes_branch) in enumerate(history):
+            before = sequences[number - each.parent] if 0 < each.parent <= number else []
+            prompt = [*before[: round(each.keep * len(before))], *each.extra]
+            backend.num_failures = int(each.fails)
+            _, committed = await drafted(engine, prompt, salt=each.salt, takes_branch=takes_branch)
+            sequences.append(committed)
+        await engine._thread.run(lambda: None)  # the step of who has left is over too
+        await engine.stop()
+
+    asyncio.run(play_drafts())
+    for slot, held in enumerate(proposer._held):
+        if held:
+            assert_holds(backend.backend, slot, held, fresh)

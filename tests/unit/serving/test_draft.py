@@ -1,0 +1,170 @@
+"""A draft worker that serves, and the targets that come and go behind it: scripted ones, and a draft that looks up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm import server as grpc_server
+from grpc_comm.channel import open_channel
+from grpc_comm.server import Server, Servicer
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.config import ConnectionConfig, DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
+from inference.engine.pool import DraftPool
+from inference.engine.target import TargetEngine
+from inference.errors import IncompatibleDraftError
+from inference.observe.metrics import Metrics
+from inference.serving.draft import serve_draft
+from inference.serving.processes import free_port
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary
+from inference.workers.completion import ModelCard
+from inference.workers.generation import GenerationServicer
+from inference.workers.observed import Observer
+from inference.workers.status import to_status
+from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from tests.support.completers import ScriptedCompleter
+from tests.support.models import save_tiny_model
+from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
+
+NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "CLOSE_GRACE_S", 0.05)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return save_tiny_model(tmp_path, "llama", vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture
+def card(directory: Path) -> ModelCard:
+    return ModelCard("first", "target", 1000, VOCAB_SIZE, Tokenizer.load(directory).fingerprint, model_id="m1")
+
+
+@asynccontextmanager
+async def target(card: ModelCard, port: int) -> AsyncGenerator[None, None]:
+    engine = TargetEngine(ScriptedDecoder(num_slots=2))
+    engine.start()
+    identity = TargetIdentity(Vocabulary(card.tokenizer_fingerprint, card.vocab_size), card.model_id)
+    verification = VerificationServicer(
+        engine, DraftPool(engine), identity, idle_timeout_s=60.0, observer=Observer(Metrics("target"))
+    )
+    servicers: list[Servicer] = [verification, GenerationServicer(ScriptedCompleter([]), card)]
+    server = Server(f"127.0.0.1:{port}", servicers, status_of=to_status)
+    await server.open()
+    try:
+        yield
+    finally:
+        await engine.stop()
+        await server.close()
+
+
+@asynccontextmanager
+async def serving(directory: Path, target_port: int) -> AsyncGenerator[tuple[grpc.aio.Channel, int], None]:
+    """A channel to a draft of this directory, and its HTTP port."""
+    server, web = ServerConfig(port=free_port(), grace_s=0.0), HttpConfig(free_port())
+    draft = DraftConfig(ConnectionConfig("127.0.0.1", target_port, reconnect_timeout_s=0.1))
+    proposer = ProposerConfig(directory, None, num_slots=2)
+    task = asyncio.create_task(serve_draft(proposer, draft, server, web, ObserveConfig("draft")))
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        ready = asyncio.create_task(channel.channel_ready())
+        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if task.done():
+                task.result()
+            yield channel, web.port
+        finally:
+            for each in (task, ready):
+                each.cancel()
+            await asyncio.gather(task, ready, return_exceptions=True)
+
+
+async def until(channel: grpc.aio.Channel, status: int) -> None:
+    """Wait until the draft's health is this."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    async with asyncio.timeout(30):
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
+            if answer.status == status:
+                return
+
+
+async def shown(channel: grpc.aio.Channel) -> tuple[str, str, str | None]:
+    message = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest())
+    return message.name, message.model_id, message.chat_template
+
+
+async def generated(channel: grpc.aio.Channel) -> list[int]:
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2, 3]), max_new_tokens=20, ignore_eos=True)
+    call = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+    return [token_id async for message in call for token_id in message.delta.token_ids]
+
+
+async def test_another_model_behind_is_what_clients_are_told_of(directory: Path, card: ModelCard) -> None:
+    """The story: name and template were read once, and the text of one model was sold under the name of another."""
+    port = free_port()
+    async with target(card, port):
+        serves = serving(directory, port)
+        channel, web_port = await serves.__aenter__()
+        await until(channel, SERVING)
+        assert await shown(channel) == ("first", "m1", "")
+        assert await generated(channel) == tokens_at(3, 20)
+    await until(channel, NOT_SERVING)
+    template = "{{ messages[0]['content'] }}"
+    async with target(replace(card, name="second", model_id="m2", chat_template=template), port):
+        await until(channel, SERVING)
+        assert await shown(channel) == ("second", "m2", template)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{web_port}") as client:
+            assert (await client.get("/v1/models")).json()["data"][0]["id"] == "second"
+            assert (await client.get("/readyz")).status_code == 200
+        assert await generated(channel) == tokens_at(3, 20)
+    await serves.__aexit__(None, None, None)
+
+
+async def test_a_target_of_another_vocabulary_ends_service_and_says_why(
+    directory: Path, card: ModelCard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The story: the draft was SERVING, every request a 500 internal_error, and there was nothing in the log."""
+    port = free_port()
+    async with target(card, port):
+        serves = serving(directory, port)
+        channel, web_port = await serves.__aenter__()
+        await until(channel, SERVING)
+    async with target(replace(card, vocab_size=2000), port):
+        await until(channel, NOT_SERVING)
+        async with asyncio.timeout(30):
+            while "one vocabulary" not in caplog.text:  # noqa: ASYNC110 - the log has no event
+                await asyncio.sleep(0.01)
+        with pytest.raises(grpc.aio.AioRpcError, match="draft and target need one vocabulary") as caught:
+            await generated(channel)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{web_port}") as client:
+            answer = await client.post("/v1/completions", json={"prompt": "x"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "incompatible_target")
+            assert (await client.get("/readyz")).status_code == 503
+            assert (await client.get("/livez")).status_code == 200
+    async with target(card, port):
+        await until(channel, SERVING)
+        assert await generated(channel) == tokens_at(3, 20)
+    await serves.__aexit__(None, None, None)
+
+
+async def test_a_draft_of_another_vocabulary_does_not_start(directory: Path, card: ModelCard) -> None:
+    port = free_port()
+    async with target(replace(card, tokenizer_fingerprint="another"), port):
+        with pytest.raises(IncompatibleDraftError, match="one vocabulary"):
+            async with serving(directory, port):
+                pass
