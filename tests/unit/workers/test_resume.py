@@ -84,7 +84,9 @@ def rounded(score: TokenLogprobs) -> TokenLogprobs:
 def shown(events: Sequence[Event]) -> tuple[object, ...]:
     """What a client is shown: each token with its piece of text and its log-probabilities, and why it ended."""
     deltas = [event for event in events if isinstance(event, Delta)]
-    started = [replace(event, prompt_logprobs=(), num_cached_tokens=0) for event in events if isinstance(event, Started)]
+    started = [
+        replace(event, prompt_logprobs=(), num_cached_tokens=0) for event in events if isinstance(event, Started)
+    ]
     return (
         started,
         [token_id for each in deltas for token_id in each.token_ids],
