@@ -104,7 +104,7 @@ async def http_stream(port: int, num_tokens: int) -> Stream:
     body = json.dumps({"prompt": "x", "max_tokens": num_tokens, "stream": True}).encode()
     lines = (
         "POST /v1/completions HTTP/1.1",
-        "host: x",
+        "host: localhost",
         "content-type: application/json",
         f"content-length: {len(body)}",
     )

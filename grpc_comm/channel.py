@@ -5,57 +5,79 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncGenerator
+from typing import cast
 
 import grpc
 
 from grpc_comm.options import CHANNEL_OPTIONS
+from grpc_comm.secured import Credentials, SecuredChannel
+from grpc_comm.tls import ClientTls, greeting
 
 LOOK_S = 1.0
-_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What a client of gRPC says first, with settings that change nothing; a server of HTTP/1 answers in its own words."""
 
 
 class UnreachableError(Exception):
     """Nobody answers at an address."""
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Open a channel to HOST:PORT, which connects when it is first used; close it when done."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+class HandshakeError(UnreachableError):
+    """Who answers there and we cannot agree on TLS; dialling again does not help."""
 
 
-async def wait_until_ready(channel: grpc.aio.Channel, address: str, *, timeout_s: float) -> None:
+def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
+    """Open a channel to HOST:PORT, which connects when it is first used; close it when done.
+
+    Raises:
+        UnusableError: the credentials' files.
+    """
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return cast(grpc.aio.Channel, SecuredChannel(address, credentials))
+
+
+async def wait_until_ready(
+    channel: grpc.aio.Channel, address: str, *, timeout_s: float, tls: ClientTls | None = None
+) -> None:
     """Wait for the connection; for start-up only.
 
     Raises:
         UnreachableError: there is none after `timeout_s` seconds, or waiting is in vain: nobody has heard of the host,
             or what listens there speaks HTTP/1.
+        HandshakeError: or there is no TLS with it.
     """
-    await _look(address, min(timeout_s, LOOK_S))
+    await _look(address, min(timeout_s, LOOK_S), tls)
     try:
         async with asyncio.timeout(timeout_s):
             await channel.channel_ready()
     except TimeoutError:
-        raise UnreachableError(f"no server answers at {address} within {timeout_s:g} s") from None
+        answer = await _look(address, LOOK_S, tls)  # it may have come meanwhile
+        hint = ": what listens there ends the connection. Is it TLS (--tls_ca)?" if answer == b"" else ""
+        raise UnreachableError(f"no server answers at {address} within {timeout_s:g} s{hint}") from None
 
 
-async def _look(address: str, timeout_s: float) -> None:
+async def _look(address: str, timeout_s: float, tls: ClientTls | None) -> bytes | None:
     """See who listens. What is not clear is left to the channel: a server may just be starting."""
-    host, _, port = address.rpartition(":")
+    if tls is not None:
+        await check_handshake(address, tls, timeout_s)
+        return None
     try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            try:
-                writer.write(_HTTP2_PREFACE)
-                answer = await reader.read(len(b"HTTP/1."))
-            finally:
-                writer.close()
+        answer = await greeting(address, timeout_s)
     except socket.gaierror as exc:
         raise UnreachableError(f"{address}: the host is not known ({exc.strerror})") from exc
-    except (OSError, TimeoutError):
-        return
     if answer == b"HTTP/1.":
         raise UnreachableError(f"{address} speaks HTTP, not gRPC: is it the port of a gateway, of metrics, or a proxy?")
+    return answer
+
+
+async def check_handshake(address: str, tls: ClientTls, timeout_s: float = LOOK_S) -> None:
+    """Make a handshake, to tell whoever cannot be talked to from who is not there.
+
+    Raises:
+        HandshakeError: it fails, for a reason that is named.
+    """
+    fault = await tls.fault(address, timeout_s)
+    if fault is not None:
+        raise HandshakeError(f"no TLS with {address}: {fault}")
 
 
 async def states(channel: grpc.aio.Channel) -> AsyncGenerator[grpc.ChannelConnectivity, None]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -90,6 +92,70 @@ class ErrorInterceptor(HandlerInterceptor):
             logger.error("a call failed unexpectedly", exc_info=exc)
             return Status(grpc.StatusCode.INTERNAL, "unexpected failure; the server's log has the cause")
         return status
+
+
+REQUEST_ID = "x-request-id"
+Admit = Callable[[str, Mapping[str, str], Sequence[str] | None], AbstractContextManager[str]]
+"""(method, headers, names in the client's certificate if the port takes one) -> around the call, with its id; or a
+StatusError."""
+
+
+class GateInterceptor(grpc.aio.ServerInterceptor):
+    """Asks who may come in, for methods of all services, before anything of a request is parsed."""
+
+    def __init__(self, admit: Admit) -> None:
+        self._admit = admit
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
+        gated = self._gated(handler_call_details.method, getattr(handler, kind), handler)
+        read = handler.request_deserializer if handler.request_streaming else None
+        return handler._replace(**{kind: gated, "request_deserializer": read})
+
+    def _gated(self, method: str, behavior: Callable[[Any, Context], Any], handler: Any) -> Handler:
+        parse = None if handler.request_streaming else handler.request_deserializer
+
+        async def gated(request: Any, context: Context) -> Any:
+            try:
+                admitted = self._admit(method, texts(context.invocation_metadata()), _names(context))
+            except StatusError as exc:
+                await context.abort(exc.status.code, exc.status.message)
+            with admitted as request_id:
+                context.set_trailing_metadata(((REQUEST_ID, request_id),))
+                message = request if parse is None else parse(request)
+                if isinstance(message, StatusError):  # from `RequestLimit`
+                    raise message
+                answer = behavior(message, context)
+                if not inspect.isasyncgen(answer):
+                    return await answer
+                async for each in answer:  # reflection's
+                    await context.write(each)
+                return None
+
+        return gated
+
+
+_ARITY = {False: "unary", True: "stream"}
+
+
+def texts(metadata: Any) -> dict[str, str]:
+    """Metadata that is text."""
+    return {key: value for key, value in metadata or () if isinstance(value, str)}
+
+
+def _names(context: Context) -> Sequence[str] | None:
+    """Names in the client's certificate; None: the port takes none."""
+    peer = context.auth_context()
+    if "x509_pem_cert" not in peer:
+        return None
+    return [name.decode("utf-8", "replace") for name in peer.get("x509_subject_alternative_name", ())]
 
 
 class RequestLimit(grpc.aio.ServerInterceptor):

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -16,7 +17,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
-from grpc_comm.interceptors import ErrorInterceptor, HandlerInterceptor, RequestLimit, StatusOf
+from grpc_comm.interceptors import Admit, ErrorInterceptor, GateInterceptor, HandlerInterceptor, RequestLimit, StatusOf
 from grpc_comm.options import server_options
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,26 @@ class Servicer(Protocol):
         """Register with a server that has not started."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How one comes in.
+
+    Attributes:
+        credentials: of the port; None is plain text.
+        mtls_address: of a second port, for clients with a certificate: grpcio knows no optional ones.
+        mtls_credentials: of that one.
+        admit: decides who comes in; None lets everybody.
+    """
+
+    credentials: grpc.ServerCredentials | None = None
+    mtls_address: str | None = None
+    mtls_credentials: grpc.ServerCredentials | None = None
+    admit: Admit | None = None
+
+
+OPEN = Gate()
+
+
 class Server:
     """A port that calls come in by.
 
@@ -52,7 +73,7 @@ class Server:
         servicers: what is served.
         status_of: maps exceptions of handlers to statuses.
         inner: interceptors that see these exceptions first.
-        upstream: whether a server serves without which nothing can be served: health follows it.
+        gate: how one comes in.
 
     Raises:
         PortTakenError: the address cannot be listened on.
@@ -65,14 +86,15 @@ class Server:
         *,
         status_of: StatusOf,
         inner: Sequence[HandlerInterceptor] = (),
-        upstream: AsyncGenerator[bool, None] | None = None,
+        gate: Gate = OPEN,
     ) -> None:
         limits = {servicer.service_name: servicer.max_request_bytes for servicer in servicers}
-        interceptors = [ErrorInterceptor(status_of), *inner, RequestLimit(limits)]
+        gates = () if gate.admit is None else (GateInterceptor(gate.admit),)
+        interceptors = [ErrorInterceptor(status_of), *gates, *inner, RequestLimit(limits)]
         options = server_options(max(limits.values(), default=0))
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = HealthServicer()
-        self._upstream = upstream
+        self._upstream: AsyncGenerator[bool, None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._fit = self._reachable = True
         names = [servicer.service_name for servicer in servicers]
@@ -81,10 +103,22 @@ class Server:
         reflection.enable_server_reflection([*names, _HEALTH_SERVICE, reflection.SERVICE_NAME], self._server)
         for servicer in servicers:
             servicer.add_to(self._server)
+        self.port = self._listen(address, gate.credentials)
+        self.mtls_port = None
+        if gate.mtls_address is not None:
+            self.mtls_port = self._listen(gate.mtls_address, gate.mtls_credentials)
+
+    def _listen(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
         try:
-            self.port = self._server.add_insecure_port(address)
+            if credentials is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, credentials)
         except RuntimeError as exc:
             raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours") from exc
+
+    def follow(self, upstream: AsyncGenerator[bool, None]) -> None:
+        """From `open` on, health follows whether a server serves without which nothing can be served here."""
+        self._upstream = upstream
 
     async def open(self) -> None:
         """Listen, and report SERVING."""
@@ -92,9 +126,9 @@ class Server:
         self._tell()
         await self._server.start()
         if self._upstream is not None:
-            self._following = asyncio.create_task(self._follow(self._upstream))
+            self._following = asyncio.create_task(self._watch(self._upstream))
 
-    async def _follow(self, upstream: AsyncGenerator[bool, None]) -> None:
+    async def _watch(self, upstream: AsyncGenerator[bool, None]) -> None:
         async with aclosing(upstream) as changes:
             async for self._reachable in changes:
                 self._tell()

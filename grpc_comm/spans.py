@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import grpc
 
-from grpc_comm.interceptors import Context, Handler, HandlerInterceptor
+from grpc_comm.interceptors import Context, Handler, HandlerInterceptor, texts
 
 Headers = Mapping[str, str]
 OpenSpan = Callable[[str, Headers, dict[str, str]], AbstractContextManager[object]]
@@ -28,29 +28,29 @@ class SpanInterceptor(HandlerInterceptor):
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
 
         async def traced(request: Any, context: Context) -> Any:
-            with self._open_span(name, _texts(context.invocation_metadata()), attributes):
+            with self._open_span(name, texts(context.invocation_metadata()), attributes):
                 return await behavior(request, context)
 
         return traced
 
 
-def _texts(metadata: Any) -> dict[str, str]:
-    """Metadata that is text; the rest is no trace context."""
-    return {key: value for key, value in metadata or () if isinstance(value, str)}
-
-
 def carrying(channel: grpc.aio.Channel, headers: Callable[[], Headers]) -> grpc.aio.Channel:
-    """Wrap a channel so that each call sends these headers, taken when the call begins; for stubs only."""
+    """Wrap a channel so that each call sends these headers, taken when the call begins."""
     return cast(grpc.aio.Channel, _Carrying(channel, headers))
 
 
 class _Carrying:
-    """The part of a channel that stubs use. Client interceptors could do it too, but they put a queue and a task
-    between a stream and its writer."""
+    """A channel; a call's own headers stay with it.
+
+    Client interceptors could do it too, but they put a queue and a task between a stream and its writer.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, headers: Callable[[], Headers]) -> None:
         self._channel = channel
         self._headers = headers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         return self._with_headers(self._channel.unary_unary(*args, **kwargs))
@@ -63,6 +63,6 @@ class _Carrying:
 
     def _with_headers(self, begin: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return begin(*args, metadata=tuple(self._headers().items()), **kwargs)
+            return begin(*args, metadata=(*(kwargs.pop("metadata", None) or ()), *self._headers().items()), **kwargs)
 
         return call

@@ -170,8 +170,43 @@ class ProposerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DialSecurity:
+    """Whom a client trusts, and what it shows; files are PEM, and read again when they change.
+
+    Attributes:
+        ca: of the CAs that servers' certificates may come from; None dials in plain text.
+        cert, key: the client's own certificate; None shows none.
+        server_name: what the server's certificate must name; None: the host that is dialled.
+        token_file: holds the token to send.
+        insecure: send it in plain text over a network, too.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+    token_file: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        _require((self.cert is None) == (self.key is None), "--tls_client_cert and --tls_client_key go together")
+        for name, value in (("client_cert", self.cert), ("server_name", self.server_name)):
+            _require(value is None or self.ca is not None, f"--tls_{name} without --tls_ca: nothing would be encrypted")
+
+    def check(self, target: str) -> None:
+        """Raise ConfigError if dialling one of `targets` would give the token away."""
+        host = target.removeprefix(_DNS).rpartition(":")[0]
+        is_safe = self.token_file is None or self.ca is not None or self.insecure or is_loopback(host)
+        ways = "--tls_ca encrypts it; --insecure sends it all the same"
+        _require(is_safe, f"the token would go to {host} in plain text: {ways}")
+
+
+PLAIN = DialSecurity()
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """Which servers a client dials, replicas of one model, and how patient it is.
+    """Which servers a client dials, replicas of one model, how patient it is, and what it shows.
 
     Attributes:
         host: of one server, or several comma-separated: HOST, HOST:PORT, or dns:///NAME[:PORT] for all of a name.
@@ -186,10 +221,13 @@ class ConnectionConfig:
     connect_timeout_s: float = 10.0
     deadline_s: float = 600.0
     reconnect_timeout_s: float = 30.0
+    security: DialSecurity = PLAIN
 
     def __post_init__(self) -> None:
         _require(1 <= self.port <= 65535, f"port {self.port} is outside 1..65535")
         _require(bool(self.targets), "target_host names no server")
+        for target in self.targets:
+            self.security.check(target)
         _require(self.reconnect_timeout_s >= 0, f"reconnect_timeout_s {self.reconnect_timeout_s} is below 0")
         _require(self.connect_timeout_s > 0, f"connect_timeout_s {self.connect_timeout_s} is not above 0")
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
@@ -240,6 +278,36 @@ class FusedConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PortSecurity:
+    """How a server's ports are protected; files are read again when they change.
+
+    Attributes:
+        cert, key: PEM, the server's certificate with its chain, and its key; None is plain text.
+        client_ca: PEM of the CAs that clients' certificates may come from, at `mtls_port`.
+        mtls_port: a further port of gRPC, for clients with a certificate.
+        auth_file: who may do what; None lets in whoever reaches a port.
+        insecure: plain text also where others can listen.
+    """
+
+    cert: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+    mtls_port: int | None = None
+    auth_file: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        _require((self.cert is None) == (self.key is None), "--tls_cert and --tls_key go together")
+        both = (self.client_ca is None) == (self.mtls_port is None)
+        _require(both, "--tls_client_ca and --mtls_port go together: clients' certificates have a port of their own")
+        needs = self.mtls_port is None or (self.cert is not None and self.auth_file is not None)
+        _require(needs, "--mtls_port needs --tls_cert and --tls_key, and --auth_file, which says who may do what")
+
+
+OPEN = PortSecurity()
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Where a server listens and how much it takes on.
 
@@ -254,6 +322,8 @@ class ServerConfig:
         stall_timeout_s: seconds that a peer may read nothing while there is something to read.
         pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
         max_worker_slots: sessions that one worker of the pool is given at most.
+        probe_port: answers /livez and /readyz over plain HTTP, to anybody; None does not.
+        security: of all other ports.
     """
 
     host: str = "127.0.0.1"
@@ -267,9 +337,14 @@ class ServerConfig:
     pass_timeout_s: float = 60.0
     drain: str = "move"
     max_worker_slots: int = DEFAULT_WORKER_SLOTS
+    probe_port: int | None = None
+    security: PortSecurity = OPEN
 
     def __post_init__(self) -> None:
         _require(self.drain in DRAINS, f"drain {self.drain} is none of {', '.join(DRAINS)}")
+        is_safe = self.on_loopback or self.security.cert is not None or self.security.insecure
+        ways = "--tls_cert and --tls_key (or --tls_self_signed DIR) encrypt, --insecure serves all the same"
+        _require(is_safe, f"host {self.host} is not loopback, and others could read along in plain text: {ways}")
         _require(0 <= self.port <= 65535, f"port {self.port} is outside 0..65535")
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
         _require(self.max_worker_slots >= 1, f"max_worker_slots {self.max_worker_slots} is below 1")
@@ -358,9 +433,9 @@ def _target(where: str, default_port: int | None) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own, which nobody else can dial."""
+    """Whether nobody but this machine can reach a host: localhost, 127.0.0.0/8, ::1."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 

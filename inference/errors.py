@@ -8,8 +8,11 @@
     |   |   +-- ContextLengthError       the prompt leaves no room in the model's context
     |   +-- IncompatibleDraftError   draft and target do not share a vocabulary or a protocol version
     |   +-- NotFoundError            names a session or model that is not here
+    |   +-- UnauthenticatedError     nobody knows who asks
+    |   +-- ForbiddenError           who asks may not do this
     +-- CapacityError            no room now; try again after `retry_after_s`
     +-- UnavailableError         the other side cannot be reached, or this one is draining
+    |   +-- HandshakeError           it is reached, but there is no TLS with it; a retry does not help
     +-- DeadlineError            the time allowed for a request or a wait is over
     +-- InternalError            a fault of ours; logged once where it happened
 
@@ -69,6 +72,14 @@ class NotFoundError(RequestError):
     """The request names something that does not exist here."""
 
 
+class UnauthenticatedError(RequestError):
+    """No token or certificate came with the request, or none that is known here."""
+
+
+class ForbiddenError(RequestError):
+    """Whoever asks is known, and may not do this."""
+
+
 class CapacityError(SpecDecError):
     """Every slot and queue place is taken.
 
@@ -83,6 +94,10 @@ class CapacityError(SpecDecError):
 
 class UnavailableError(SpecDecError):
     """The peer cannot be reached, or this server is shutting down."""
+
+
+class HandshakeError(UnavailableError):
+    """Who answers there and we cannot agree on TLS: a certificate is not trusted, has expired, or is missing."""
 
 
 class DeadlineError(SpecDecError):

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from inference.caller import NamesRequests
 from inference.cli.hub_ids import fetch_models
 from inference.cli.roles.registry import ROLES, parser_of
 from inference.errors import ConfigError, InvalidRequestError, SpecDecError
@@ -25,8 +26,9 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(
         level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    if args.log_level != "debug":
-        for handler in logging.getLogger().handlers:
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(NamesRequests())
+        if args.log_level != "debug":
             handler.addFilter(QuietLibraries())
     # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -217,6 +217,43 @@ def add_listen(parser: argparse.ArgumentParser) -> None:
     )
     _add_grace(group)
     _add_drain(group)
+    _add_port_security(parser, group)
+
+
+def _add_port_security(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup, *, grpc: bool = True) -> None:
+    text = "answer /livez and /readyz over plain HTTP on this port, to anybody (default: nowhere)"
+    group.add_argument("--probe_port", type=_port, metavar="PORT", help=text)
+    group = parser.add_argument_group("security of ports (docs/security.md)")
+    group.add_argument("--tls_cert", type=Path, metavar="FILE", help="the server's certificate, with its chain (PEM)")
+    group.add_argument("--tls_key", type=Path, metavar="FILE", help="its key (PEM)")
+    text = "instead, for a trial: make a CA and certificates in this folder, unless it has them, and use them"
+    group.add_argument("--tls_self_signed", type=Path, metavar="DIR", help=text)
+    if grpc:
+        text = "CAs of clients' certificates (PEM), for --mtls_port"
+        group.add_argument("--tls_client_ca", type=Path, metavar="FILE", help=text)
+        text = "a further port of gRPC, for clients with a certificate (default: nowhere)"
+        group.add_argument("--mtls_port", type=_port, metavar="PORT", help=text)
+    text = "who may do what (TOML); from then on, nobody else may do anything (default: everybody may)"
+    group.add_argument("--auth_file", type=Path, metavar="FILE", help=text)
+    _add_insecure(group)
+
+
+def _add_insecure(group: argparse._ArgumentGroup) -> None:
+    text = "allow plain text where others could read along: another host than loopback"
+    group.add_argument("--insecure", action="store_true", help=text)
+
+
+def _add_dial_security(parser: argparse.ArgumentParser, *, insecure: bool) -> None:
+    group = parser.add_argument_group("security of connections (docs/security.md)")
+    text = "dial with TLS; the server's certificate must come from one of these CAs (PEM)"
+    group.add_argument("--tls_ca", type=Path, metavar="FILE", help=text)
+    group.add_argument("--tls_client_cert", type=Path, metavar="FILE", help="certificate to show (PEM)")
+    group.add_argument("--tls_client_key", type=Path, metavar="FILE", help="its key (PEM)")
+    text = "name that must be in the server's certificate (default: the host that is dialled)"
+    group.add_argument("--tls_server_name", metavar="NAME", help=text)
+    group.add_argument("--token_file", type=Path, metavar="FILE", help="file with the token to send")
+    if insecure:
+        _add_insecure(group)
 
 
 def add_watchdog(parser: argparse.ArgumentParser) -> None:
@@ -255,6 +292,7 @@ def add_http_listen(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s; 0.0.0.0 for all)")
     _add_grace(group)
+    _add_port_security(parser, group, grpc=False)
 
 
 def add_sessions(parser: argparse.ArgumentParser) -> None:
@@ -299,9 +337,10 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
     _add_grace(group)
     _add_drain(group)
+    _add_port_security(parser, group)
 
 
-def add_connection(parser: argparse.ArgumentParser, *, what: str) -> None:
+def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool = True) -> None:
     group = parser.add_argument_group("connection")
     text = f"{what}, or several replicas: HOST[:PORT],... or dns:///NAME[:PORT] (%(default)s)"
     group.add_argument("--target_host", default="127.0.0.1", metavar="HOST", help=text)
@@ -318,6 +357,7 @@ def add_connection(parser: argparse.ArgumentParser, *, what: str) -> None:
     )
     text = "a request whose server is lost goes on within this time, at another one or there (%(default)s s)"
     group.add_argument("--reconnect_timeout_s", type=float, default=30.0, metavar="S", help=text)
+    _add_dial_security(parser, insecure=not serves)
 
 
 def add_concurrency(parser: argparse.ArgumentParser) -> None:
@@ -342,7 +382,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 
 def add_attach(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pool (instead of prompts)")
-    text = "draft for the sessions of these targets, comma-separated, until stopped"
+    text = "draft for the sessions of these targets, comma-separated, until stopped; dns:///NAME:PORT: all of a name"
     group.add_argument("--attach", metavar="HOST:PORT[,...]", help=text)
 
 

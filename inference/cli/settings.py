@@ -14,11 +14,13 @@ from inference.cli.prompts.source import read_prompts
 from inference.config import (
     COMPILE_POLICIES,
     ConnectionConfig,
+    DialSecurity,
     DraftConfig,
     HttpConfig,
     ModelConfig,
     NeuronOptions,
     ObserveConfig,
+    PortSecurity,
     ProposerConfig,
     ServerConfig,
     check_batch,
@@ -94,8 +96,36 @@ def proposer_config(
 
 def server_config(args: argparse.Namespace, port: int) -> ServerConfig:
     """Where the flags want a server to listen."""
-    names = {field.name for field in fields(ServerConfig)} - {"host", "port", "defaults"}
-    return ServerConfig(args.host, port, **{name: getattr(args, name) for name in names if name in args})
+    names = {field.name for field in fields(ServerConfig)} - {"host", "port", "defaults", "security"}
+    others = {name: getattr(args, name) for name in names if name in args}
+    return ServerConfig(args.host, port, security=_port_security(args), **others)
+
+
+def _port_security(args: argparse.Namespace) -> PortSecurity:
+    cert, key = args.tls_cert, args.tls_key
+    if args.tls_self_signed is not None:
+        if cert is not None:
+            raise ConfigError("--tls_self_signed and --tls_cert: a server has one certificate")
+        cert, key = _trial_certificate(args.tls_self_signed, args.host)
+    client_ca, mtls_port = getattr(args, "tls_client_ca", None), getattr(args, "mtls_port", None)  # HTTP has neither
+    return PortSecurity(cert, key, client_ca, mtls_port, args.auth_file, args.insecure)
+
+
+def _trial_certificate(folder: Path, host: str) -> tuple[Path, Path]:
+    from inference.cli.trial import make_trial
+
+    try:
+        if make_trial(folder, host):
+            logger.info("made certificates for a trial in %s; clients need --tls_ca %s", folder, folder / "ca.pem")
+    except OSError as exc:
+        raise ConfigError(f"--tls_self_signed {folder}: {exc}") from exc
+    return folder / "server.pem", folder / "server.key"
+
+
+def dial_security(args: argparse.Namespace) -> DialSecurity:
+    """What the flags show to servers, and whom they trust."""
+    ours = (args.tls_client_cert, args.tls_client_key, args.tls_server_name)
+    return DialSecurity(args.tls_ca, *ours, args.token_file, args.insecure)
 
 
 def request_defaults(args: argparse.Namespace, model: Path) -> RequestDefaults:
@@ -121,7 +151,7 @@ def request_defaults(args: argparse.Namespace, model: Path) -> RequestDefaults:
 def connection_config(args: argparse.Namespace) -> ConnectionConfig:
     """Which server the flags name."""
     patience = (args.connect_timeout_s, args.deadline_s, args.reconnect_timeout_s)
-    return ConnectionConfig(args.target_host, args.port, *patience)
+    return ConnectionConfig(args.target_host, args.port, *patience, dial_security(args))
 
 
 def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:

@@ -1,12 +1,13 @@
-"""Who holds a slot and who waits for one: first come, first served, with a bounded queue."""
+"""Who holds a slot and who waits for one: accounts by turns, and of each the first that came; with a bounded queue."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections import deque
+from collections import Counter
 from typing import Generic, Protocol, TypeVar
 
+from inference.caller import caller
 from inference.engine.prefixes import Place, Prefix, choose_place
 from inference.errors import CapacityError
 from inference.model import PrefixKeeper
@@ -28,6 +29,9 @@ class Holder(Protocol):
     def enter(self, slot: int, num_cached_tokens: int) -> None:
         """Take a slot, which holds so many of its first tokens."""
 
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+
 
 HolderT = TypeVar("HolderT", bound=Holder)
 
@@ -45,7 +49,10 @@ class Admission(Generic[HolderT]):
         self._keeper = keeper
         self._left: dict[int, Prefix] = {}  # by free slot
         self._max_waiting = max_waiting
-        self._waiting: deque[HolderT] = deque()
+        self._waiting: dict[HolderT, str] = {}  # on whose account; in the order in which they came
+        self._held: dict[HolderT, str] = {}  # likewise, of those with a slot
+        self._turns: dict[str, int] = {}  # by account that is here: when it last got a slot
+        self._num_turns = 0
         self._since: dict[int, float] = {}  # by slot: when it was taken
         self._mean_hold_s = 1.0
         self.running: list[HolderT] = []
@@ -55,18 +62,34 @@ class Admission(Generic[HolderT]):
         return tuple(self._waiting)
 
     def enqueue(self, holder: HolderT) -> None:
-        """Queue a holder for a slot.
+        """Queue a holder for a slot, on the account of whoever asks now.
 
         Raises:
             CapacityError: all slots are held and the queue is full.
         """
+        account = caller().account
         if len(self._waiting) >= self._max_waiting + len(self._free):
-            raise CapacityError(
-                f"all {self.num_slots} slots are busy and {len(self._waiting)} requests wait already "
-                f"(limit {self._max_waiting})",
-                retry_after_s=self._retry_after_s(),
-            )
-        self._waiting.append(holder)
+            self._make_room(account)
+        self._waiting[holder] = account
+
+    def _make_room(self, account: str) -> None:
+        """In a full queue, for an account that has less in it than another: the latest of that one has to go.
+
+        Raises:
+            CapacityError: there is no such account.
+        """
+        full = CapacityError(
+            f"all {self.num_slots} slots are busy and {len(self._waiting)} requests wait already "
+            f"(limit {self._max_waiting})",
+            retry_after_s=self._retry_after_s(),
+        )
+        waiting = Counter(self._waiting.values())
+        flood = max(waiting, key=lambda each: waiting[each], default=account)
+        if waiting[flood] <= waiting[account] + 1:
+            raise full
+        latest = next(each for each in reversed(self._waiting) if self._waiting[each] == flood)
+        del self._waiting[latest]
+        latest.fail(full)
 
     def _retry_after_s(self) -> float:
         """Time for one place of the queue to come free, if slots go on being held as long as of late.
@@ -76,16 +99,29 @@ class Admission(Generic[HolderT]):
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, Place]]:
-        """Give free slots to those who wait longest; returns who has entered, and where it begins."""
+        """Give free slots to those who wait; returns who has entered, and where it begins."""
         entered = []
         while self._free and self._waiting:
-            holder = self._waiting.popleft()
+            holder = self._next()
+            account = self._held[holder] = self._waiting.pop(holder)
+            self._num_turns += 1
+            self._turns[account] = self._num_turns
             place = self._take_place(holder)
             self._since[place.slot] = time.monotonic()
             holder.enter(place.slot, place.num_tokens)
             self.running.append(holder)
             entered.append((holder, place))
         return entered
+
+    def _next(self) -> HolderT:
+        """Who waits longest, of the account that has least: slots now, or else the one whose turn is longest ago."""
+        held = Counter(self._held.values())
+
+        def standing(holder: HolderT) -> tuple[int, int]:
+            account = self._waiting[holder]
+            return held[account], self._turns.get(account, 0)
+
+        return min(self._waiting, key=standing)
 
     def _take_place(self, holder: HolderT) -> Place:
         left = {slot: prefix.length for slot, prefix in self._left.items()}
@@ -121,10 +157,12 @@ class Admission(Generic[HolderT]):
     def release(self, holder: HolderT) -> None:
         """Take a holder out, wherever it is; harmless if it has left already."""
         if holder.slot is None:
-            if holder in self._waiting:
-                self._waiting.remove(holder)
+            self._waiting.pop(holder, None)
             return
         self.running.remove(holder)
+        account = self._held.pop(holder)
+        if account not in self._waiting.values() and account not in self._held.values():
+            del self._turns[account]  # nothing is kept of who has nothing here
         self._mean_hold_s += 0.2 * (time.monotonic() - self._since.pop(holder.slot) - self._mean_hold_s)
         self._free.append(holder.slot)
         if self._keeper is not None and holder.held.length:

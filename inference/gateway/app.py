@@ -22,11 +22,12 @@ from inference.errors import SpecDecError
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, Format, TextFormat
-from inference.gateway.middleware import AnswerCount, BodyLimit, RequestId, http_spans
+from inference.gateway.middleware import AnswerCount, BodyLimit, HttpGate, RequestId, ShapeLimit, http_spans
 from inference.gateway.requests import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, EventStream, Kept, whole_answer
 from inference.observe.metrics import Metrics
+from inference.workers.access import Access
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class Gateway:
     kept: Kept = field(default_factory=Kept)
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    """The application in front of a gateway's completer."""
+def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
+    """The application in front of a gateway's completer; `access` says who may ask for what, None: all for all."""
     spans = http_spans(gateway.spans)
     app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
     _add_generation(app, gateway)
@@ -80,7 +81,11 @@ def create_app(gateway: Gateway) -> FastAPI:
     if gateway.config.page:
         _add_page(app)
     _add_failures(app)
-    app.add_middleware(BodyLimit, max_bytes=gateway.config.max_body_bytes)
+    max_bytes = gateway.config.max_body_bytes
+    app.add_middleware(BodyLimit, max_bytes=max_bytes)
+    app.add_middleware(ShapeLimit, max_bytes=max_bytes, max_ids=lambda: gateway.card.max_length)
+    if access is not None:
+        app.add_middleware(HttpGate, access=access)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
     app.add_middleware(RequestId)  # the outermost: refusals have an id too

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 
 from inference import errors
 from inference.gateway.noops import UNSUPPORTED
+from inference.workers.status import REFUSED_BEHIND
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,10 @@ _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
     errors.InvalidRequestError: (400, INVALID_REQUEST, None),
     errors.ContextLengthError: (400, INVALID_REQUEST, "context_length_exceeded"),
     errors.NotFoundError: (404, INVALID_REQUEST, None),
+    errors.UnauthenticatedError: (401, INVALID_REQUEST, "invalid_api_key"),
+    errors.ForbiddenError: (403, INVALID_REQUEST, "insufficient_permissions"),
     errors.CapacityError: (429, "rate_limit_error", "queue_full"),
+    errors.HandshakeError: (503, "service_unavailable_error", "unavailable"),
     errors.UnavailableError: (503, "service_unavailable_error", "unavailable"),
     errors.IncompatibleDraftError: (503, "service_unavailable_error", "incompatible_target"),
     errors.DeadlineError: (504, "timeout_error", "deadline_exceeded"),
@@ -67,12 +71,17 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Retry-After in whole seconds, as HTTP has it."""
+        """What HTTP wants beside the body: Retry-After in whole seconds, or how one says who one is."""
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
 
 def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
     """What one of our exceptions means to an HTTP client."""
+    if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
+        logger.error("refused by the server behind: %s", error)  # who asked us is at no fault
+        error = errors.UnavailableError(REFUSED_BEHIND)
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
     param = _param(error.field, chat=chat) if isinstance(error, errors.InvalidRequestError) else None
     return ApiError(status, _message(error), kind, param, code, getattr(error, "retry_after_s", None))

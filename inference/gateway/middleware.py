@@ -1,4 +1,4 @@
-"""What stands before the application: probes, limits on bodies, a count of answers, and which requests get a span.
+"""What stands before the application: limits on bodies, a count of answers, and which requests get a span.
 
 Plain ASGI, so that streams stay streams.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+import logging
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi.telemetry import TelemetryConfig
@@ -17,14 +16,17 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.gateway.errors import ApiError
+from inference.caller import ANYBODY, Right, harmless_id, request_id, serving
+from inference.errors import ForbiddenError, UnauthenticatedError
+from inference.gateway.errors import ApiError, from_error
+from inference.workers.access import Access, rights_of_path
 
 if TYPE_CHECKING:
     from inference.observe.spans import Spans
 
+logger = logging.getLogger(__name__)
 
 REQUEST_ID = b"x-request-id"
-_HARMLESS = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class BodyLimit:
@@ -139,33 +141,10 @@ def _are_ids(place: list[Any] | dict[str, Any], max_ids: int) -> bool:
     return set(map(type, place)) == {int} and min(place) >= 0
 
 
-class Probes:
-    """Answers /livez and /readyz: whether a restart would help, and whether requests are welcome; also for /health."""
-
-    def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]]) -> None:
-        self._app = app
-        self._is_healthy = is_healthy
-        self.is_alive = self.is_ready = True
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"] if scope["type"] == "http" else ""
-        if path == "/livez":
-            await _tell(send, self.is_alive)
-        elif path == "/readyz" or (path == "/health" and not self.is_ready):
-            await _tell(send, self.is_ready and await self._is_healthy())
-        else:
-            await self._app(scope, receive, send)
-
-
-async def _tell(send: Send, well: bool) -> None:
-    status = 200 if well else 503
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
 async def _answer(send: Send, error: ApiError) -> None:
     body = json.dumps(error.body()).encode()
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    headers += [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -180,15 +159,44 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(REQUEST_ID, b"")
-        request_id = given if _HARMLESS.fullmatch(given) else secrets.token_hex(16).encode()
+        request_id = harmless_id(dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1"))
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id)]
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id.encode())]
             await send(message)
 
-        await self._app(scope, receive, named)
+        with serving(ANYBODY, request_id):
+            await self._app(scope, receive, named)
+
+
+class HttpGate:
+    """Lets requests in, as `Access` says, before anything of their bodies is read.
+
+    Args:
+        rights: which of them let one ask for a path; None is open to everybody.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, access: Access, rights: Callable[[str], frozenset[Right] | None] = rights_of_path
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._rights = rights
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (rights := self._rights(scope["path"])) is None:
+            await self._app(scope, receive, send)
+            return
+        authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        try:
+            who = self._access.by_token(authorization, rights)
+        except (UnauthenticatedError, ForbiddenError) as exc:
+            logger.warning("refused %s: %s", scope["path"][:100], exc)
+            await _answer(send, from_error(exc))
+            return
+        with serving(who, request_id()):
+            await self._app(scope, receive, send)
 
 
 class AnswerCount:

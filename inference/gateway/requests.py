@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeAlias
 
+from inference.caller import caller
 from inference.commit import Delta, Event, Timings
 from inference.errors import DeadlineError
 from inference.gateway.errors import ApiError
@@ -35,7 +36,7 @@ def completion_requests(body: CompletionBody, defaults: RequestDefaults) -> list
 def chat_requests(body: ChatBody, card: ModelCard) -> list[CompletionRequest]:
     """One request per choice; without a limit, to the end of the context."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = _limit(body, card.defaults) or card.max_length
+    max_tokens = _limit(body, card.defaults) or min(card.max_length, caller().limits.max_tokens or card.max_length)
     return _repeated(
         body, body.chat(), CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs), card.defaults
     )
@@ -82,8 +83,9 @@ def check_number(requests: Sequence[CompletionRequest]) -> None:
     Raises:
         ApiError: naming the limit.
     """
-    if len(requests) > MAX_CHOICES:
-        message = f"n: {len(requests)} choices are asked for, n times the number of prompts; the limit is {MAX_CHOICES}"
+    limit = min(MAX_CHOICES, caller().limits.n or MAX_CHOICES)
+    if len(requests) > limit:
+        message = f"n: {len(requests)} choices are asked for, n times the number of prompts; the limit is {limit}"
         raise ApiError(400, message, param="n", code="invalid_value")
 
 

@@ -6,12 +6,9 @@ MAX_GAMMA. Knows neither gRPC nor HTTP; docs/gateway.md lists what there is.
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from collections import deque
-from typing import Any, Protocol, runtime_checkable
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,13 +18,10 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
-    make_wsgi_app,
 )
-from prometheus_client.exposition import ThreadingWSGIServer
 
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
-from inference.errors import ConfigError
 from inference.request import MAX_GAMMA
 
 # Readers such as `vllm bench serve` add up every line of a name; a creation time among them would be nonsense.
@@ -52,6 +46,20 @@ class Load(Protocol):
 
     @property
     def num_waiting(self) -> int: ...
+
+
+class Replaceable(Protocol):
+    """What is read from files, again when they change."""
+
+    @property
+    def is_stale(self) -> bool: ...
+
+
+class Certificate(Replaceable, Protocol):
+    """A server's, as its files have it now."""
+
+    @property
+    def days_left(self) -> float: ...
 
 
 @runtime_checkable
@@ -160,6 +168,15 @@ class Metrics:
             text = "Share of the KV slots that requests hold, 0 to 1; at 1 the next request waits."
             self._gauge("vllm:kv_cache_usage_perc", text).set_function(lambda: load.num_running / load.num_slots)
 
+    def watch_security(self, certificate: Certificate | None, *others: Replaceable | None) -> None:
+        """Show how long the server's certificate lasts, and whether new files wait in vain."""
+        if certificate is not None:
+            days = self._gauge("specdec_tls_days_left", "Days until the certificate in use expires.")
+            days.set_function(lambda: certificate.days_left)
+        watched = [each for each in (certificate, *others) if each is not None]
+        text = "How many of certificate and auth file have changed into what cannot be used; what was before is in use."
+        self._gauge("specdec_security_files_stale", text).set_function(lambda: sum(each.is_stale for each in watched))
+
     def take_loop_lag(self, seconds: float) -> None:
         """By how much the event loop has just come too late; while it is, nobody is served."""
         self._loop_lags.append(max(0.0, seconds))
@@ -209,7 +226,12 @@ class RequestMetrics:
         self._first: float | None = None
         self._last = self._arrived
         self._num_tokens = 0
-        self._ended = False
+        self.status = ""  # how it ended
+
+    @property
+    def cost(self) -> tuple[str, int, float]:
+        """Model, output tokens, and seconds up to now."""
+        return self._metrics._name, self._num_tokens, time.monotonic() - self._arrived
 
     def take(self, event: Event | Commit) -> None:
         """Count what has just arrived; a commit may also be the last."""
@@ -254,7 +276,7 @@ class RequestMetrics:
         self._last = now
 
     def _finish(self, reason: FinishReason) -> None:
-        metrics, self._ended = self._metrics, True
+        metrics, self.status = self._metrics, "OK"
         metrics._success.labels(metrics._name, reason.value).inc()
         metrics._e2e.observe(time.monotonic() - self._arrived)
         metrics._request_output.observe(self._num_tokens)
@@ -263,84 +285,10 @@ class RequestMetrics:
 
     def failed(self, code: str) -> None:
         """The request failed with a gRPC status."""
-        self._ended = True
+        self.status = code
         self._metrics._failures.labels(self._metrics._name, code).inc()
 
     def left(self, *, late: bool = False) -> None:
         """Nothing more comes; a request that neither finished nor failed was cancelled, or its deadline passed."""
-        if not self._ended:
+        if not self.status:
             self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")
-
-
-MAX_SCRAPES = 16
-"""Connections to the port of metrics at once; further ones are closed."""
-SCRAPE_TIMEOUT_S = 10.0
-
-
-class _ScrapeHandler(WSGIRequestHandler):
-    timeout = SCRAPE_TIMEOUT_S  # of each read and write
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: a line per scrape says nothing."""
-
-
-class _ScrapeServer(ThreadingWSGIServer):
-    """A thread per connection, of which there are only so many."""
-
-    request_queue_size = 64
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._room = threading.BoundedSemaphore(MAX_SCRAPES)
-        super().__init__(*args, **kwargs)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
-
-
-class _ScrapeServer6(_ScrapeServer):
-    address_family = socket.AF_INET6
-
-
-class MetricsServer:
-    """/metrics on a port of its own, served from a thread; goes on while a server drains, for whoever watches that."""
-
-    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
-        self._metrics = metrics
-        self._host = host
-        self._port = port
-
-    async def open(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the port is taken.
-        """
-        application = make_wsgi_app(self._metrics.registry)
-        kind = _ScrapeServer6 if ":" in self._host else _ScrapeServer
-        try:
-            self._server = make_server(self._host, self._port, application, kind, _ScrapeHandler)
-        except OSError as exc:
-            raise ConfigError(f"cannot serve metrics on {self._host}:{self._port}: {exc.strerror}") from exc
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Nothing: whoever watches sees it in the figures."""
-
-    async def refuse_new(self) -> None:
-        """Nothing: scrapes are welcome to the end."""
-
-    async def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

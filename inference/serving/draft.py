@@ -8,16 +8,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from inference.config import DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig, model_name
+from inference.config import (
+    PLAIN,
+    DialSecurity,
+    DraftConfig,
+    HttpConfig,
+    ObserveConfig,
+    ProposerConfig,
+    ServerConfig,
+    model_name,
+)
 from inference.observe.metrics import Metrics
 from inference.request import NO_DEFAULTS
 from inference.serving.assembly import draft_engine, draft_worker, load_proposer, model_card, running
 from inference.serving.behind import TargetBehind
-from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
-from inference.serving.host import Front, Host
+from inference.serving.fronts import Ports, Upstream
+from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import ModelCard
+from inference.workers.dialling import credentials_of
 from inference.workers.draft.pool_member import Offer, PoolHelp
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import connected
@@ -42,9 +52,9 @@ async def serve_draft(
         UnavailableError: no target answers.
         IncompatibleDraftError: what answers is no target.
     """
-    check_ports(server, observe, http)
+    ports = Ports(server, observe, http)
     with observed(observe) as observers:
-        async with connected(draft.connection, observers.opening) as fleet:
+        async with connected(draft.connection, observers.continuing) as fleet:
             await card_of_target(fleet)  # before a model is loaded for minutes
             loaded = await load_proposer(proposer)
             behind = TargetBehind(fleet, loaded.vocabulary)
@@ -57,15 +67,13 @@ async def serve_draft(
                 metrics.watch(engine)
                 face = _Face(worker, loaded.tokenizer, proposer.tokenizer_path)
                 generation = await face.of(card, observers, metrics)
-                web = http_fronts(http, generation, metrics, server, observers, behind.is_serving)
 
                 async def adopt(card: ModelCard) -> None:
                     await face.show(card)
-                    for front in web:
-                        front.show(generation.card)
+                    ports.show(generation.card)
 
-                front = GrpcFront(server, [generation], observers, upstream=behind.follow(adopt))
-                fronts: list[Front] = [*metrics_fronts(observers, metrics, server), *web, front]
+                upstream = Upstream(behind.is_serving, behind.follow(adopt))
+                fronts = ports.fronts(observers, metrics, [generation], upstream)
                 with timeline(observe, engine):
                     await Host(engine, fronts, config=server, metrics=metrics).run()
 
@@ -106,28 +114,29 @@ class _Face:
 
 async def help_targets(
     proposer: ProposerConfig,
-    addresses: Sequence[str],
+    targets: Sequence[str],
     server: ServerConfig | None,
     observe: ObserveConfig,
     *,
     gamma: int,
+    security: DialSecurity = PLAIN,
 ) -> None:
     """Draft for the sessions of targets until a signal; `server` answers for this worker's health.
 
     Raises:
-        ConfigError: the draft cannot be loaded, or a port is taken.
+        ConfigError: the draft cannot be loaded, a port is taken, or a file of `security` cannot be used.
         RequestError: every target refuses this worker.
     """
     config = replace(server or ServerConfig(port=0), grace_s=0.0, drain_delay_s=0.0)
-    check_ports(config, observe)
+    ports = Ports(config, observe)
+    credentials_of(security)
     loaded = await load_proposer(proposer)
     metrics = Metrics(model_name(proposer.tokenizer_path), role="draft")
     with observed(observe) as observers:
         async with running(draft_engine(loaded, max_waiting=0)) as engine:
             metrics.watch(engine)
-            pool_help = PoolHelp(engine, addresses, Offer(loaded.vocabulary, gamma, proposer.num_slots), metrics)
-            fronts: list[Front] = [*metrics_fronts(observers, metrics, config)]
-            if server is not None:
-                fronts.append(GrpcFront(config, [], observers))
+            offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security)
+            pool_help = PoolHelp(engine, targets, offer, metrics)
+            fronts = ports.side_fronts(observers, metrics) if server is None else ports.fronts(observers, metrics, [])
             with timeline(observe, engine):
                 await Host(pool_help, fronts, config=config, metrics=metrics).run(until=pool_help.refused())

@@ -1,4 +1,4 @@
-"""The ports of a server: gRPC, HTTP, metrics. Each is a `Front` of a `Host`."""
+"""The ports of a server: gRPC, HTTP, metrics, probes. Each is a `Front` of a `Host`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from grpc_comm.interceptors import StallInterceptor
 from grpc_comm.moving import MoveInterceptor
-from grpc_comm.server import PortTakenError, Server, Servicer
+from grpc_comm.server import Gate, PortTakenError, Server, Servicer
+from grpc_comm.tls import ServerTls
+from grpc_comm.watched import UnusableError
+from inference.caller import Right
 from inference.config import HttpConfig, ObserveConfig, ServerConfig, address
 from inference.errors import ConfigError
-from inference.observe.metrics import Metrics, MetricsServer
+from inference.observe.metrics import Metrics
+from inference.serving.host import Front
 from inference.serving.observers import Observers
+from inference.workers.access import Access
+from inference.workers.admitting import admission
+from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
-from inference.workers.status import to_status
+from inference.workers.status import told_status
 
 if TYPE_CHECKING:
+    from inference.gateway.app import Gateway
     from inference.gateway.server import HttpFront
 
 logger = logging.getLogger(__name__)
@@ -36,8 +45,7 @@ class GrpcFront(Server):
         config: ServerConfig,
         servicers: Sequence[Servicer],
         observers: Observers,
-        *,
-        upstream: AsyncGenerator[bool, None] | None = None,
+        gate: Gate,
     ) -> None:
         self._host = config.host
         self._moving = MoveInterceptor()
@@ -45,7 +53,7 @@ class GrpcFront(Server):
         where = address(config.host, config.port)
         inner = [*observers.interceptors(), self._moving, StallInterceptor(config.stall_timeout_s)]
         try:
-            super().__init__(where, servicers, status_of=to_status, inner=inner, upstream=upstream)
+            super().__init__(where, servicers, status_of=told_status, inner=inner, gate=gate)
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 
@@ -53,12 +61,134 @@ class GrpcFront(Server):
         """See `Front`."""
         await super().open()
         logger.info("serving on %s", address(self._host, self.port))
+        if self.mtls_port is not None:
+            logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
 
     async def refuse_new(self) -> None:
         """See `Front`. Requests that can go on elsewhere do, unless they end in a moment."""
         await super().refuse_new()
         if self._moves:
             asyncio.get_running_loop().call_later(MOVE_AFTER_S, self._moving.move)
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A server without which nothing can be served.
+
+    Attributes:
+        is_serving: whether it serves.
+        changes: the same, now and whenever it changes.
+    """
+
+    is_serving: Callable[[], Awaitable[bool]]
+    changes: AsyncGenerator[bool, None]
+
+
+class Ports:
+    """All ports of a server, and what protects them. Made before a model is loaded for minutes.
+
+    Raises:
+        ConfigError: a port cannot be listened on, or a file of certificates or tokens cannot be used.
+    """
+
+    def __init__(self, server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
+        check_ports(server, observe, http)
+        self.server = server
+        self._http = http
+        self._web: HttpFront | None = None
+        self._tls, self._access = _keys_of(server)
+
+    def fronts(
+        self,
+        observers: Observers,
+        metrics: Metrics,
+        servicers: Sequence[Servicer],
+        upstream: Upstream | None = None,
+    ) -> list[Front]:
+        """The fronts of a server, in the order in which they open.
+
+        Args:
+            servicers: of gRPC; a `GenerationServicer` among them is served over HTTP too, if that is asked for.
+            upstream: without it nothing can be served.
+        """
+        fronts = self.side_fronts(observers, metrics)
+        for servicer in servicers:
+            if isinstance(servicer, GenerationServicer) and self._http is not None:
+                is_healthy = _always if upstream is None else upstream.is_serving
+                fronts.append(self.http_front(_gateway(self._http, servicer, metrics, observers, is_healthy)))
+        front = GrpcFront(self.server, servicers, observers, self._gate())
+        if upstream is not None:
+            front.follow(upstream.changes)
+        return [*fronts, front]
+
+    def side_fronts(self, observers: Observers, metrics: Metrics) -> list[Front]:
+        """Ports for Prometheus and for probes, each if it is asked for."""
+        metrics.watch_security(self._tls, self._access)
+        port, probe_port, fronts = observers.config.metrics_port, self.server.probe_port, list[Front]()
+        if port is None and probe_port is None:
+            return fronts
+        from prometheus_client import make_asgi_app
+
+        from inference.gateway.middleware import HttpGate
+        from inference.gateway.port import SidePort  # uvicorn takes a while to import
+        from inference.gateway.probes import Probes, nothing
+
+        if port is not None:
+            scrape = HttpGate(
+                make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS})
+            )
+            fronts.append(SidePort("metrics", Probes(scrape), port, self.server, self._tls))
+        if probe_port is not None:
+            fronts.append(SidePort("probes", Probes(nothing), probe_port, self.server, None))
+        return fronts
+
+    def http_front(self, gateway: Gateway) -> Front:
+        """OpenAI's API."""
+        from inference.gateway.server import HttpFront  # FastAPI takes a third of a second to import
+
+        self._web = HttpFront(gateway, self.server, self._tls, self._access)
+        return self._web
+
+    def show(self, card: ModelCard) -> None:
+        """Another model is served from now on."""
+        if self._web is not None:
+            self._web.show(card)
+
+    def _gate(self) -> Gate:
+        security = self.server.security
+        gate = Gate(admit=admission(self._access))
+        if self._tls is None:
+            return gate
+        gate = replace(gate, credentials=self._tls.grpc_credentials())
+        if security.mtls_port is None:
+            return gate
+        keys = self._tls.grpc_credentials(client_certificates=True)
+        return replace(gate, mtls_address=address(self.server.host, security.mtls_port), mtls_credentials=keys)
+
+
+def _keys_of(server: ServerConfig) -> tuple[ServerTls | None, Access]:
+    security = server.security
+    try:
+        access = Access(security.auth_file, on_loopback=server.on_loopback)
+        if security.cert is None or security.key is None:
+            return None, access
+        return ServerTls(security.cert, security.key, security.client_ca), access
+    except UnusableError as exc:
+        raise ConfigError(str(exc)) from exc
+
+
+def _gateway(
+    config: HttpConfig,
+    service: GenerationServicer,
+    metrics: Metrics,
+    observers: Observers,
+    is_healthy: Callable[[], Awaitable[bool]],
+) -> Gateway:
+    """What HTTP has in front of a service of this process."""
+    from inference.gateway.app import Gateway
+
+    card = service.card.named(config.served_model_name)
+    return Gateway(service.completer, card, metrics, is_healthy, config, observers.spans, service.codec)
 
 
 def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
@@ -68,6 +198,7 @@ def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig |
         ConfigError: naming the address, and why.
     """
     ports = [server.port, observe.metrics_port, None if http is None else http.port]
+    ports += [server.probe_port, server.security.mtls_port]
     with ExitStack() as stack:  # all held until the last is tried, so that none is named twice
         for port in ports:
             if port:
@@ -88,31 +219,6 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {address(host, port)}: {exc.strerror}") from exc
     return listener
-
-
-def metrics_fronts(observers: Observers, metrics: Metrics, server: ServerConfig) -> list[MetricsServer]:
-    """A port for Prometheus, if one is asked for."""
-    port = observers.config.metrics_port
-    return [] if port is None else [MetricsServer(metrics, server.host, port)]
-
-
-def http_fronts(
-    config: HttpConfig | None,
-    service: GenerationServicer,
-    metrics: Metrics,
-    server: ServerConfig,
-    observers: Observers,
-    is_healthy: Callable[[], Awaitable[bool]] | None = None,
-) -> list[HttpFront]:
-    """OpenAI's API in front of a service of this process, if it is asked for."""
-    if config is None:
-        return []
-    from inference.gateway.app import Gateway  # FastAPI takes a third of a second to import
-    from inference.gateway.server import HttpFront
-
-    card = service.card.named(config.served_model_name)
-    gateway = Gateway(service.completer, card, metrics, is_healthy or _always, config, observers.spans, service.codec)
-    return [HttpFront(gateway, server)]
 
 
 async def _always() -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from inference.config import FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import RunningTarget, fused_engine, model_card
-from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
-from inference.serving.host import Front, Host
+from inference.serving.fronts import Ports
+from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
@@ -21,29 +21,23 @@ async def serve_fused(
         ConfigError: a model cannot be loaded, or a port is taken.
         IncompatibleDraftError: the models do not share a vocabulary.
     """
-    check_ports(server, observe, http)
+    ports = Ports(server, observe, http)
     with observed(observe) as observers:
         async with fused_engine(
             config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s
         ) as running:
-            host = _host(running, config.target, server, http, observers)
+            host = _host(running, config.target, ports, observers)
             with timeline(observe, running.engine):
                 await host.run()
 
 
-def _host(
-    running: RunningTarget, target: ModelConfig, server: ServerConfig, http: HttpConfig | None, observers: Observers
-) -> Host:
+def _host(running: RunningTarget, target: ModelConfig, ports: Ports, observers: Observers) -> Host:
     engine, name, model_id = running.engine, target.name, running.identity(target)
-    metrics = Metrics(name, role="fused_target")
+    metrics, defaults = Metrics(name, role="fused_target"), ports.server.defaults
     metrics.watch(engine)
-    local = LocalCompleter(engine, running.tokenizer, server.defaults, model_id=model_id)
+    local = LocalCompleter(engine, running.tokenizer, defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=name)
-    card = model_card(name, "fused", engine, running.tokenizer, server.defaults, model_id=model_id)
+    card = model_card(name, "fused", engine, running.tokenizer, defaults, model_id=model_id)
     generation = GenerationServicer(completer, card, local.codec)
-    fronts: list[Front] = [
-        *metrics_fronts(observers, metrics, server),
-        *http_fronts(http, generation, metrics, server, observers),
-        GrpcFront(server, [generation], observers),
-    ]
-    return Host(engine, fronts, config=server, metrics=metrics)
+    fronts = ports.fronts(observers, metrics, [generation])
+    return Host(engine, fronts, config=ports.server, metrics=metrics)

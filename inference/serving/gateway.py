@@ -8,8 +8,8 @@ from contextlib import aclosing, suppress
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.errors import SpecDecError
 from inference.gateway.app import Gateway
-from inference.gateway.server import HttpFront
 from inference.observe.metrics import Metrics
+from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import observed
 from inference.workers.draining import DrainingCompleter
@@ -27,8 +27,9 @@ async def serve_gateway(
         ConfigError: the port is taken.
         UnavailableError: no server behind it answers.
     """
+    ports = Ports(server, observe)
     with observed(observe) as observers:
-        async with connected(connection, observers.opening) as fleet:
+        async with connected(connection, observers.continuing) as fleet:
             remote = FailoverCompleter(fleet, connection)
             card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
             metrics, draining = Metrics(card.name, role="gateway"), DrainingCompleter(remote)
@@ -37,7 +38,8 @@ async def serve_gateway(
             gateway = Gateway(completer, card, metrics, fleet.is_serving, http, observers.spans, remote)
             following = asyncio.create_task(_follow_model(gateway, remote, fleet))
             try:
-                await Host(draining, [HttpFront(gateway, server)], config=server, metrics=metrics).run()
+                fronts = [*ports.side_fronts(observers, metrics), ports.http_front(gateway)]
+                await Host(draining, fronts, config=server, metrics=metrics).run()
             finally:
                 following.cancel()
 

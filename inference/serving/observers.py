@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from grpc_comm.channel import open_channel
 from grpc_comm.spans import SpanInterceptor, carrying
 from inference.config import ObserveConfig
 from inference.engine.loop import Engine
@@ -22,6 +21,7 @@ from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
 from inference.observe.timeline import Timeline
 from inference.workers.completion import Completer
+from inference.workers.limited import LimitedCompleter
 from inference.workers.observed import ObservedCompleter, Observer
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Observers:
     spans: Spans | None
 
     def around(self, completer: Completer, metrics: Metrics, *, model: str) -> ObservedCompleter:
-        """Wrap a completer in its observers; the only place that fixes their order."""
+        """Wrap a completer in limits and observers; the only place that fixes their order."""
+        completer = LimitedCompleter(completer)
         if self.spans is not None:
             from inference.workers.traced import TracedCompleter
 
@@ -57,9 +58,8 @@ class Observers:
         """Return the interceptors that make a span of every incoming call."""
         return [] if self.spans is None else [SpanInterceptor(self.spans.serving)]
 
-    def opening(self, address: str) -> grpc.aio.Channel:
-        """A channel to HOST:PORT; with spans, its calls continue them at the other end."""
-        channel = open_channel(address)
+    def continuing(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
+        """The channel; with spans, its calls continue them at the other end."""
         return channel if self.spans is None else carrying(channel, self.spans.headers)
 
 

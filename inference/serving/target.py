@@ -6,8 +6,8 @@ from inference.config import HttpConfig, ModelConfig, ObserveConfig, ServerConfi
 from inference.engine.pool import DraftPool
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import RunningTarget, model_card, target_engine
-from inference.serving.fronts import GrpcFront, check_ports, http_fronts, metrics_fronts
-from inference.serving.host import Front, Host
+from inference.serving.fronts import Ports
+from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
@@ -22,20 +22,19 @@ async def serve_target(
     Raises:
         ConfigError: the model cannot be loaded, or a port is taken.
     """
-    check_ports(server, observe, http)
+    ports = Ports(server, observe, http)
     with observed(observe) as observers:
         async with target_engine(
             model, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s
         ) as running:
-            host = _host(running, model, server, http, observers)
+            host = _host(running, model, ports, observers)
             with timeline(observe, running.engine):
                 await host.run()
 
 
-def _host(
-    running: RunningTarget, model: ModelConfig, server: ServerConfig, http: HttpConfig | None, observers: Observers
-) -> Host:
+def _host(running: RunningTarget, model: ModelConfig, ports: Ports, observers: Observers) -> Host:
     engine, metrics, name = running.engine, Metrics(model.name, role="target"), model.name
+    server = ports.server
     metrics.watch(engine)
     pool = DraftPool(engine, max_worker_slots=server.max_worker_slots)
     model_id = running.identity(model)
@@ -50,9 +49,5 @@ def _host(
     completer = observers.around(local, metrics, model=name)
     card = model_card(name, "target", pool, running.tokenizer, server.defaults, model_id)
     generation = GenerationServicer(completer, card, local.codec)
-    fronts: list[Front] = [
-        *metrics_fronts(observers, metrics, server),
-        *http_fronts(http, generation, metrics, server, observers),
-        GrpcFront(server, [verification, generation], observers),
-    ]
+    fronts = ports.fronts(observers, metrics, [verification, generation])
     return Host(engine, fronts, config=server, metrics=metrics)

@@ -18,15 +18,23 @@ import grpc
 
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from grpc_comm.health import is_serving, served
-from grpc_comm.names import addresses_of
-from inference.config import ConnectionConfig
+from grpc_comm.names import Addresses, addresses_of
+from grpc_comm.spans import carrying
+from inference.config import PLAIN, ConnectionConfig, DialSecurity
 from inference.errors import InternalError, UnavailableError
 from inference.scheduling.replicas import Replicas
 from inference.scheduling.retry_budget import RetryBudget
+from inference.workers.admitting import passed_on
+from inference.workers.dialling import check_link, credentials_of, named
+from inference.workers.status import calls_to
 
 logger = logging.getLogger(__name__)
 
-Opening = Callable[[str], grpc.aio.Channel]
+Continuing = Callable[[grpc.aio.Channel], grpc.aio.Channel]
+
+
+def _as_it_is(channel: grpc.aio.Channel) -> grpc.aio.Channel:
+    return channel
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +43,7 @@ class Replica:
 
     Attributes:
         channel: to it; the fleet's to close.
+        security: what it is shown, and what its certificate must name.
         following: reads its health.
         num_leases: requests that are at it.
         released: set when one of them leaves.
@@ -42,6 +51,7 @@ class Replica:
 
     address: str
     channel: grpc.aio.Channel
+    security: DialSecurity
     following: asyncio.Task[None] | None = None
     num_leases: int = 0
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,12 +62,16 @@ class Fleet:
 
     Args:
         targets: HOST:PORT, or dns:///NAME:PORT for all servers of a name.
-        opening: makes a channel to an address.
+        security: what they are shown, and whom to trust.
+        continuing: wraps each channel.
     """
 
-    def __init__(self, targets: Sequence[str], opening: Opening = open_channel) -> None:
+    def __init__(
+        self, targets: Sequence[str], security: DialSecurity = PLAIN, continuing: Continuing = _as_it_is
+    ) -> None:
         self._targets = targets
-        self._opening = opening
+        self._security = security
+        self._continuing = continuing
         self.budget = RetryBudget()
         """Of resumes, of all requests together."""
         self._policy = Replicas()
@@ -66,7 +80,12 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Fleet:
-        """Raises UnreachableError: nobody has heard of a name."""
+        """Open the channels.
+
+        Raises:
+            ConfigError: a file of certificates, or with the token, cannot be used.
+            UnreachableError: nobody has heard of a name.
+        """
         names = addresses_of(self._targets)
         self._take(await anext(names))
         self._background(self._resolve(names))
@@ -113,7 +132,9 @@ class Fleet:
                 task.cancel()
 
     async def _until_ready(self, replica: Replica, timeout_s: float) -> None:
-        await wait_until_ready(replica.channel, replica.address, timeout_s=timeout_s)
+        keys = credentials_of(replica.security)
+        tls = None if keys is None else keys.tls
+        await wait_until_ready(replica.channel, replica.address, timeout_s=timeout_s, tls=tls)
         self._report(replica, True)  # until its health says otherwise
 
     @contextmanager
@@ -163,20 +184,30 @@ class Fleet:
         answers = (is_serving(replica.channel) for replica in self._replicas.values())
         return any(await asyncio.gather(*answers))
 
-    async def _resolve(self, names: AsyncGenerator[tuple[str, ...], None]) -> None:
+    async def check_link(self, replica: Replica) -> None:
+        """See `dialling.check_link`."""
+        await check_link(replica.address, replica.security)
+
+    async def _resolve(self, names: AsyncGenerator[Addresses, None]) -> None:
         async for addresses in names:
             self._take(addresses)
 
-    def _take(self, addresses: Sequence[str]) -> None:
+    def _take(self, addresses: Addresses) -> None:
         """There are these servers now; one that left ends the requests that it has."""
         for address in set(self._replicas) - set(addresses):
             self._background(_leave(self._replicas.pop(address)))
-        for address in addresses:
+        for address, name in addresses.items():
             if address not in self._replicas:
-                replica = self._replicas[address] = Replica(address, self._opening(address))
-                replica.following = asyncio.create_task(self._follow(replica))
-        self._policy.keep(addresses)
+                self._replicas[address] = self._opened(address, name)
+        self._policy.keep(list(addresses))
         self._tell()
+
+    def _opened(self, address: str, name: str | None) -> Replica:
+        security = named(self._security, name)
+        channel = carrying(open_channel(address, credentials_of(security)), passed_on)
+        replica = Replica(address, self._continuing(channel), security)
+        replica.following = asyncio.create_task(self._follow(replica))
+        return replica
 
     async def _follow(self, replica: Replica) -> None:
         async with aclosing(served(replica.channel)) as answers:
@@ -208,16 +239,15 @@ async def _close(replica: Replica) -> None:
 
 
 @asynccontextmanager
-async def connected(connection: ConnectionConfig, opening: Opening = open_channel) -> AsyncGenerator[Fleet, None]:
+async def connected(connection: ConnectionConfig, continuing: Continuing = _as_it_is) -> AsyncGenerator[Fleet, None]:
     """The servers of a connection, once one of them answers.
 
     Raises:
+        ConfigError: a file of certificates, or with the token, cannot be used.
         UnavailableError: none does in time.
     """
     async with AsyncExitStack() as stack:
-        try:
-            fleet = await stack.enter_async_context(Fleet(connection.targets, opening))
+        with calls_to(connection.host):
+            fleet = await stack.enter_async_context(Fleet(connection.targets, connection.security, continuing))
             await fleet.until_one_answers(connection.connect_timeout_s)
-        except UnreachableError as exc:
-            raise UnavailableError(str(exc)) from exc
         yield fleet

@@ -11,7 +11,14 @@ from grpc_comm.moving import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event, Started
-from inference.errors import IncompatibleDraftError, InvalidRequestError, SpecDecError
+from inference.errors import (
+    ForbiddenError,
+    HandshakeError,
+    IncompatibleDraftError,
+    InvalidRequestError,
+    SpecDecError,
+    UnauthenticatedError,
+)
 from inference.workers.completion import Chat, CompletionRequest, ModelCard, Resume
 from inference.workers.continuity import Continuity
 from inference.workers.convert import (
@@ -114,6 +121,8 @@ async def card_of_target(fleet: Fleet) -> ModelCard | None:
     with fleet.lease() as replica:
         try:
             card = await RemoteCompleter(replica.channel, replica.address, deadline_s=CARD_TIMEOUT_S).model()
+        except (HandshakeError, UnauthenticatedError, ForbiddenError):
+            raise
         except SpecDecError:
             return None
     if card.topology != TARGET:

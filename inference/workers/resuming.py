@@ -14,6 +14,7 @@ from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
     DeadlineError,
+    HandshakeError,
     InternalError,
     RequestError,
     SpecDecError,
@@ -74,6 +75,7 @@ class Resuming:
         self._lost_at: float | None = None
         self._num_dials = self._num_barren = 0
         self._has_tokens = False
+        self._latest: Replica | None = None
         self._failed: set[str] = set()  # where, since its latest token
         self._unfit: set[str] = set()  # who cannot go on with it
 
@@ -91,8 +93,10 @@ class Resuming:
     def attempt(self, prefix: str) -> Generator[Replica, None, None]:
         """The server to ask now; what fails inside the block is one of RESUMABLE if another one may do better."""
         replica: Replica | None = None
+        self._latest = None
         try:
             with self._fleet.lease(prefix=prefix, failed=self._failed, unfit=self._unfit) as replica:
+                self._latest = replica
                 yield replica
         except RequestError as exc:  # of one that cannot go on: another model, too short a context
             if replica is None or not self._progress.has_begun:
@@ -124,6 +128,7 @@ class Resuming:
         """
         self._require_hope(exc)
         if not self._goes_on_at_once:  # a time drawn at random, behind what a full server asks for
+            await self._check_trust(exc)
             asked_s = min(exc.retry_after_s, MAX_REDIAL_S) if isinstance(exc, CapacityError) else 0.0
             await asyncio.sleep(asked_s + random.uniform(0.0, min(MAX_REDIAL_S, REDIAL_S * 2**self._num_dials)))
             self._num_dials += 1
@@ -148,6 +153,21 @@ class Resuming:
         if not has_begun and (is_full or not self._waits_to_begin):
             raise exc
         self._check_patience(exc)
+
+    async def _check_trust(self, exc: SpecDecError) -> None:
+        """A server that is not trusted is not lost.
+
+        Raises:
+            HandshakeError: no other one is left.
+        """
+        if self._latest is None or not isinstance(exc, UnavailableError):
+            return
+        try:
+            await self._fleet.check_link(self._latest)
+        except HandshakeError:
+            self._unfit.add(self._latest.address)
+            if self._unfit.issuperset(self._fleet.addresses):
+                raise
 
     def _check_patience(self, exc: SpecDecError) -> None:
         if self._lost_at is not None and time.monotonic() - self._lost_at > self._patience_s:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 
 import grpc
 
-from grpc_comm.channel import UnreachableError
+from grpc_comm.channel import HandshakeError, UnreachableError
 from grpc_comm.errors import Status, StatusError, status_of
 from inference import errors
+
+logger = logging.getLogger(__name__)
 
 _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
     errors.ContextLengthError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.IncompatibleDraftError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.HandshakeError: grpc.StatusCode.UNAVAILABLE,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
@@ -24,8 +30,10 @@ _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
 _ERRORS = {code: error for error, code in _CODES.items()}  # of several with one code, the last
 _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
+REFUSED_BEHIND = "the server behind this one does not take its credentials"
 _OF_A_PROXY = "http2 header with status"  # gRPC's words for HTTP's own 404; a gRPC server answers 200 and a grpc-status
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
+_NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's own words; what OpenSSL said comes last
 
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
 """What a peer may ask us to wait; it may say anything."""
@@ -44,6 +52,14 @@ def to_status(error: Exception) -> Status | None:
     return Status(code, error.message, retry_after_s, field, error.address, _REASONS.get(type(error)))
 
 
+def told_status(error: Exception) -> Status | None:
+    """As `to_status`, for a client: that the server behind does not take our credentials is no fault of its own."""
+    if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
+        logger.error("refused by the server behind: %s", error)
+        return Status(grpc.StatusCode.UNAVAILABLE, REFUSED_BEHIND)
+    return to_status(error)
+
+
 def code_name(error: Exception) -> str:
     """The status name of an exception, as JSON output shows it."""
     status = to_status(error)
@@ -57,6 +73,8 @@ def calls_to(address: str) -> Generator[None, None, None]:
         yield
     except grpc.aio.AioRpcError as exc:
         raise from_rpc_error(exc, address) from exc
+    except HandshakeError as exc:
+        raise errors.HandshakeError(str(exc)) from exc
     except UnreachableError as exc:
         raise errors.UnavailableError(str(exc)) from exc
 
@@ -74,6 +92,8 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         retry_after_s = min(max(status.retry_after_s or 1.0, MIN_RETRY_S), MAX_RETRY_S)
         return errors.CapacityError(message, retry_after_s=retry_after_s, address=where)
+    if code == grpc.StatusCode.UNAVAILABLE and _NO_HANDSHAKE in message.lower():
+        return errors.HandshakeError(message.rpartition("OPENSSL_internal:")[2], address=where)
     if code == grpc.StatusCode.UNIMPLEMENTED and _OF_A_PROXY in message:  # it knows of no server at the moment
         return errors.UnavailableError(f"a proxy answered: {message}", address=where)
     if code == grpc.StatusCode.UNIMPLEMENTED:
@@ -82,8 +102,6 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
         return errors.UnavailableError("the connection broke while a message was being sent", address=where)
     if code == grpc.StatusCode.ABORTED:  # by a peer that found us too slow
         return errors.UnavailableError(message, address=where)
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return errors.IncompatibleDraftError(f"not allowed: {message}", address=where)
     if code == grpc.StatusCode.CANCELLED:
         return errors.UnavailableError(f"{message} (the server cancelled the call)", address=where)
     return _ERRORS.get(code, errors.InternalError)(message, address=where)

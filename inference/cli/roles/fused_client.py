@@ -9,7 +9,7 @@ from inference.cli.roles.role import Role
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_connection(parser, what="host of the server")
+    flags.add_connection(parser, what="host of the server", serves=False)
     flags.add_concurrency(parser)
     flags.add_speculation(parser, default=None, text=flags.GAMMA_OF_A_SERVER)
     flags.add_prompts(parser)

@@ -14,6 +14,7 @@ from inference.cli.roles import (
     gateway,
     rescale_fp8,
     target,
+    token,
 )
 
 _ALL = (
@@ -25,6 +26,7 @@ _ALL = (
     compile.ROLE,
     artifacts.ROLE,
     rescale_fp8.ROLE,
+    token.ROLE,
     alone.TARGET,
     alone.DRAFT,
 )

@@ -1,27 +1,117 @@
-"""What those are told who find no place."""
+"""Slots and the queue behind them: who is next, and who has to go, when several accounts ask."""
 
 from __future__ import annotations
 
 import pytest
 
+from inference.caller import Caller, serving
 from inference.engine.admission import Admission
+from inference.engine.prefixes import Prefix
 from inference.errors import CapacityError
 
+NOTHING = Prefix((), 0)
 
-class Visitor:
-    slot: int | None = None
 
-    def enter(self, slot: int) -> None:
+class Request:
+    """A holder with a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.slot: int | None = None
+        self.error: Exception | None = None
+
+    @property
+    def wanted(self) -> Prefix:
+        return NOTHING
+
+    held = wanted
+
+    def enter(self, slot: int, num_cached_tokens: int) -> None:
         self.slot = slot
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
+
+class Desk:
+    """An admission, and requests by name: a1 is the first of account a."""
+
+    def __init__(self, *, num_slots: int, max_waiting: int) -> None:
+        self.admission: Admission[Request] = Admission(num_slots=num_slots, max_waiting=max_waiting)
+        self.requests: dict[str, Request] = {}
+
+    def ask(self, *names: str) -> None:
+        for name in names:
+            self.requests[name] = Request(name)
+            with serving(Caller(name[0]), name):
+                self.admission.enqueue(self.requests[name])
+
+    def running(self) -> list[str]:
+        self.admission.admit()
+        return [request.name for request in self.admission.running]
+
+    def served(self) -> list[str]:
+        """In which order all get their turn, one slot after the other."""
+        order = []
+        while names := self.running():
+            order.append(names[0])
+            self.admission.release(self.requests[names[0]])
+        return order
+
+
+def test_a_flood_of_one_does_not_starve_another() -> None:
+    desk = Desk(num_slots=1, max_waiting=20)
+    desk.ask(*(f"a{i}" for i in range(6)))
+    assert desk.running() == ["a0"]
+    desk.ask("b0", "b1", "c0")
+    assert desk.served() == ["a0", "b0", "c0", "a1", "b1", "a2", "a3", "a4", "a5"]
+
+
+def test_a_freed_slot_goes_to_who_holds_least() -> None:
+    desk = Desk(num_slots=3, max_waiting=20)
+    desk.ask("a0", "a1", "b0")
+    assert desk.running() == ["a0", "b0", "a1"]
+    desk.ask("a2", "b1")
+    desk.admission.release(desk.requests["b0"])
+    assert desk.running() == ["a0", "a1", "b1"]
+
+
+def test_one_account_is_served_as_it_came() -> None:
+    desk = Desk(num_slots=2, max_waiting=20)
+    desk.ask(*(f"a{i}" for i in range(5)))
+    assert desk.served() == [f"a{i}" for i in range(5)]
+
+
+def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
+    """Else the flood would only have to be long enough."""
+    desk = Desk(num_slots=1, max_waiting=3)
+    desk.ask("a0")
+    assert desk.running() == ["a0"]
+    desk.ask("a1", "a2", "a3")
+    desk.ask("b0")
+    assert isinstance(desk.requests["a3"].error, CapacityError)
+    for latecomer in ("a4", "b1"):  # b has one, a two: no injustice is left
+        with pytest.raises(CapacityError, match="all 1 slots are busy and 3 requests wait already"):
+            desk.ask(latecomer)
+    desk.admission.release(desk.requests["a3"])  # as whoever waits for it does: harmless
+    assert desk.served() == ["a0", "b0", "a1", "a2"]
+
+
+def test_nothing_is_kept_of_who_has_left() -> None:
+    desk = Desk(num_slots=1, max_waiting=3)
+    desk.ask("a0", "b0")
+    desk.admission.release(desk.requests["b0"])
+    assert desk.served() == ["a0"]
+    assert desk.admission._turns == {}
 
 
 def test_not_all_are_told_to_come_back_at_one_time() -> None:
-    admission: Admission[Visitor] = Admission(num_slots=1, max_waiting=0)
-    admission.enqueue(Visitor())
+    desk = Desk(num_slots=1, max_waiting=0)
+    desk.ask("a0")
     hints = set()
-    for _ in range(20):
+    for number in range(20):
         with pytest.raises(CapacityError) as caught:
-            admission.enqueue(Visitor())
+            desk.ask(f"a{number + 1}")
         hints.add(caught.value.retry_after_s)
     assert len(hints) > 10
     assert 0.1 <= min(hints) <= max(hints) <= 10

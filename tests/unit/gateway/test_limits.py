@@ -99,8 +99,8 @@ async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
     ("first", "more"),
     [
         (b"", b""),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\n", b""),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b""),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b""),
         (b"GET /health HTTP/1.1\r\n", b"x: " + b"a" * 1000 + b"\r\n"),
         (b"GET /health HTTP/1.1\r\nx: ", b"a" * 1000),
     ],
@@ -122,9 +122,8 @@ async def test_a_reader_that_stands_still_is_dropped() -> None:
     async with serving(passes, stall_timeout_s=0.5) as (port, front):
         completer = front._gateway.completer
         body = json.dumps({"prompt": "a", "stream": True}).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        )
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        head += "Content-Type: application/json"
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
         writer.write(head.encode() + b"\r\n\r\n" + body)
         await until(lambda: completer.num_running == 1)  # type: ignore[attr-defined]

@@ -17,9 +17,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def started(port: int = 0, upstream: grpc.aio.Channel | None = None) -> Server:
-    server = Server(
-        f"127.0.0.1:{port}", [], status_of=lambda _: None, upstream=None if upstream is None else served(upstream)
-    )
+    server = Server(f"127.0.0.1:{port}", [], status_of=lambda _: None)
+    if upstream is not None:
+        server.follow(served(upstream))
     await server.open()
     return server
 

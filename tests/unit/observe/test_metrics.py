@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import threading
-import urllib.request
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
-from inference.errors import CapacityError, ConfigError
-from inference.observe import metrics as module
-from inference.observe.metrics import Metrics, MetricsServer
+from inference.errors import CapacityError
+from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
 from inference.request import MAX_GAMMA
 from inference.workers.completion import CompletionRequest
@@ -162,40 +156,3 @@ def test_positions_are_bounded() -> None:
     record.take(Commit(0, (7,) * 300, 300, 300))
     positions = [labels for name, labels in samples(metrics) if name.endswith("per_pos_total")]
     assert len(positions) == MAX_GAMMA
-
-
-async def test_a_port_of_its_own() -> None:
-    metrics = Metrics("tiny")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        with pytest.raises(ConfigError, match=str(port)):
-            await MetricsServer(metrics, "127.0.0.1", port).open()
-    server = MetricsServer(metrics, "127.0.0.1", port)
-    await server.open()
-    url = f"http://127.0.0.1:{port}/metrics"
-    response = await asyncio.to_thread(urllib.request.urlopen, url, timeout=10)
-    await server.close()
-    assert "vllm:generation_tokens_total" in response.read().decode()
-
-
-async def test_scrapers_that_never_ask_take_so_many_threads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a thread for each connection, for as long as it lasted."""
-    monkeypatch.setattr(module._ScrapeHandler, "timeout", 0.3)
-    monkeypatch.setattr(module, "MAX_SCRAPES", 2)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server, before = MetricsServer(Metrics("tiny"), "127.0.0.1", port), threading.active_count()
-    await server.open()
-    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
-    assert threading.active_count() <= before + 2 + 1
-    async with asyncio.timeout(20):
-        for reader, _ in silent:
-            with suppress(ConnectionError):
-                assert await reader.read() == b""
-    response = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics", timeout=10)
-    await server.close()
-    assert response.status == 200
-    for _, writer in silent:
-        writer.close()

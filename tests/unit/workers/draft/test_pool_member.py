@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpc_comm.server import Server
+from grpc_comm.server import Gate, Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from grpc_comm.tls import ServerTls
+from inference.config import DialSecurity
 from inference.engine.draft import DraftEngine
-from inference.errors import IncompatibleDraftError, InternalError
+from inference.errors import HandshakeError, IncompatibleDraftError, InternalError
 from inference.observe.metrics import Metrics
 from inference.serving.processes import free_port
 from inference.text.vocabulary import Vocabulary
 from inference.workers.draft import pool_member as module
 from inference.workers.draft.pool_member import Offer, PoolHelp, PoolMember
+from tests.support.certificates import pki
 from tests.support.http2 import answering
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, until
 
@@ -26,17 +31,17 @@ OFFER = Offer(Vocabulary("f", VOCAB_SIZE), gamma=4, num_slots=4)
 REFUSAL = IncompatibleDraftError("another vocabulary")
 
 
-def helping(*addresses: str) -> PoolHelp:
+def helping(*addresses: str, offer: Offer = OFFER) -> PoolHelp:
     engine: Any = None
-    return PoolHelp(engine, addresses, OFFER, Metrics("tiny"))
+    return PoolHelp(engine, addresses, offer, Metrics("tiny"))
 
 
 async def test_a_target_that_refuses_does_not_end_the_help_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def run(self: PoolMember) -> None:
-        asked.append(self._address)
-        if self._address == "a:1":
+        asked.append(self.address)
+        if self.address == "a:1":
             raise REFUSAL
         await asyncio.sleep(3600)
 
@@ -48,6 +53,19 @@ async def test_a_target_that_refuses_does_not_end_the_help_for_others(monkeypatc
     await both.stop(grace_s=0)
     with pytest.raises(IncompatibleDraftError, match="another vocabulary"):
         await helping("a:1").refused()
+
+
+async def test_a_target_that_is_not_trusted_is_not_dialled_for_ever(tmp_path: Path) -> None:
+    """A handshake that fails reads as UNAVAILABLE: who dials must tell it from a lost link, and say why."""
+    ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
+    gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
+    target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
+    await target.open()
+    help_ = helping(f"127.0.0.1:{target.port}", offer=replace(OFFER, security=DialSecurity(ours.ca)))
+    async with asyncio.timeout(20):
+        with pytest.raises(HandshakeError, match="unable to get local issuer certificate"):
+            await help_.refused()
+    await target.close()
 
 
 async def test_a_link_that_breaks_in_any_way_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:

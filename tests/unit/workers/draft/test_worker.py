@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grpc_comm.server import Gate, Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.tls import ServerTls
 from inference.commit import Commit, FinishReason
-from inference.config import ConnectionConfig, DraftConfig
-from inference.errors import CapacityError, DeadlineError, InternalError, UnavailableError
+from inference.config import ConnectionConfig, DialSecurity, DraftConfig
+from inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
 from inference.request import GenerationRequest, SamplingParams
 from inference.scheduling.retry_budget import RetryBudget
 from inference.text.vocabulary import Vocabulary
@@ -18,6 +22,7 @@ from inference.workers import resuming as module
 from inference.workers.draft.verify_stream import Origin, VerifyStream
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import Fleet
+from tests.support.certificates import pki
 
 REQUEST = GenerationRequest((5, 6), SamplingParams(seed=1), max_new_tokens=4)
 FULL = CapacityError("all 1 slots are busy", retry_after_s=1.0)
@@ -25,6 +30,7 @@ LOST = UnavailableError("the link is gone")
 BROKEN = UnavailableError("the target died over it")
 ENDED = UnavailableError("cancelled")
 FAILED = InternalError("the model failed")
+NOBODY = ConnectionConfig("127.0.0.1", 1)
 
 
 class OneDraft:
@@ -52,7 +58,10 @@ class OneDraft:
 
 
 async def generated(
-    monkeypatch: pytest.MonkeyPatch, *streams: Exception | Commit, timeout_s: float = 30.0
+    monkeypatch: pytest.MonkeyPatch,
+    *streams: Exception | Commit,
+    timeout_s: float = 30.0,
+    link: ConnectionConfig = NOBODY,
 ) -> list[int]:
     """Tokens from streams that each give a commit, or fail."""
     left = list(streams)
@@ -72,9 +81,9 @@ async def generated(
 
     monkeypatch.setattr(DraftWorker, "_stream", stream)
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
-    config = DraftConfig(ConnectionConfig("127.0.0.1", 1, reconnect_timeout_s=timeout_s))
+    config = DraftConfig(replace(link, reconnect_timeout_s=timeout_s))
     engine: Any = OneDraft()
-    async with Fleet(config.connection.targets) as fleet:
+    async with Fleet(config.connection.targets, config.connection.security) as fleet:
         worker = DraftWorker(engine, fleet, config=config, vocabulary=Vocabulary("f", 288), max_length=64)
         return [token_id async for commit in worker.generate(REQUEST) for token_id in commit.token_ids]
 
@@ -110,6 +119,21 @@ async def test_a_request_that_breaks_targets_is_not_carried_on(
     """The story: a prompt that ran a target out of memory was carried to each replica that came back, for ever."""
     with pytest.raises(error, match=r"died over it|model failed"):
         await generated(monkeypatch, failure, failure, failure, LAST)
+
+
+async def test_a_target_that_is_not_trusted_any_more_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """gRPC calls both UNAVAILABLE; dialling for 30 s would only hide why."""
+    ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
+    gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
+    target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
+    await target.open()
+    link = ConnectionConfig("127.0.0.1", target.port, security=DialSecurity(ours.ca))
+    with pytest.raises(HandshakeError, match="unable to get local issuer certificate"):
+        await generated(monkeypatch, Commit(2, (7,)), LOST, LAST, link=link)
+    await target.close()
+    assert await generated(monkeypatch, Commit(2, (7,)), LOST, LAST, link=link) == [7, 8]  # nobody is there: lost
 
 
 async def test_a_target_that_is_not_there_yet_is_no_such_break(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,130 @@
+"""A channel that shows who we are: certificates, or a token with each call, both as their files have them now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from grpc_comm.options import CHANNEL_OPTIONS
+from grpc_comm.tls import ClientTls
+from grpc_comm.watched import UnusableError, Watched
+
+AUTHORIZATION = "authorization"
+RETIRE_S = 3600.0
+"""How long calls may go on with a certificate that has been replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a client shows, and whom it trusts.
+
+    Attributes:
+        tls: None is plain text.
+        token: sent with each call.
+    """
+
+    tls: ClientTls | None = None
+    token: Watched[str] | None = None
+
+
+def watched_token(path: Path) -> Watched[str]:
+    """The token in a file.
+
+    Raises:
+        UnusableError: there is none.
+    """
+
+    def read() -> str:
+        text = path.read_bytes().strip()
+        if not text or not text.isascii() or len(text.split()) != 1:
+            raise UnusableError(f"{path} holds no token: one word of ASCII is expected")
+        return text.decode("ascii")
+
+    return Watched([path], read)
+
+
+class SecuredChannel:
+    """The part of a channel that stubs and `grpc_comm` use. It becomes a new one when its certificates change.
+
+    Raises:
+        UnusableError: the files of the credentials; only now, later the last good ones stay.
+    """
+
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        self._address = address
+        self._token = credentials.token
+        tls = credentials.tls
+        self._options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS]
+        if tls is not None and tls.server_name is not None:
+            self._options.append(("grpc.ssl_target_name_override", tls.server_name))
+        self._tls = None if tls is None else Watched(tls.paths, tls.grpc_credentials)
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._channel = self._open()
+
+    def _open(self) -> grpc.aio.Channel:
+        self._keys = None if self._tls is None else self._tls.get()
+        if self._keys is None:
+            return grpc.aio.insecure_channel(self._address, options=self._options)
+        return grpc.aio.secure_channel(self._address, self._keys, options=self._options)
+
+    def _current(self) -> grpc.aio.Channel:
+        if self._tls is not None and self._tls.get() is not self._keys:
+            retiring = asyncio.create_task(self._channel.close(RETIRE_S))
+            self._retiring.add(retiring)
+            retiring.add_done_callback(self._retiring.discard)
+            self._channel = self._open()
+        return self._channel
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calling("unary_unary", args, kwargs)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calling("unary_stream", args, kwargs)
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calling("stream_stream", args, kwargs)
+
+    def _calling(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        begins: dict[grpc.aio.Channel, Callable[..., Any]] = {}
+
+        def call(*call_args: Any, metadata: Any = (), **call_kwargs: Any) -> Any:
+            channel = self._current()
+            if channel not in begins:
+                begins.clear()
+                begins[channel] = getattr(channel, kind)(*args, **kwargs)
+            return begins[channel](*call_args, metadata=(*(metadata or ()), *self._headers()), **call_kwargs)
+
+        return call
+
+    def _headers(self) -> tuple[tuple[str, str], ...]:
+        return () if self._token is None else ((AUTHORIZATION, f"Bearer {self._token.get()}"),)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._current().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
+        channel = self._channel
+        try:
+            await channel.wait_for_state_change(last)
+        except grpc.aio.UsageError:
+            if channel is self._channel:
+                raise  # closed by its user; else by us, and there is another one
+
+    async def channel_ready(self) -> None:
+        await self._current().channel_ready()
+
+    async def close(self, grace: float | None = None) -> None:
+        for task in self._retiring:
+            task.cancel()
+        await self._channel.close(grace)
+
+    async def __aenter__(self) -> SecuredChannel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,274 @@
+"""TLS of both sides: certificates from PEM files that may be replaced at any time, and what failed in a handshake.
+
+A server serves a new pair from the next connection on. A client cannot: `grpc_comm.channel` opens a new channel for it.
+TLS 1.2 at least, and names are verified; there is no way to skip that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+
+from grpc_comm.watched import UnusableError, Watched
+
+HTTP2 = "h2"
+AGAIN_S = 0.05
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a client of gRPC says first, with settings that change nothing; a server of HTTP/1 answers in its own words."""
+_REASONS = {
+    "KEY_VALUES_MISMATCH": "the key belongs to another certificate",
+    "PEM lib": "one of them is no PEM, or is cut off",
+    "NO_START_LINE": "it is no PEM, or is cut off",
+    "WRONG_VERSION_NUMBER": "it speaks plain text, not TLS",
+    "RECORD_LAYER_FAILURE": "it speaks plain text, not TLS",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate (--tls_client_cert)",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the CA of our certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our client certificate has expired",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not take our client certificate",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not take our client certificate",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A certificate with its chain and key, and the CAs that clients' certificates must come from."""
+
+    chain: bytes
+    key: bytes
+    client_ca: bytes | None
+    expires: datetime
+    context: ssl.SSLContext
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.client_ca)
+
+
+class ServerTls:
+    """A server's certificate, as its files have it now.
+
+    Args:
+        cert, key: PEM; the certificate is followed by those between it and its CA.
+        client_ca: PEM of CAs; for ports that take client certificates.
+
+    Raises:
+        UnusableError: they cannot be used.
+    """
+
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
+        paths = [cert, key] if client_ca is None else [cert, key, client_ca]
+        self._pair = Watched(paths, lambda: _read_pair(cert, key, client_ca))
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the files have changed into what cannot be used."""
+        self._pair.get()
+        return self._pair.is_stale
+
+    @property
+    def days_left(self) -> float:
+        """Until the certificate in use expires."""
+        return (self._pair.get().expires - datetime.now(UTC)).total_seconds() / 86400
+
+    def grpc_credentials(self, *, client_certificates: bool = False) -> grpc.ServerCredentials:
+        """Of a gRPC port; with `client_certificates`, nobody comes in without one."""
+        served = self._pair.get()
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            """At each handshake; None: unchanged."""
+            nonlocal served
+            pair = self._pair.get()
+            if pair is served:
+                return None
+            served = pair
+            return pair.configuration()
+
+        fetcher = cast(
+            Callable[[], grpc.ServerCertificateConfiguration], fetch
+        )  # None is allowed, whatever the stubs say
+        return grpc.dynamic_ssl_server_credentials(served.configuration(), fetcher, client_certificates)
+
+    def http_context(self) -> ssl.SSLContext:
+        """Of an HTTP port."""
+        context = _server_context()  # refers each handshake to the pair's own
+
+        def current(handshake: Any, name: str | None, outer: ssl.SSLContext) -> None:
+            """At each handshake, whether it names a server or not."""
+            handshake.context = self._pair.get().context
+
+        context.sni_callback = current
+        return context
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _read_pair(cert: Path, key: Path, client_ca: Path | None) -> _Pair:
+    context = _server_context()
+    chain, secret = cert.read_bytes(), key.read_bytes()
+    _load_pair(context, cert, key)
+    return _Pair(chain, secret, None if client_ca is None else _read_ca(client_ca), _expiry(cert, chain), context)
+
+
+def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    try:
+        context.load_cert_chain(cert, key, password="")  # or OpenSSL would ask for one on the terminal
+    except (ssl.SSLError, ValueError) as exc:
+        raise UnusableError(f"{cert} and {key} are no certificate and its key: {_reason(exc)}") from exc
+
+
+def _expiry(path: Path, chain: bytes) -> datetime:
+    """When the certificate expires.
+
+    Raises:
+        UnusableError: it has, or is not valid yet.
+    """
+    from cryptography import x509  # only those with certificates pay for the import
+
+    try:
+        own = x509.load_pem_x509_certificates(chain)[0]
+    except ValueError as exc:
+        raise UnusableError(f"{path} is no PEM certificate: {exc}") from exc
+    if not own.not_valid_before_utc <= datetime.now(UTC) < own.not_valid_after_utc:
+        span = f"{own.not_valid_before_utc:%Y-%m-%d %H:%M} to {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        raise UnusableError(f"{path} is valid from {span}: not now")
+    return own.not_valid_after_utc
+
+
+def _read_ca(path: Path) -> bytes:
+    text = path.read_bytes()
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii"))
+    except (ssl.SSLError, ValueError) as exc:
+        raise UnusableError(f"{path} holds no PEM certificate of a CA: {_reason(exc)}") from exc
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Whom a client trusts, and what it shows.
+
+    Attributes:
+        ca: PEM of the CAs that the server's certificate may come from.
+        cert, key: PEM of the client's own certificate; None shows none.
+        server_name: the name that must be in the server's certificate; None: the host that is dialled.
+    """
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files that a channel is made of."""
+        return [path for path in (self.ca, self.cert, self.key) if path is not None]
+
+    def grpc_credentials(self) -> grpc.ChannelCredentials:
+        """Of a new channel, as the files are now.
+
+        Raises:
+            UnusableError: they cannot be used.
+        """
+        ca = _read_ca(self.ca)
+        if self.cert is None or self.key is None:
+            return grpc.ssl_channel_credentials(ca)
+        self.context()
+        return grpc.ssl_channel_credentials(ca, self.key.read_bytes(), self.cert.read_bytes())
+
+    def context(self) -> ssl.SSLContext:
+        """Python's own, for the one handshake that finds out what is wrong.
+
+        Raises:
+            UnusableError: the files cannot be used.
+        """
+        context = ssl.create_default_context(cadata=_read_ca(self.ca).decode("ascii"))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols([HTTP2])
+        if self.cert is not None and self.key is not None:
+            _load_pair(context, self.cert, self.key)
+            _expiry(self.cert, self.cert.read_bytes())
+        return context
+
+    async def fault(self, address: str, timeout_s: float) -> str | None:
+        """Why no handshake with HOST:PORT succeeds, of some that are made now; None: one does, or nobody is there.
+
+        Of TLS 1.3, a refusal of our certificate comes after the handshake, and from gRPC as a closed connection. That
+        may also be a server that just ended: it is asked twice.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                for _ in range(2):
+                    if await self._is_taken(address):
+                        return None
+                    await asyncio.sleep(AGAIN_S)
+        except ssl.SSLError as exc:
+            return _reason(exc)
+        except UnusableError as exc:
+            return str(exc)
+        except (OSError, TimeoutError):
+            return None
+        if self.cert is None:
+            return "it ends the connection after the handshake: it wants a client certificate (--tls_client_cert)"
+        return f"it ends the connection after the handshake: it does not take the client certificate {self.cert}"
+
+    async def _is_taken(self, address: str) -> bool:
+        """Whether a server of HTTP/2 says anything after the handshake."""
+        host, port = split_address(address)
+        name = self.server_name or host
+        reader, writer = await asyncio.open_connection(host, port, ssl=self.context(), server_hostname=name)
+        try:
+            writer.write(HTTP2_PREFACE)
+            return await reader.read(1) != b""
+        except ConnectionError:
+            return False
+        finally:
+            writer.transport.abort()
+
+
+async def greeting(address: str, timeout_s: float) -> bytes | None:
+    """How HOST:PORT answers gRPC in plain text: a few bytes, none if it ends the connection; None: nobody is there.
+
+    Raises:
+        socket.gaierror: nobody knows the host.
+    """
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(HTTP2_PREFACE)
+                return await reader.read(len(b"HTTP/1."))
+            finally:
+                writer.close()
+    except socket.gaierror:
+        raise
+    except ConnectionResetError:
+        return b""
+    except (OSError, TimeoutError):
+        return None
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _reason(error: Exception) -> str:
+    """What OpenSSL means."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    reason = getattr(error, "reason", None) or ("PEM lib" if "PEM lib" in str(error) else None)
+    return _REASONS.get(reason or "", str(reason or error).lower().replace("_", " "))

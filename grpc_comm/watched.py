@@ -1,0 +1,75 @@
+"""Files that are read again when they change, without a restart. A version that cannot be used leaves the one before.
+
+Certificates, tokens: whatever somebody replaces while a server runs, in one step or in two, well or badly.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class UnusableError(Exception):
+    """Files that cannot be used as they are; one line that names them."""
+
+
+class Watched(Generic[T]):
+    """What some files say now; for any thread. Looking costs a stat of each, some microseconds.
+
+    Args:
+        paths: of the files.
+        read: makes a value of them.
+
+    Raises:
+        UnusableError: they cannot be used; only now, later the last good value stays.
+    """
+
+    def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
+        self._paths = paths
+        self._read = read
+        self._lock = threading.Lock()
+        self._stamp = self._look()
+        self.is_stale = False
+        """Whether the files have changed into what cannot be used."""
+        self._value = self._try()
+
+    def get(self) -> T:
+        """The value of the latest version that could be used."""
+        with self._lock:
+            stamp = self._look()  # before reading: what is written meanwhile has another one
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._renew()
+            return self._value
+
+    def _renew(self) -> None:
+        try:
+            self._value, self.is_stale = self._try(), False
+            logger.info("read again: %s", ", ".join(map(str, self._paths)))
+        except UnusableError as exc:
+            self.is_stale = True
+            logger.error("the version before stays in use: %s", exc)
+
+    def _try(self) -> T:
+        try:
+            return self._read()
+        except OSError as exc:
+            raise UnusableError(f"{exc.filename or self._paths[0]}: {exc.strerror or exc}") from exc
+
+    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_stamp, self._paths))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -1,0 +1,109 @@
+"""Who asks: of every request that is being served, known to whatever serves it, from its port down to the engine.
+
+A context variable, as a request passes many hands that have no other use for it. Knows no token and no certificate.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Right(StrEnum):
+    """What somebody may do: the roles of an auth file."""
+
+    CLIENT = "client"
+    DRAFT = "draft"
+    WORKER = "worker"
+    OPS = "ops"
+
+
+ALL_RIGHTS = frozenset(Right)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one caller's requests; None is no limit but the server's own.
+
+    Attributes:
+        in_flight: requests at once.
+        max_tokens: output tokens of one.
+        n: choices of one.
+        logprobs: alternatives to each token.
+    """
+
+    in_flight: int | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody who asks.
+
+    Attributes:
+        name: as the auth file has it; empty where nobody needs one.
+        rights: what they may do.
+        speaks_for_others: may say for whom they ask, as a gateway does.
+        user: for whom they ask, if it is somebody else.
+    """
+
+    name: str = ""
+    rights: frozenset[Right] = ALL_RIGHTS
+    limits: Limits = Limits()
+    speaks_for_others: bool = False
+    user: str = ""
+
+    @property
+    def account(self) -> str:
+        """On whose account a request goes."""
+        return self.user or self.name
+
+
+ANYBODY = Caller()
+_CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+_REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+_HARMLESS = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def caller() -> Caller:
+    """Whose request this is."""
+    return _CALLER.get()
+
+
+def request_id() -> str:
+    """Of this request, in all processes that serve it; empty outside of any."""
+    return _REQUEST_ID.get()
+
+
+def harmless_id(given: str) -> str:
+    """The id that a request came with, or a new one."""
+    return given if _HARMLESS.fullmatch(given) else secrets.token_hex(16)
+
+
+@contextmanager
+def serving(who: Caller, id_: str) -> Generator[str, None, None]:
+    """What the block does, it does for this request; gives the id."""
+    tokens = _CALLER.set(who), _REQUEST_ID.set(id_)
+    try:
+        yield id_
+    finally:
+        _CALLER.reset(tokens[0])
+        _REQUEST_ID.reset(tokens[1])
+
+
+class NamesRequests(logging.Filter):
+    """Puts the request's id before each record that is written while one is served."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Always shown."""
+        if id_ := _REQUEST_ID.get():
+            record.msg, record.args = f"[{id_}] {record.getMessage()}", None
+        return True

@@ -1,0 +1,62 @@
+"""--role token: a new token, shown once; the auth file gets its hash."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+from inference.caller import Right
+from inference.cli.roles.role import Role
+from inference.errors import ConfigError
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("token")
+    text = "file of those who may do something; made if it is not there (docs/security.md)"
+    group.add_argument("--auth_file", type=Path, required=True, metavar="FILE", help=text)
+    group.add_argument("--name", required=True, help="whose token it is, for the log")
+    text = "what its owner may do; give it several times"
+    roles = [right.value for right in Right]
+    group.add_argument("--grant", action="append", choices=roles, required=True, metavar="ROLE", help=text)
+
+
+async def run(args: argparse.Namespace) -> int:
+    """Print the token, and nothing else, to stdout; running servers know it from their next request on."""
+    token = f"specdec-{secrets.token_urlsafe(32)}"
+    _add(args.auth_file, _entry(args.name, args.grant, hashlib.sha256(token.encode()).hexdigest()))
+    print(token)
+    return 0
+
+
+def _entry(name: str, roles: list[str], digest: str) -> str:
+    quoted = ", ".join(f'"{role}"' for role in dict.fromkeys(roles))
+    return f'\n[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = [{quoted}]\n'
+
+
+def _add(file: Path, entry: str) -> None:
+    """Append in one step, so that no server reads half of it.
+
+    Raises:
+        ConfigError: the file would not be one that servers can use.
+    """
+    from grpc_comm.watched import UnusableError
+    from inference.workers.auth_file import read_auth_file
+
+    part = file.with_name(f"{file.name}.part")
+    try:
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+            out.write(before + entry)
+        read_auth_file(part)
+        part.replace(file)
+    except UnusableError as exc:
+        part.unlink()
+        raise ConfigError(str(exc).replace(str(part), str(file))) from exc
+    except OSError as exc:
+        raise ConfigError(f"{file}: {exc.strerror or exc}") from exc
+
+
+ROLE = Role("token", "Make a token for the auth file of servers.", add_flags, run)

@@ -1,0 +1,132 @@
+"""A port of HTTP: an ASGI application on uvicorn, inside this process's event loop. Knows no application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp
+
+from grpc_comm.tls import ServerTls
+from inference.config import OPEN, ServerConfig, address
+from inference.errors import ConfigError
+from inference.gateway.probes import Probes
+from inference.gateway.protocol import LimitedProtocol
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
+BACKLOG = 2048  # hundreds of streams may be opened at once
+
+
+class HttpPort:
+    """A port that requests come in by; a `Front`.
+
+    Args:
+        name: for the log.
+        probes: answer, with the application behind them.
+        port: 0 takes a free one.
+        server: whose port it is: its host, its patience.
+        tls: its certificate; None is plain text.
+    """
+
+    def __init__(self, name: str, probes: Probes, port: int, server: ServerConfig, tls: ServerTls | None) -> None:
+        self._name = name
+        self._probes = probes
+        self.port = port
+        self._server_config = server
+        self._tls = tls
+
+    async def open(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        host = self._server_config.host
+        listener = _listener(host, self.port)
+        self.port = listener.getsockname()[1]
+        app: ASGIApp = self._probes
+        if self._server_config.on_loopback and self._server_config.security == OPEN:
+            # A page in a browser may let its own name point to 127.0.0.1, and would read all answers (DNS rebinding).
+            app = TrustedHostMiddleware(app, allowed_hosts=[*LOOPBACK, host], www_redirect=False)
+        self._server = _Server(_uvicorn_config(app, self._server_config, self._tls))
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=self._name)
+        await self._server.ready.wait()
+        scheme = "http" if self._tls is None else "https"
+        logger.info("%s on %s://%s", self._name, scheme, address(host, self.port))
+
+    def report(self, *, ready: bool, alive: bool = True) -> None:
+        """See `Front`."""
+        self._probes.is_ready, self._probes.is_alive = ready, alive
+
+    async def refuse_new(self) -> None:
+        """Stop listening; requests that run go on."""
+        self._server.should_exit = True
+
+    async def close(self) -> None:
+        """Let running requests end within the grace."""
+        self._server.should_exit = True
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class SidePort(HttpPort):
+    """One for whoever watches: it stays while the server drains, to show that it does."""
+
+    async def refuse_new(self) -> None:
+        """Nothing: scrapes and probes are welcome to the end."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, as a part of a process that handles its own signals."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to whoever runs the process."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, and say when it is done."""
+        await super().startup(sockets)
+        self.ready.set()
+
+
+def _uvicorn_config(app: ASGIApp, server: ServerConfig, tls: ServerTls | None) -> uvicorn.Config:
+    protocol = type("Protocol", (LimitedProtocol,), {"stall_timeout_s": server.stall_timeout_s})
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,  # a line per request costs more than a token; /metrics counts them
+        log_config=None,
+        log_level="warning",
+        timeout_keep_alive=75,  # longer than the pools of usual clients keep a connection: they close it, not we
+        timeout_graceful_shutdown=max(1, math.ceil(server.grace_s) + 1),
+        backlog=BACKLOG,
+        server_header=False,
+        ssl_context_factory=None if tls is None else lambda *_: tls.http_context(),
+    )
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(f"cannot listen on {address(host, port)}: {exc.strerror or exc}") from exc
+    return listener

@@ -1,0 +1,37 @@
+"""/livez and /readyz: what a kubelet or a balancer asks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Probes:
+    """Answers /livez and /readyz: whether a restart would help, and whether requests are welcome; also for /health."""
+
+    def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> None:
+        self._app = app
+        self._is_healthy = is_healthy
+        self.is_alive = self.is_ready = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path == "/livez":
+            await _tell(send, self.is_alive)
+        elif path == "/readyz" or (path == "/health" and not self.is_ready):
+            await _tell(send, self.is_ready and (self._is_healthy is None or await self._is_healthy()))
+        else:
+            await self._app(scope, receive, send)
+
+
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that has nothing: 404."""
+    await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _tell(send: Send, well: bool) -> None:
+    status = 200 if well else 503
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,111 @@
+"""Who may do what: the one decision, for calls of gRPC and requests of HTTP alike.
+
+Without an auth file, whoever reaches a port may do everything, but help with others' prompts over a network. With one,
+nobody may do anything that it does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpc_comm.watched import Watched
+from inference.caller import ALL_RIGHTS, Caller, Right
+from inference.errors import ForbiddenError, UnauthenticatedError
+from inference.workers.auth_file import read_auth_file
+
+_GENERATION, _VERIFICATION = "/specdec.v1.GenerationService/", "/specdec.v1.VerificationService/"
+_METHODS = {
+    f"{_GENERATION}GetModel": {Right.CLIENT, Right.DRAFT},  # a draft worker asks its target for the chat template
+    _GENERATION: {Right.CLIENT},
+    f"{_VERIFICATION}Verify": {Right.DRAFT},
+    f"{_VERIFICATION}Assist": {Right.WORKER},
+    "/grpc.health.v1.Health/": ALL_RIGHTS,  # all that are known: it says nothing but whether there is service
+}
+_PATHS = {
+    "/v1/": {Right.CLIENT},
+    "/tokenize": {Right.CLIENT},
+    "/detokenize": {Right.CLIENT},
+    "/version": ALL_RIGHTS,
+    "/health": ALL_RIGHTS,
+    "/ping": ALL_RIGHTS,
+}
+PAGE = "/"
+"""A form, which asks its user for a token; it shows nothing of the server."""
+
+
+def rights_of_call(method: str) -> frozenset[Right]:
+    """Any of which lets one call a method; what is not listed is operation."""
+    return frozenset(next((rights for name, rights in _METHODS.items() if method.startswith(name)), {Right.OPS}))
+
+
+def rights_of_path(path: str) -> frozenset[Right] | None:
+    """Any of which lets one ask for a path; what is not listed is operation, /metrics among it. None is for all."""
+    if path == PAGE:
+        return None
+    return frozenset(next((rights for name, rights in _PATHS.items() if path.startswith(name)), {Right.OPS}))
+
+
+class Access:
+    """Who may do what at one server.
+
+    Args:
+        auth_file: who there is; None: everybody is welcome.
+        on_loopback: whether nobody but this machine reaches the server.
+
+    Raises:
+        UnusableError: the file is not as it must be; only now, later the last good version stays.
+    """
+
+    def __init__(self, auth_file: Path | None = None, *, on_loopback: bool = True) -> None:
+        self._file = None if auth_file is None else Watched([auth_file], lambda: read_auth_file(auth_file))
+        self._anybody = Caller(rights=ALL_RIGHTS if on_loopback else ALL_RIGHTS - {Right.WORKER})
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the file has changed into what cannot be used."""
+        if self._file is None:
+            return False
+        self._file.get()
+        return self._file.is_stale
+
+    def by_token(self, authorization: str, rights: frozenset[Right]) -> Caller:
+        """Whoever sends a header `Bearer TOKEN`.
+
+        Raises:
+            UnauthenticatedError: nobody knows the token, or there is none.
+            ForbiddenError: its owner has none of the rights.
+        """
+        if self._file is None:
+            return _with_any(rights, self._anybody)
+        kind, _, token = authorization.strip().partition(" ")
+        if kind.lower() != "bearer" or not token.strip():
+            raise UnauthenticatedError("no token came: a header Authorization: Bearer TOKEN is expected")
+        who = self._file.get().of_token(token.strip())
+        if who is None:
+            raise UnauthenticatedError("the token is not known here")
+        return _with_any(rights, who)
+
+    def by_certificate(self, names: Sequence[str], authorization: str, rights: frozenset[Right]) -> Caller:
+        """Whoever has a certificate for these names, which the handshake has verified.
+
+        Raises:
+            UnauthenticatedError: a token came with it.
+            ForbiddenError: it is not in the file, or has none of the rights.
+        """
+        if authorization:
+            raise UnauthenticatedError("a token came to the port of client certificates: send it to the other one")
+        who = None if self._file is None else self._file.get().of_certificate(names)
+        if who is None:
+            raise ForbiddenError(f"the certificate of {', '.join(names) or 'nobody'} has no role here")
+        return _with_any(rights, who)
+
+
+def _with_any(rights: frozenset[Right], who: Caller) -> Caller:
+    if who.rights & rights:
+        return who
+    wanted = " or ".join(sorted(rights))
+    if not who.name:
+        raise ForbiddenError(f"whoever reaches this port may do everything but help: {wanted} needs an --auth_file")
+    has = ", ".join(sorted(who.rights))
+    raise ForbiddenError(f"{who.name} has role {has}, and this needs {wanted}")

@@ -1,0 +1,45 @@
+"""Certificates of a test's own CA, in files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from grpc_comm.tls import ClientTls
+from tests.support.authority import Authority, Issued
+
+
+@dataclass(frozen=True)
+class Pki:
+    """A CA, and a folder for what it issues."""
+
+    folder: Path
+    authority: Authority = field(default_factory=Authority)
+
+    @property
+    def ca(self) -> Path:
+        path = self.folder / "ca.pem"
+        path.write_bytes(self.authority.pem)
+        return path
+
+    def pair(self, stem: str, *names: str, expired: bool = False) -> tuple[Path, Path]:
+        """A certificate and its key, in files of these names; replaces what is there."""
+        begins = datetime.now(UTC) - timedelta(days=10) if expired else None
+        issued = self.authority.issue(names or ("localhost", "127.0.0.1"), begins=begins, days=9 if expired else 30)
+        return self.write(stem, issued)
+
+    def write(self, stem: str, issued: Issued) -> tuple[Path, Path]:
+        cert, key = self.folder / f"{stem}.pem", self.folder / f"{stem}.key"
+        cert.write_bytes(issued.cert)
+        key.write_bytes(issued.key)
+        return cert, key
+
+    def client(self, *names: str) -> ClientTls:
+        """One that trusts this CA, with a certificate if it is to have names."""
+        return ClientTls(self.ca, *(self.pair("client", *names) if names else ()))
+
+
+def pki(folder: Path) -> Pki:
+    folder.mkdir(exist_ok=True)
+    return Pki(folder)

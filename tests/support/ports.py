@@ -1,0 +1,80 @@
+"""A server with all of its ports, in this process: real sockets, no model."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import grpc
+import httpx
+
+from grpc_comm.interceptors import Context
+from grpc_comm.server import Servicer
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.config import HttpConfig, ObserveConfig, PortSecurity, ServerConfig
+from inference.observe.metrics import Metrics
+from inference.serving.fronts import Ports
+from inference.serving.host import opened
+from inference.serving.observers import Observers
+from inference.serving.processes import free_port
+from inference.workers.generation import GenerationServicer
+from inference.workers.limited import LimitedCompleter
+from inference.workers.observed import ObservedCompleter, Observer
+from tests.support.certificates import Pki
+from tests.support.completers import CARD, ScriptedCompleter
+
+
+class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
+    """Answers every stream with one message."""
+
+    service_name = "specdec.v1.VerificationService"
+    max_request_bytes = 1000
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        rpc.add_VerificationServiceServicer_to_server(self, server)
+
+    async def Verify(self, _: object, context: Context) -> None:
+        await context.write(pb.VerifyResponse())
+
+    async def Assist(self, _: object, context: Context) -> None:
+        await context.write(pb.AssistResponse())
+
+
+def _servicers(completer: ObservedCompleter) -> list[Servicer]:
+    return [GenerationServicer(completer, CARD), YesMan()]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where a server of these tests listens."""
+
+    grpc: int
+    http: int
+    metrics: int
+    probes: int
+    mtls: int
+
+
+@asynccontextmanager
+async def served(
+    security: PortSecurity, completer: ScriptedCompleter | None = None, *, host: str = "127.0.0.1"
+) -> AsyncGenerator[Served, None]:
+    """All ports in front of a scripted completer, and of a target's streams that say yes."""
+    at = Served(free_port(), free_port(), free_port(), free_port(), free_port())
+    if security.client_ca is not None:
+        security = replace(security, mtls_port=at.mtls)
+    server = ServerConfig(host, port=at.grpc, probe_port=at.probes, security=security, grace_s=0.1)
+    observe, metrics = ObserveConfig("target", metrics_port=at.metrics), Metrics("tiny")
+    observed = ObservedCompleter(LimitedCompleter(completer or ScriptedCompleter([["a", "b"]])), Observer(metrics))
+    ports, servicers = Ports(server, observe, HttpConfig(at.http)), _servicers(observed)
+    async with AsyncExitStack() as stack:
+        for front in ports.fronts(Observers(observe, None, None), metrics, servicers):
+            await stack.enter_async_context(opened(front))
+        yield at
+
+
+def https(trust: Pki) -> httpx.AsyncClient:
+    return httpx.AsyncClient(verify=ssl.create_default_context(cafile=trust.ca))

@@ -1,0 +1,163 @@
+"""TLS over real sockets: who is trusted, what is said of who is not, and certificates that are replaced at work."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from grpc_comm.channel import HandshakeError, UnreachableError, open_channel, wait_until_ready
+from grpc_comm.health import is_serving
+from grpc_comm.secured import Credentials, watched_token
+from grpc_comm.server import Gate, Server
+from grpc_comm.tls import ClientTls, ServerTls
+from grpc_comm.watched import UnusableError
+from tests.support.certificates import Pki, pki
+
+
+@pytest.fixture
+def trust(tmp_path: Path) -> Pki:
+    return pki(tmp_path / "ours")
+
+
+@asynccontextmanager
+async def serving(credentials: grpc.ServerCredentials | None) -> AsyncGenerator[str, None]:
+    server = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=Gate(credentials))
+    await server.open()
+    try:
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        await server.close()
+
+
+async def dial(address: str, tls: ClientTls | None) -> bool:
+    """Whether it says that it serves."""
+    async with open_channel(address, None if tls is None else Credentials(tls)) as channel:
+        await wait_until_ready(channel, address, timeout_s=2.0, tls=tls)
+        return await is_serving(channel)
+
+
+async def test_a_server_is_what_its_certificate_names(trust: Pki, tmp_path: Path) -> None:
+    tls = ServerTls(*trust.pair("server", "127.0.0.1", "draft.example"))
+    async with serving(tls.grpc_credentials()) as address:
+        assert await dial(address, trust.client())
+        assert await dial(address, replace(trust.client(), server_name="draft.example"))
+        with pytest.raises(HandshakeError, match=r"Hostname mismatch, certificate is not valid for 'other.example'"):
+            await dial(address, replace(trust.client(), server_name="other.example"))
+        with pytest.raises(HandshakeError, match="not trusted: unable to get local issuer certificate"):
+            await dial(address, pki(tmp_path / "theirs").client())
+
+
+async def test_an_expired_certificate_is_named_on_both_sides(trust: Pki) -> None:
+    cert, key = trust.pair("server", expired=True)
+    with pytest.raises(UnusableError, match=rf"{cert} is valid from .* UTC: not now"):
+        ServerTls(cert, key)
+    expired = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])  # it may expire while it serves
+    async with serving(expired) as address:
+        with pytest.raises(HandshakeError, match="certificate has expired"):
+            await dial(address, trust.client())
+    with pytest.raises(UnusableError, match="not now"):
+        ClientTls(trust.ca, cert, key).grpc_credentials()
+
+
+async def test_client_certificates_where_they_are_wanted(trust: Pki, tmp_path: Path) -> None:
+    """Of TLS 1.3, a client hears of it only after the handshake, as a lost connection."""
+    tls = ServerTls(*trust.pair("server"), trust.ca)
+    async with serving(tls.grpc_credentials(client_certificates=True)) as address:
+        assert await dial(address, trust.client("spiffe://here/draft"))
+        with pytest.raises(HandshakeError, match=r"wants a client certificate \(--tls_client_cert\)"):
+            await dial(address, trust.client())
+        foreign = replace(pki(tmp_path / "theirs").client("spiffe://here/draft"), ca=trust.ca)
+        with pytest.raises(HandshakeError, match=r"does not take the client certificate .*client.pem"):
+            await dial(address, foreign)
+
+
+async def test_plain_text_and_tls_tell_each_other_apart(trust: Pki) -> None:
+    tls = ServerTls(*trust.pair("server"))
+    async with serving(tls.grpc_credentials()) as address:
+        with pytest.raises(UnreachableError, match=r"within 0.5 s: .* ends the connection. Is it TLS \(--tls_ca\)"):
+            async with open_channel(address) as channel:
+                await wait_until_ready(channel, address, timeout_s=0.5)
+    async with serving(None) as address:
+        with pytest.raises(HandshakeError, match="it speaks plain text, not TLS"):
+            await dial(address, trust.client())
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:150])
+
+
+def swap(trust: Pki) -> None:
+    cert, key = trust.pair("server")
+    text = cert.read_bytes()
+    cert.write_bytes(key.read_bytes())
+    key.write_bytes(text)
+
+
+BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
+    "half-written": (lambda trust: half(trust.pair("server")[0]), "no PEM, or is cut off"),
+    "half a key": (lambda trust: half(trust.pair("server")[1]), "are no certificate and its key"),
+    "swapped": (swap, "are no certificate and its key"),
+    "key of another": (
+        lambda trust: trust.pair("other")[1].replace(trust.folder / "server.key"),
+        "the key belongs to another certificate",
+    ),
+    "missing": (lambda trust: (trust.folder / "server.key").unlink(), "server.key: No such file"),
+    "expired": (lambda trust: trust.pair("server", expired=True), "not now"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words"), BROKEN.values(), ids=BROKEN)
+async def test_a_broken_pair_leaves_the_one_before(
+    trust: Pki, caplog: pytest.LogCaptureFixture, spoil: Callable[[Pki], object], words: str
+) -> None:
+    """At start it is an error; later it is logged once, and a metric; the next good one is taken."""
+    cert, key = trust.pair("server", "127.0.0.1", "first.example")
+    tls = ServerTls(cert, key)
+    assert 29 < tls.days_left < 30
+    async with serving(tls.grpc_credentials()) as address:
+        first = replace(trust.client(), server_name="first.example")
+        spoil(trust)
+        for _ in range(2):
+            assert await dial(address, first)
+        assert tls.is_stale
+        errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert len([error for error in errors if words in error]) == 1, errors
+        with pytest.raises(UnusableError, match=words):
+            ServerTls(cert, key)
+        trust.pair("server", "127.0.0.1", "second.example")
+        assert await dial(address, replace(first, server_name="second.example"))
+        assert not tls.is_stale
+
+
+async def test_a_client_takes_a_new_certificate_without_a_restart(trust: Pki) -> None:
+    """A channel cannot: it becomes another one, and calls that run end on the old."""
+    tls = ServerTls(*trust.pair("server"), trust.ca)
+    async with serving(tls.grpc_credentials(client_certificates=True)) as address:
+        ours = trust.client("spiffe://here/one")
+        async with open_channel(address, Credentials(ours)) as channel:
+            assert await is_serving(channel)
+            before = channel._channel  # type: ignore[attr-defined]
+            trust.pair("client", "spiffe://here/two")
+            assert await is_serving(channel)
+            assert channel._channel is not before  # type: ignore[attr-defined]
+            half(trust.folder / "client.pem")
+            assert await is_serving(channel)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "two words", "naïve"])
+def test_a_file_without_a_token_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "token").write_text(text)
+    with pytest.raises(UnusableError, match="holds no token"):
+        watched_token(tmp_path / "token")
+
+
+def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
+    assert ServerTls(*trust.pair("server")).http_context().minimum_version is ssl.TLSVersion.TLSv1_2
+    assert trust.client().context().minimum_version is ssl.TLSVersion.TLSv1_2
+    assert trust.client().context().check_hostname

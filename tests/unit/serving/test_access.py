@@ -1,0 +1,292 @@
+"""Who may do what, over real sockets: tokens, certificates, and everything about them that can be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from grpc_comm.channel import open_channel
+from grpc_comm.watched import UnusableError
+from inference.caller import Caller, serving
+from inference.config import ConnectionConfig, DialSecurity, PortSecurity
+from inference.errors import ForbiddenError, HandshakeError, UnauthenticatedError
+from inference.workers.access import Access
+from inference.workers.completion import CompletionRequest
+from inference.workers.dialling import credentials_of
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
+from inference.workers.remote import card_of_target
+from tests.support.certificates import Pki, pki
+from tests.support.completers import CARD, ScriptedCompleter
+from tests.support.ports import Served, https, served
+
+ROLES = ("client", "draft", "worker", "ops")
+EDGE = "spiffe://example.org/edge"
+
+
+def entry(name: str, role: str, more: str = "") -> str:
+    digest = hashlib.sha256(f"token of {name}".replace(" ", "-").encode()).hexdigest()
+    return f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = ["{role}"]\n{more}\n'
+
+
+def token_of(name: str) -> str:
+    return f"token-of-{name}"
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def cut_in_half(path: Path) -> None:
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+
+
+@pytest.fixture
+def trust(tmp_path: Path) -> Pki:
+    return pki(tmp_path / "ours")
+
+
+@pytest.fixture
+def auth_file(tmp_path: Path) -> Path:
+    path = tmp_path / "auth.toml"
+    certificate = f'[[certificate]]\nname = "edge"\nsan = "{EDGE}"\nroles = ["draft"]\n'
+    path.write_text("".join(entry(role, role) for role in ROLES) + certificate)
+    return path
+
+
+@pytest.fixture
+async def at(trust: Pki, auth_file: Path) -> AsyncGenerator[Served, None]:
+    async with served(PortSecurity(*trust.pair("server"), trust.ca, 1, auth_file)) as ports:
+        yield ports
+
+
+def dialling(trust: Pki, *, token: str | None = None, certificate: str | None = None) -> DialSecurity:
+    file = trust.folder / "token"
+    if token is not None:
+        file.write_text(token)
+    pair = (None, None) if certificate is None else trust.pair("client", certificate)
+    return DialSecurity(trust.ca, pair[0], pair[1], token_file=None if token is None else file)
+
+
+METHODS = {
+    "client": "/specdec.v1.GenerationService/Generate",
+    "model": "/specdec.v1.GenerationService/GetModel",
+    "draft": "/specdec.v1.VerificationService/Verify",
+    "worker": "/specdec.v1.VerificationService/Assist",
+    "ops": "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    "health": "/grpc.health.v1.Health/Check",
+}
+REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
+    """Of a call of each kind, those that are not let in, and what is said of them."""
+    found: dict[str, str] = {}
+    async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:
+        for name, path in METHODS.items():
+
+            async def nothing() -> AsyncGenerator[bytes, None]:
+                yield b""
+
+            begin: Any = channel.stream_stream(path)
+            call = begin(nothing())
+            try:
+                async for _ in call:
+                    break
+            except grpc.aio.AioRpcError as exc:
+                if exc.code() in REFUSED:
+                    found[name] = f"{exc.code().name}: {exc.details()}"
+            call.cancel()
+    return found
+
+
+ALLOWED = {
+    "client": {"client", "model", "health"},
+    "draft": {"draft", "model", "health"},
+    "worker": {"worker", "health"},
+    "ops": {"ops", "health"},
+}
+
+
+async def test_a_role_is_what_it_may_do_and_no_more(at: Served, trust: Pki) -> None:
+    for role in ROLES:
+        refused = await refusals(at.grpc, dialling(trust, token=token_of(role)))
+        assert set(refused) == set(METHODS) - ALLOWED[role]
+        for name, words in refused.items():
+            wanted = "client or draft" if name == "model" else name
+            assert words == f"PERMISSION_DENIED: {role} has role {role}, and this needs {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        (None, "no token came: a header Authorization: Bearer TOKEN is expected"),
+        ("token-of-clien", "the token is not known here"),
+    ],
+)
+async def test_strangers_are_told_why_and_nothing_else(
+    at: Served, trust: Pki, token: str | None, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    refused = await refusals(at.grpc, dialling(trust, token=token))
+    assert refused == dict.fromkeys(METHODS, f"UNAUTHENTICATED: {words}")
+    async with https(trust) as client:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        for path in ("/v1/models", "/health", "/metrics", "/docs", "/openapi.json"):
+            answer = await client.get(f"https://127.0.0.1:{at.http}{path}", headers=headers)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            error = {"message": words, "type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+            assert answer.json() == {"error": error}
+        assert (await client.get(f"https://127.0.0.1:{at.metrics}/", headers=headers)).status_code == 401
+        assert answer.headers["x-request-id"] != ""
+    assert "token-of" not in caplog.text
+
+
+async def test_http_asks_for_the_same_tokens(at: Served, trust: Pki) -> None:
+    async with https(trust) as client:
+
+        async def status(path: str, role: str, port: int = at.http) -> int:
+            headers = {"Authorization": f"Bearer {token_of(role)}"}
+            return (await client.get(f"https://127.0.0.1:{port}{path}", headers=headers)).status_code
+
+        assert [await status("/v1/models", role) for role in ROLES] == [200, 403, 403, 403]
+        assert [await status("/metrics", role) for role in ROLES] == [403, 403, 403, 200]
+        assert [await status("/", role, at.metrics) for role in ROLES] == [403, 403, 403, 200]
+        assert [await status("/health", role) for role in ROLES] == [200, 200, 200, 200]
+        assert (await client.get(f"https://127.0.0.1:{at.http}/")).status_code == 200  # the page asks for a token
+        assert (await client.get(f"http://127.0.0.1:{at.probes}/readyz")).status_code == 200
+        body, key = {"prompt": "x"}, {"Authorization": f"Bearer {token_of('draft')}"}
+        answer = await client.post(f"https://127.0.0.1:{at.http}/v1/completions", json=body, headers=key)
+        assert answer.json()["error"]["code"] == "insufficient_permissions"
+
+
+async def test_a_certificate_is_a_role_on_its_own_port(at: Served, trust: Pki, tmp_path: Path) -> None:
+    edge = dialling(trust, certificate=EDGE)
+    assert set(await refusals(at.mtls, edge)) == {"client", "worker", "ops"}
+    assert (await refusals(at.mtls, edge))["worker"] == "PERMISSION_DENIED: edge has role draft, and this needs worker"
+    other = await refusals(at.mtls, dialling(trust, certificate="spiffe://example.org/other"))
+    words = "PERMISSION_DENIED: the certificate of spiffe://example.org/other has no role here"
+    assert other == dict.fromkeys(METHODS, words)
+    both = await refusals(at.mtls, dialling(trust, certificate=EDGE, token=token_of("client")))
+    words = "UNAUTHENTICATED: a token came to the port of client certificates: send it to the other one"
+    assert both == dict.fromkeys(METHODS, words)
+    unasked = await refusals(at.grpc, dialling(trust, certificate=EDGE))  # there, a certificate says nothing
+    assert all(words.startswith("UNAUTHENTICATED: no token came") for words in unasked.values())
+
+
+async def test_who_dials_without_its_certificate_is_told_so(at: Served, trust: Pki) -> None:
+    with pytest.raises(HandshakeError, match=r"wants a client certificate \(--tls_client_cert\)"):
+        async with connected(ConnectionConfig("127.0.0.1", at.mtls, 2.0, security=dialling(trust))):
+            pass
+
+
+async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_file: Path) -> None:
+    """Also on connections that are open; a half-written file changes nothing."""
+    security = dialling(trust, token=token_of("client"))
+    link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=security)
+    async with connected(link) as fleet:
+        remote = FailoverCompleter(fleet, link)
+        assert await remote.model() == CARD
+        cut_in_half(auth_file)
+        assert await remote.model() == CARD
+        write(auth_file, entry("other", "client"))
+        with pytest.raises(UnauthenticatedError, match="the token is not known here"):
+            await remote.model()
+        write(trust.folder / "token", token_of("other"))  # the client follows its file too
+        assert await remote.model() == CARD
+
+
+async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: Pki) -> None:
+    for token, error in (("wrong", UnauthenticatedError), (token_of("ops"), ForbiddenError)):
+        link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token))
+        async with connected(link) as fleet:
+            with pytest.raises(error):
+                await card_of_target(fleet)
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+async def test_a_pool_worker_needs_a_role_wherever_others_can_dial(insecure: bool, trust: Pki) -> None:
+    """A stranger's Attach was sent the prompts of everybody, and their answers."""
+    security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
+    async with served(security, host="0.0.0.0") as at:
+        refused = await refusals(at.grpc, DialSecurity() if insecure else dialling(trust))
+    words = "PERMISSION_DENIED: whoever reaches this port may do everything but help: worker needs an --auth_file"
+    assert refused == {"worker": words}
+
+
+async def test_on_loopback_everybody_is_welcome() -> None:
+    async with served(PortSecurity()) as at:
+        assert await refusals(at.grpc, DialSecurity()) == {}
+
+
+BROKEN = {
+    "": "names nobody",
+    "[[token]]": "name None is none of",
+    '[[token]]\nname = "a"\nroles = ["client"]': "a: sha256 is missing",
+    '[[token]]\nname = "a"\nroles = ["client"]\nsha256 = "12"': "a: sha256 is not 64 hexadecimal digits",
+    entry("a", "root"): "roles .'root'. are none of client, draft, worker, ops",
+    entry("a", "client") * 2: "name a is there twice",
+    entry("a", "client", "limit = 3"): "a has limit; known are limits, name",
+    entry("a", "client", "limits = { n = 0 }"): "a: limit n 0 is no whole number from 1 on",
+    entry("a", "client")[:-30]: "Unterminated string",
+    '[[certificate]]\nname = "a"\nroles = ["client"]': "a: san is missing",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BROKEN.items(), ids=BROKEN.values())
+def test_a_file_that_is_not_as_it_must_be_names_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "auth.toml"
+    path.write_text(text)
+    with pytest.raises(UnusableError, match=f"{path}: .*{words}"):
+        Access(path)
+
+
+async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And is believed only if it may; the request's id is the same on all the way, and comes back."""
+    caplog.set_level(logging.INFO)
+    write(auth_file, entry("gateway", "client", "speaks_for_others = true") + entry("client", "client"))
+    security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
+    async with served(security) as at:
+        for name in ("gateway", "client"):
+            link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of(name)))
+            async with connected(link) as fleet:
+                remote = FailoverCompleter(fleet, link)
+                with serving(Caller("alice"), "id-of-alice"):
+                    _ = [event async for event in remote.complete(CompletionRequest("x"))]
+        async with https(trust) as client:
+            headers = {"Authorization": f"Bearer {token_of('client')}", "X-Request-Id": "id-of-bob"}
+            url = f"https://127.0.0.1:{at.http}/v1/completions"
+            assert (await client.post(url, json={"prompt": "x"}, headers=headers)).headers[
+                "x-request-id"
+            ] == "id-of-bob"
+    lines = [record.getMessage().partition(" model=")[0] for record in caplog.records if record.name == "specdec.audit"]
+    assert lines == [
+        "request=id-of-alice caller=gateway user=alice",
+        "request=id-of-alice caller=client user=-",
+        "request=id-of-bob caller=client user=-",
+    ]
+
+
+async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
+    write(auth_file, entry("client", "client", "limits = { max_tokens = 8, n = 2, in_flight = 4 }"))
+    security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
+    scripted = ScriptedCompleter([["a"]])
+    async with served(security, scripted) as at, https(trust) as client:
+        url, headers = f"https://127.0.0.1:{at.http}/v1", {"Authorization": f"Bearer {token_of('client')}"}
+        for body, words in (
+            ({"prompt": "x", "max_tokens": 9}, "max_new_tokens 9 is above the limit of client: 8"),
+            ({"prompt": "x", "max_tokens": 8, "n": 3}, "the limit is 2"),
+        ):
+            answer = await client.post(f"{url}/completions", json=body, headers=headers)
+            assert answer.status_code == 400
+            assert words in answer.json()["error"]["message"]
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        assert (await client.post(f"{url}/chat/completions", json=chat, headers=headers)).status_code == 200
+    assert [request.max_new_tokens for request in scripted.requests] == [8]

@@ -1,0 +1,123 @@
+"""All ports of a server: which are encrypted, what each answers, and which servers do not start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from inference.config import (
+    ConnectionConfig,
+    DialSecurity,
+    ObserveConfig,
+    PortSecurity,
+    ServerConfig,
+)
+from inference.errors import ConfigError
+from inference.serving.fronts import Ports
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
+from tests.support.certificates import Pki, pki
+from tests.support.completers import CARD
+from tests.support.ports import https, served
+
+
+@pytest.fixture
+def trust(tmp_path: Path) -> Pki:
+    return pki(tmp_path / "ours")
+
+
+async def test_every_port_but_that_of_probes_is_encrypted(trust: Pki) -> None:
+    async with served(PortSecurity(*trust.pair("server"))) as at, https(trust) as client:
+        answer = await client.post(f"https://127.0.0.1:{at.http}/v1/completions", json={"prompt": "x"})
+        assert answer.json()["choices"][0]["text"] == "ab"
+        metrics = (await client.get(f"https://127.0.0.1:{at.metrics}/metrics")).text
+        assert 'vllm:generation_tokens_total{model_name="tiny"} 2.0' in metrics
+        assert "specdec_tls_days_left" in metrics
+        for port in (at.http, at.metrics):
+            with pytest.raises(httpx.TransportError):
+                await client.get(f"http://127.0.0.1:{port}/metrics")
+        probes = [await client.get(f"http://127.0.0.1:{at.probes}{path}") for path in ("/livez", "/readyz", "/metrics")]
+        assert [answer.status_code for answer in probes] == [200, 200, 404]
+        link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=DialSecurity(trust.ca))
+        async with connected(link) as fleet:
+            assert await FailoverCompleter(fleet, link).model() == CARD
+
+
+async def test_a_page_that_rebinds_its_name_to_loopback_is_refused() -> None:
+    async with served(PortSecurity()) as at, httpx.AsyncClient() as client:
+        for host, status in (
+            ("localhost", 200),
+            ("127.0.0.1:1", 200),
+            ("[::1]", 200),
+            ("[::1]:1", 200),
+            ("evil.a:1", 400),
+        ):
+            answer = await client.get(f"http://127.0.0.1:{at.http}/v1/models", headers={"Host": host})
+            assert answer.status_code == status
+
+
+async def test_https_follows_its_files_too(trust: Pki) -> None:
+    cert, key = trust.pair("server")
+    async with served(PortSecurity(cert, key)) as at:
+        url = f"https://127.0.0.1:{at.http}/health"
+        async with https(trust) as client:
+            assert (await client.get(url)).status_code == 200
+        key.write_text("no key")
+        async with https(trust) as client:
+            assert (await client.get(url)).status_code == 200
+            lines = (await client.get(f"https://127.0.0.1:{at.http}/metrics")).text.splitlines()
+        assert 'specdec_security_files_stale{model_name="tiny"} 1.0' in lines
+        trust.pair("server", "elsewhere.example")
+        async with https(trust) as client:
+            with pytest.raises(httpx.ConnectError, match="IP address mismatch"):
+                await client.get(url)
+
+
+async def test_a_server_never_starts_with_half_of_its_protection(trust: Pki) -> None:
+    cert, key = trust.pair("server")
+    for security, words in (
+        ((cert, trust.folder / "none.key"), "none.key: No such file"),
+        ((*trust.pair("old", expired=True),), "not now"),
+        ((cert, key, None, None, cert), "server.pem: Expected '='"),
+        ((cert, key, None, None, cert.with_name("none.toml")), "none.toml: No such file"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Ports(ServerConfig(port=0, security=PortSecurity(*security)), ObserveConfig("target"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"cert": Path("a")}, "--tls_cert and --tls_key go together"),
+        ({"client_ca": Path("a")}, "--tls_client_ca and --mtls_port go together"),
+        ({"client_ca": Path("a"), "mtls_port": 1}, "--mtls_port needs --tls_cert and --tls_key, and --auth_file"),
+    ],
+)
+def test_settings_that_protect_nothing_are_refused(given: dict[str, Path], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        PortSecurity(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
+def test_plain_text_off_loopback_names_the_ways_out(host: str, trust: Pki) -> None:
+    """It was served silently, to anyone."""
+    with pytest.raises(ConfigError, match=rf"host {host} is not loopback.*--tls_cert and --tls_key .*--insecure"):
+        ServerConfig(host)
+    assert not ServerConfig(host, security=PortSecurity(insecure=True)).on_loopback
+    assert not ServerConfig(host, security=PortSecurity(*trust.pair("server"))).on_loopback
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
+def test_loopback_is_more_than_one_address(host: str) -> None:
+    assert ServerConfig(host).on_loopback
+
+
+def test_a_token_is_not_sent_in_plain_text_over_a_network() -> None:
+    security = DialSecurity(token_file=Path("token"))
+    with pytest.raises(ConfigError, match=r"the token would go to 10.0.0.1 in plain text: --tls_ca"):
+        ConnectionConfig("10.0.0.1", 1, security=security)
+    ConnectionConfig("127.0.0.1", 1, security=security)
+    with pytest.raises(ConfigError, match="--tls_client_cert without --tls_ca"):
+        DialSecurity(cert=Path("a"), key=Path("b"))
