@@ -192,7 +192,7 @@ class HttpGate:
         try:
             who = self._access.by_token(authorization, rights)
         except (UnauthenticatedError, ForbiddenError) as exc:
-            logger.warning("refused %s: %s", scope["path"][:100], exc)
+            logger.warning("refused %r: %s", scope["path"][:100], exc)
             await _answer(send, from_error(exc))
             return
         with serving(who, request_id()):

@@ -174,7 +174,7 @@ async def test_the_deadline_runs_while_a_write_waits(monkeypatch: pytest.MonkeyP
     async with serving([["x" * 200_000]] * 100) as (port, front):
         completer: Any = front._gateway.completer
         body = json.dumps({"prompt": "a", "stream": True}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Deadline-S: 0.5\r\nContent-Type: application/json"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Deadline-S: 0.5\r\nContent-Type: application/json"
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
         writer.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         await until(lambda: completer.num_running == 1)

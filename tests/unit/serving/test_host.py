@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import ROOT, HttpConfig, ObserveConfig, ServerConfig
+from inference.config import ROOT, HttpConfig, ObserveConfig, PortSecurity, ServerConfig
 from inference.errors import ConfigError, UnavailableError
 from inference.serving.fronts import check_ports
 from inference.serving.host import Host
@@ -147,4 +147,4 @@ async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals
     [("127.0.0.1", True), ("127.0.0.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("h", False)],
 )
 def test_which_addresses_nobody_else_can_dial(host: str, ours: bool) -> None:
-    assert ServerConfig(host).on_loopback is ours
+    assert ServerConfig(host, security=PortSecurity(insecure=True)).on_loopback is ours

@@ -8,7 +8,8 @@ from grpc.aio import Metadata
 
 from grpc_comm.errors import Status
 from inference import errors
-from inference.workers.status import code_name, from_rpc_error, to_status
+from inference.gateway.errors import from_error
+from inference.workers.status import code_name, from_rpc_error, to_status, told_status
 
 SAME_ON_BOTH_SIDES = [
     errors.InvalidRequestError("a"),
@@ -89,3 +90,29 @@ def test_what_is_not_ours_is_internal() -> None:
     assert to_status(KeyError("x")) is None
     assert code_name(KeyError("x")) == "INTERNAL"
     assert code_name(errors.DeadlineError("x")) == "DEADLINE_EXCEEDED"
+
+
+@pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
+def test_a_refusal_of_our_own_credentials_is_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
+    """It would look for what is wrong with its own token; the log says whose it was."""
+    behind = told_status(error("the token is not known here", address="target:1"))
+    assert behind is not None
+    assert (behind.code, "target" in behind.message) == (grpc.StatusCode.UNAVAILABLE, False)
+    assert from_error(error("the token is not known here", address="target:1")).status == 503
+    assert from_error(error("the token is not known here")).status in (401, 403)
+    own = told_status(error("the token is not known here"))
+    assert own is not None
+    assert own.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_a_handshake_that_fails_at_work_is_named() -> None:
+    """gRPC's own words, as of 1.85."""
+    words = (
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed "
+        "(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:"
+        "OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: "
+        "certificate has expired: OK"
+    )
+    error = from_rpc_error(failed_call(Status(grpc.StatusCode.UNAVAILABLE, words)), "host:1")
+    assert isinstance(error, errors.HandshakeError)
+    assert str(error) == "host:1: CERTIFICATE_VERIFY_FAILED: certificate has expired: OK"
