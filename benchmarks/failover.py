@@ -42,6 +42,9 @@ NUM_SEEDS = 2
 NUM_TOKENS = 96
 TEMPERATURE = 0.8
 CLI_LIMIT_S = 180.0
+CLI_PAUSE_S = 10.0
+"""Between two of a kind: most of what they cost is their start."""
+COMMAND_LINES = ("thin client", "own draft")
 
 Question = tuple[str, int]
 """(prompt, seed)"""
@@ -234,6 +237,8 @@ class Load:
 
     async def go_on(self, entry: str) -> None:
         while True:
+            if entry in COMMAND_LINES:
+                await asyncio.sleep(CLI_PAUSE_S)
             question = (self._dice.choice(PROMPTS), self._dice.randrange(NUM_SEEDS))
             self.done.append(await self.ask(entry, question))
 
@@ -244,7 +249,7 @@ class Load:
             await self._news.wait()
 
     def is_same(self, stream: Stream) -> bool:
-        is_cli = stream.entry in ("thin client", "own draft")
+        is_cli = stream.entry in COMMAND_LINES
         return not stream.error and stream.text == self.expected[is_cli, stream.question]
 
 
@@ -259,10 +264,10 @@ KINDS = {
 """Servers whose death an entry's streams may notice."""
 
 
-async def strike(where: Town, load: Load, num_kills: int, seed: int) -> Counter[str]:
+async def strike(where: Town, load: Load, num_kills: int, *, seed: int, ends_at: float) -> Counter[str]:
     """Kill servers, each at a random token."""
     dice, killed = random.Random(seed), Counter[str]()
-    while sum(killed.values()) < num_kills:
+    while sum(killed.values()) < num_kills and time.monotonic() < ends_at:
         due = load.num_pieces + dice.randrange(1, 200)
         await load.until(due)
         kind = dice.choice(["target", "target", "target", "draft", "draft", "fused"])
@@ -277,7 +282,7 @@ async def strike(where: Town, load: Load, num_kills: int, seed: int) -> Counter[
     return killed
 
 
-async def measure(num_kills: int, num_streams: int, seed: int) -> tuple[Load, Counter[str]]:
+async def measure(num_kills: int, num_streams: int, *, seed: int, minutes: float) -> tuple[Load, Counter[str]]:
     async with town() as where, AsyncExitStack() as stack:
         asking: dict[str, Asking] = {}
         for entry, kind in (("targets", "target"), ("drafts", "draft"), ("fused", "fused")):
@@ -295,7 +300,8 @@ async def measure(num_kills: int, num_streams: int, seed: int) -> tuple[Load, Co
         entries = [entry for entry in ("targets", "drafts", "fused", "gateway") for _ in range(num_streams)]
         tasks = [asyncio.create_task(load.go_on(entry)) for entry in (*entries, "thin client", "own draft")]
         try:
-            killed = await strike(where, load, num_kills, seed)
+            ends_at = time.monotonic() + 60 * minutes
+            killed = await strike(where, load, num_kills, seed=seed, ends_at=ends_at)
         finally:
             for task in tasks:
                 task.cancel()
@@ -343,8 +349,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--streams", type=int, default=2, help="of each kind, at once")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=60.0, help="end then, with fewer kills")
     args = parser.parse_args()
-    return 0 if report(*asyncio.run(measure(args.kills, args.streams, args.seed))) else 1
+    found = asyncio.run(measure(args.kills, args.streams, seed=args.seed, minutes=args.minutes))
+    return 0 if report(*found) else 1
 
 
 if __name__ == "__main__":
