@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-nxdi trainium-report proto format clean
+.PHONY: install demo test test-nxdi hostile chaos soak suites-short trainium-report proto format clean
 
 install: $(STAMP)
 
@@ -25,6 +25,16 @@ test: install
 # neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache.
 test-nxdi: install
 	$(BIN)/python tests/nxdi_real/run.py $(NXDI_SOURCES)
+
+# Long trials of real servers (docs/reliability.md): attacks, faults, leaks. ARGS="--seed 5 --run 17", for example.
+hostile chaos soak: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.$@ $(ARGS)
+
+# Their short forms. A machine that others use answers late by itself: health checks have room here.
+suites-short: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.hostile --seconds 60 --bound_ms 1000 --factor 5
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.chaos --runs 10
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.soak --sessions 200
 
 # On a Trainium instance, in its own Python environment (docs/tutorials): a target without and with its draft, in figures.
 trainium-report:

@@ -6,11 +6,9 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-
-import numpy as np
-import torch
-import transformers
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -28,12 +26,9 @@ def print_json(benchmark: str, results: Any) -> None:
 
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__}
-    try:
-        import onnxruntime  # type: ignore[import-untyped]
-
-        versions["onnxruntime"] = onnxruntime.__version__
-    except ImportError:
-        pass
+    versions = {}
+    for name in ("torch", "transformers", "numpy", "onnxruntime"):
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     cores = sorted(os.sched_getaffinity(0))
     return {"cpu": platform.processor() or platform.machine(), "cores": len(cores), "versions": versions}

@@ -23,12 +23,18 @@ StatusOf = Callable[[Exception], Status | None]
 Handler = Callable[[Any, Context], Awaitable[Any]]
 MAX_MESSAGE_CHARACTERS = 2000
 """Of a status; above 16 kB of trailers a client would read RESOURCE_EXHAUSTED, which means something else."""
+MAX_NAME_BYTES = 64 * 1024
+"""Of a request of health or reflection."""
 ABORT_S = 1.0
 """How long a status waits for a peer that does not read; then the call is dropped without one."""
 
 
 class HandlerInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of our services: coroutines that write their responses themselves."""
+
+    def covers(self, method: str) -> bool:
+        """Whether a method's handler is wrapped: not those of gRPC's own services, health and reflection."""
+        return not method.startswith("/grpc.")
 
     def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """Return a handler that does something around `behavior`."""
@@ -44,7 +50,7 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
             return handler
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             behavior = getattr(handler, kind)
-            if behavior is not None and not handler_call_details.method.startswith("/grpc."):
+            if behavior is not None and self.covers(handler_call_details.method):
                 handler = handler._replace(**{kind: self.wrap(behavior, handler_call_details)})
         return handler
 
@@ -55,8 +61,13 @@ class ErrorInterceptor(HandlerInterceptor):
     def __init__(self, status_of: StatusOf) -> None:
         self._status_of = status_of
 
+    def covers(self, method: str) -> bool:
+        """All of them: what is no message comes to health and reflection too."""
+        return True
+
     def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """See `HandlerInterceptor`."""
+        behavior = _writing(behavior)
 
         async def guarded(request: Any, context: Context) -> Any:
             try:
@@ -92,6 +103,18 @@ class ErrorInterceptor(HandlerInterceptor):
             logger.error("a call failed unexpectedly", exc_info=exc)
             return Status(grpc.StatusCode.INTERNAL, "unexpected failure; the server's log has the cause")
         return status
+
+
+def _writing(behavior: Handler) -> Handler:
+    """A handler that yields its responses, as reflection's does, as one that writes them."""
+    if not inspect.isasyncgenfunction(behavior):
+        return behavior
+
+    async def writing(request: Any, context: Context) -> None:
+        async for response in behavior(request, context):
+            await context.write(response)
+
+    return writing
 
 
 REQUEST_ID = "x-request-id"
@@ -164,7 +187,7 @@ class RequestLimit(grpc.aio.ServerInterceptor):
     A message of empty submessages takes a hundred times its size and seconds to read, in which nobody else is served.
 
     Args:
-        max_bytes: of one message, by service name; methods of other services take what gRPC takes.
+        max_bytes: of one message, by service name; those of other services, health and reflection, hold a name.
     """
 
     def __init__(self, max_bytes: Mapping[str, int]) -> None:
@@ -177,8 +200,8 @@ class RequestLimit(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        max_bytes = self._max_bytes.get(method.split("/")[1])
-        if handler is None or max_bytes is None:
+        max_bytes = self._max_bytes.get(method.split("/")[1], MAX_NAME_BYTES)
+        if handler is None:
             return handler
         read = _limited(handler.request_deserializer, method, max_bytes)
         return handler._replace(request_deserializer=read if handler.request_streaming else _returning(read))

@@ -97,6 +97,7 @@ class Metrics:
         self._loop_lags: deque[float] = deque([0.0], maxlen=100)
         lag = self._gauge("specdec_event_loop_lag_seconds", "How late the event loop came, at worst, in the last 10 s.")
         lag.set_function(lambda: max(self._loop_lags))
+        self._loop_tasks = self._gauge("specdec_event_loop_tasks", "Tasks of the event loop; without requests, a few.")
 
     def _add_tokens(self) -> None:
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
@@ -177,9 +178,10 @@ class Metrics:
         text = "How many of certificate and auth file have changed into what cannot be used; what was before is in use."
         self._gauge("specdec_security_files_stale", text).set_function(lambda: sum(each.is_stale for each in watched))
 
-    def take_loop_lag(self, seconds: float) -> None:
-        """By how much the event loop has just come too late; while it is, nobody is served."""
-        self._loop_lags.append(max(0.0, seconds))
+    def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
+        """By how much the event loop has just come too late, while nobody is served; and what it has to do."""
+        self._loop_lags.append(max(0.0, lag_s))
+        self._loop_tasks.set(num_tasks)
 
     def request(self) -> RequestMetrics:
         """A request that has just arrived."""

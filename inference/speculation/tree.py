@@ -56,6 +56,7 @@ class DraftTree:
         self._root = _Node(length=len(committed))
         self._nodes: dict[int, _Node] = {}  # live nodes, and committed ones, by number
         self._num_numbers = 0
+        self._num_forgotten = 0  # numbers below mean nothing any more
         self._num_live = 0
 
     def __len__(self) -> int:
@@ -77,6 +78,7 @@ class DraftTree:
             self._grow_from_prefix(branch.prefix_length, branch.token_ids)
         else:
             self._grow_from_node(branch.parent_node, branch.token_ids)
+        self._forget()
 
     def _grow_from_prefix(self, prefix_length: int, token_ids: Sequence[int]) -> None:
         if prefix_length > len(self._committed):
@@ -114,12 +116,17 @@ class DraftTree:
             self._name(number, node)
 
     def _name(self, number: int, node: _Node) -> None:
-        """Number a node, and forget numbers that nobody can mean any more."""
         self._nodes[number] = node
         node.numbers.append(number)
-        while len(self._nodes) > MAX_NUMBERS:
-            oldest = next(iter(self._nodes))
-            self._nodes.pop(oldest).numbers.remove(oldest)
+
+    def _forget(self) -> None:
+        """Drop the names that nobody can mean any more."""
+        oldest = self._num_numbers - MAX_NUMBERS
+        for number in range(self._num_forgotten, oldest):
+            node = self._nodes.pop(number, None)
+            if node is not None:
+                node.numbers.remove(number)
+        self._num_forgotten = max(self._num_forgotten, oldest)
 
     def _add_child(self, node: _Node, token_id: int) -> _Node | None:
         if self._num_live >= self._max_tokens:

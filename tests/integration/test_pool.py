@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 import pytest_asyncio
 
 from grpc_comm.channel import open_channel
+from grpc_comm.health import is_serving
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta
 from inference.comparison.run.proxy import delay_proxy
 from inference.request import SamplingParams
-from inference.serving.processes import ServerProcess
+from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
 from inference.workers.draft.pool_member import AssistCall
 from inference.workers.remote import RemoteCompleter
@@ -46,10 +49,12 @@ async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProces
 
 
 @asynccontextmanager
-async def pool_worker(model: Path, *addresses: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+async def pool_worker(
+    model: Path, *addresses: str, flags: tuple[str, ...] = ()
+) -> AsyncGenerator[asyncio.subprocess.Process, None]:
     """A worker that has attached to every address."""
-    flags = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
-    async with command(*flags) as process, asyncio.timeout(60):
+    words = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
+    async with command(*words, *flags) as process, asyncio.timeout(60):
         assert process.stderr is not None
         num_attached = 0
         while num_attached < len(addresses):
@@ -72,11 +77,21 @@ async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> lis
 
 
 async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
+    """And has a health and metrics of its own: `--metrics_port` used to be accepted, and ignored."""
     expected = await alone(pooled_target, some_requests())
-    async with pool_worker(models.endless, pooled_target.address):
+    port, metrics_port = free_port(), free_port()
+    flags = ("--serve", str(port), "--metrics_port", str(metrics_port))
+    async with pool_worker(models.endless, pooled_target.address, flags=flags):
         await until_helped(pooled_target)
         completions = await complete_all(pooled_target, some_requests())
         assert [completion.token_ids for completion in completions] == expected
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            assert await is_serving(channel)
+        async with httpx.AsyncClient() as client:
+            figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
+        accepted = re.search(r"^vllm:spec_decode_num_accepted_tokens_total{.*} (.*)$", figures, re.MULTILINE)
+        assert accepted is not None
+        assert float(accepted[1]) > 0
     completions = await complete_all(pooled_target, some_requests())
     assert [completion.token_ids for completion in completions] == expected
 

@@ -70,6 +70,30 @@ def test_more_ids_than_the_context_are_out_of_proportion() -> None:
     assert str(MAX_ITEMS + 1) in (shape_fault(json.dumps({"prompt": [7] * (MAX_ITEMS + 1)}).encode(), 1000) or "")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{" + b",".join(b'"f%d":0' % i for i in range(100_000)) + b"}",
+        b"[" + b"[]," * 200_000 + b"[]]",
+        b'{"prompt":[' + b"7," * 1_100_000 + b"7]}",
+        '["\u2200",{}]'.encode("utf-16"),
+    ],
+    ids=["members", "lists", "numbers", "UTF-16, whose bytes hide quotes"],
+)
+def test_what_is_dear_to_parse_is_refused_unparsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: json.loads keeps the interpreter to itself on every thread: 8 MB of members froze all streams and
+    health checks of a gateway for 0.4 s."""
+    monkeypatch.setattr(json, "loads", None)
+    assert shape_fault(body, max_ids=2048) is not None
+
+
+def test_a_string_without_an_end_is_read_once() -> None:
+    """By a search for its end from each of its two million quotes, this took hours."""
+    began = time.monotonic()
+    shape_fault(b'"\\' * 2_000_000, max_ids=2048)
+    assert time.monotonic() - began < 20
+
+
 async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
     """Seconds until the server closes a connection that sends this, and then, for ever, more of the other."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from grpc_comm.options import SERVER_OPTIONS
+from grpc_comm.options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from inference.comparison.run.proxy import delay_proxy
 
 KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
@@ -90,3 +90,26 @@ async def test_connections_have_a_number() -> None:
             except grpc.aio.AioRpcError:
                 codes.append(False)
         assert codes == [True, True, False]
+
+
+async def test_a_dial_that_began_in_a_black_hole_is_soon_given_up() -> None:
+    """The story: it hung for gRPC's own 20 s, though the link had been back for long; promised are 3 s, here 0.3."""
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    hole = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = hole.sockets[0].getsockname()[1]
+    options = [(name, value // 10 if "backoff" in name else value) for name, value in CHANNEL_OPTIONS]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        channel.get_state(try_to_connect=True)
+        await asyncio.sleep(0.1)
+        hole.close()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        try:
+            await asyncio.wait_for(channel.channel_ready(), 15)
+        finally:
+            await server.stop(None)

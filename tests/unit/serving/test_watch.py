@@ -121,3 +121,4 @@ async def test_a_loop_that_came_late_is_a_figure(forced: list[float]) -> None:
     lag = metrics.registry.get_sample_value("specdec_event_loop_lag_seconds", {"model_name": "tiny"})
     assert lag is not None
     assert lag > 0.2
+    assert (metrics.registry.get_sample_value("specdec_event_loop_tasks", {"model_name": "tiny"}) or 0) > 1

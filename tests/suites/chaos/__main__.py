@@ -1,0 +1,160 @@
+"""Kill, freeze, cut, silence and slow down target, draft, pool worker and gateway at random tokens of answers.
+
+An answer is identical to the undisturbed target's, or a part of it and one clear error where nothing can resume it.
+Every run follows from --seed and its number: `--seed S --run N` repeats one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+
+import httpx
+
+from tests.suites.chaos.cases import CASES, Recipe, recipe, strike
+from tests.support.clients import Answer, Progress, Question, ask, ask_http, expected_answers, questions
+from tests.support.town import Town, town
+from tests.support.trial import Trial, run
+
+NUM_TOKENS = 200
+NUM_QUESTIONS = 6
+CLEAR = ("UNAVAILABLE", "DISCONNECTED")
+"""What an answer may end with that nothing could resume."""
+RUN_LIMIT_S = 120.0
+AFTER_FAULT_S = 25.0
+"""An answer goes on, or ends, so long after the fault is over, also on a machine three times as slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one run.
+
+    Attributes:
+        verdict: "same", "part" (with a clear error), or what is wrong.
+        pause_s: the longest time without a token, from the strike to the end.
+        lasted_s: how long the fault lasted, a restart included.
+    """
+
+    recipe: Recipe
+    verdict: str
+    pause_s: float
+    lasted_s: float
+
+    @property
+    def is_kept(self) -> bool:
+        return self.verdict == "same" or (self.verdict == "part" and not self.recipe.case.resumes)
+
+
+async def perform(where: Town, one: Recipe, question: Question, expected: Answer) -> Outcome:
+    """One run, and the way back to a town that is whole."""
+    struck: list[asyncio.Task[float]] = []
+    began = 0.0
+
+    def told(num_tokens: int) -> None:
+        nonlocal began
+        if num_tokens >= one.strike_at and not struck:
+            began = time.monotonic()
+            struck.append(asyncio.create_task(strike(where, one)))
+
+    try:
+        async with asyncio.timeout(RUN_LIMIT_S):
+            answer = await _asked(where, one, question, told)
+            ended = time.monotonic()
+            lasted_s = await struck[0] if struck else 0.0
+    except TimeoutError:
+        return Outcome(one, f"hung for {RUN_LIMIT_S:.0f} s", RUN_LIMIT_S, 0.0)
+    moments = [began, *(moment for moment in answer.arrivals if moment > began), ended]
+    pause_s = max(later - earlier for earlier, later in itertools.pairwise(moments))
+    verdict = _judged(answer, expected)
+    if not struck:
+        verdict = f"the fault never came: {verdict}"
+    elif pause_s > lasted_s + AFTER_FAULT_S:
+        verdict = f"a pause of {pause_s:.0f} s: {verdict}"
+    if not await where.settled():
+        verdict = f"slots or servers did not come back: {verdict}"
+    return Outcome(one, verdict, pause_s, lasted_s)
+
+
+async def _asked(where: Town, one: Recipe, question: Question, told: Progress) -> Answer:
+    if one.case.entry == "gateway":
+        async with httpx.AsyncClient(base_url=where["gateway"].url, timeout=RUN_LIMIT_S) as client:
+            return await ask_http(client, question, told)
+    address = where.links["client"].address if one.case.entry == "target" else where["draft"].address
+    return await ask(address, question, told)
+
+
+def _judged(answer: Answer, expected: Answer) -> str:
+    if answer.same_as(expected):
+        return "same"
+    if not answer.begins(expected):
+        return f"OTHER TOKENS, {answer.fault}"
+    return "part" if answer.fault in CLEAR else f"part, {answer.fault}"
+
+
+async def chaos(trial: Trial, *, runs: range, seed: int) -> None:
+    names = ("target", "draft", "worker", "gateway")
+    trial.note(f"seed {seed}: `python -m tests.suites.chaos --seed {seed} --run N` repeats run N")
+    trial.say("starting")
+    outcomes: list[Outcome] = []
+    async with town(names, linked=True) as where:
+        expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
+        asked = list(expected)
+        for number in runs:
+            one = recipe(seed, number, NUM_QUESTIONS, NUM_TOKENS)
+            trial.say(f"run {number}, {len(outcomes)} of {len(runs)}: {one}")
+            question = asked[one.question]
+            outcomes.append(await perform(where, one, question, expected[question]))
+            if not outcomes[-1].is_kept:
+                trial.note(f"run {number} BROKEN, {outcomes[-1].verdict}: {one}")
+            if not all(member.is_alive for member in where.members.values()):
+                trial.note("a server is gone: no further runs")
+                break
+        tracebacks = where.tracebacks()
+    _report(trial, outcomes, num_runs=len(runs))
+    trial.promise("no unexpected error in a log", len(tracebacks), 0, kept=not tracebacks)
+    trial.results |= {"seed": seed, "tracebacks": tracebacks[:5]}
+
+
+def _report(trial: Trial, outcomes: list[Outcome], *, num_runs: int) -> None:
+    by_case: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        by_case[str(outcome.recipe.case)].append(outcome)
+    cases = {}
+    for case in sorted(by_case):
+        found = by_case[case]
+        same = sum(outcome.verdict == "same" for outcome in found)
+        kept = all(outcome.is_kept for outcome in found)
+        pauses = sorted(outcome.pause_s for outcome in found)
+        wanted = "all the same" if found[0].recipe.case.resumes else "the same, or a part and one error"
+        figures = f"{same} of {len(found)} the same; pause {statistics.median(pauses):.1f}, worst {pauses[-1]:.1f} s"
+        trial.promise(case, figures, wanted, kept=kept)
+        cases[case] = {"runs": len(found), "same": same, "pauses_s": [round(pause, 2) for pause in pauses]}
+    trial.promise("runs made", len(outcomes), num_runs, kept=len(outcomes) == num_runs)
+    beyond = sorted(outcome.pause_s - outcome.lasted_s for outcome in outcomes)
+    figures = f"median {statistics.median(beyond):.1f}, worst {beyond[-1]:.1f} s"
+    trial.promise(
+        "pause beyond the fault's own time", figures, f"{AFTER_FAULT_S:.0f} s", kept=beyond[-1] <= AFTER_FAULT_S
+    )
+    broken = [f"{outcome.recipe}: {outcome.verdict}" for outcome in outcomes if not outcome.is_kept]
+    trial.results |= {"runs": len(outcomes), "cases": cases, "broken": broken}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200, help=f"(%(default)s); {len(CASES)} kinds of fault take turns")
+    parser.add_argument("--run", type=int, metavar="N", help="only this one of the seed's runs")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
+    args = parser.parse_args()
+    runs = range(args.runs) if args.run is None else range(args.run, args.run + 1)
+    return run("chaos", partial(chaos, runs=runs, seed=args.seed), limit_s=120 + 20 * len(runs))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""What may happen to whom, through whom a client sees it, and whether the client may notice more than a pause."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from dataclasses import dataclass
+
+from inference.comparison.run.proxy import LinkConditions
+from tests.support.town import Town
+
+LINK_FAULTS = ("cut", "hole", "throttle")
+BYTES_PER_S = 10_000.0
+LONG_HOLE_S = 20.0
+"""Longer than a connection's pings wait (15 s)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the matrix.
+
+    Attributes:
+        entry: server that the client asks.
+        victim: server that is killed or frozen, or whose link is cut, silenced or slowed.
+        resumes: the answer must be whole; False: it may also end with one error.
+    """
+
+    entry: str
+    victim: str
+    fault: str
+    resumes: bool
+
+    def __str__(self) -> str:
+        return f"{self.entry}: {self.fault} {self.victim}"
+
+
+def _matrix() -> tuple[Case, ...]:
+    cases = [Case("target", "target", "kill", False), Case("target", "target", "freeze", True)]
+    cases += [Case("target", "client", fault, fault == "throttle") for fault in LINK_FAULTS]
+    cases += [Case("target", "worker", fault, True) for fault in ("kill", "freeze", *LINK_FAULTS)]
+    for entry in ("draft", "gateway"):
+        cases += [Case(entry, "target", "kill", True), Case(entry, "target", "freeze", True)]
+        cases += [Case(entry, "draft", "kill", False), Case(entry, "draft", "freeze", True)]
+    cases += [Case("draft", "draft", fault, True) for fault in LINK_FAULTS]
+    cases += [Case("gateway", "gateway", "kill", False), Case("gateway", "gateway", "freeze", True)]
+    cases += [Case("gateway", "gateway", fault, fault == "throttle") for fault in LINK_FAULTS]
+    return tuple(cases)
+
+
+CASES = _matrix()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One run, which follows from seed and index alone."""
+
+    case: Case
+    question: int
+    strike_at: int
+    hold_s: float
+
+    def __str__(self) -> str:
+        return f"{self.case} at token {self.strike_at} of question {self.question}, for {self.hold_s:.1f} s"
+
+
+def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe:
+    """Run `index` of a seed; each round of `len(CASES)` runs has every case once."""
+    turn, place = divmod(index, len(CASES))
+    case = random.Random(f"{seed} {turn}").sample(CASES, len(CASES))[place]
+    draw = random.Random(f"{seed} {index}")
+    is_long = case.fault == "hole" and draw.random() < 0.1
+    hold_s = LONG_HOLE_S if is_long else draw.uniform(0.2, 3.0)
+    return Recipe(case, draw.randrange(num_questions), draw.randrange(1, num_tokens - 10), hold_s)
+
+
+async def strike(town: Town, recipe: Recipe) -> float:
+    """Do it, and undo it after the time that it lasts; how long in all, in seconds."""
+    case, began = recipe.case, asyncio.get_running_loop().time()
+    if case.fault == "kill":
+        town[case.victim].send(signal.SIGKILL)
+        await town[case.victim].restart()
+    elif case.fault == "freeze":
+        town[case.victim].send(signal.SIGSTOP)
+        await asyncio.sleep(recipe.hold_s)
+        town[case.victim].send(signal.SIGCONT)
+    else:
+        await _disturb(town, recipe)
+    return asyncio.get_running_loop().time() - began
+
+
+async def _disturb(town: Town, recipe: Recipe) -> None:
+    link = town.links[recipe.case.victim]
+    if recipe.case.fault == "throttle":
+        link.conditions = LinkConditions(bytes_per_s=BYTES_PER_S)
+    elif recipe.case.fault == "cut":
+        link.cut()
+    else:
+        link.blackhole()
+    await asyncio.sleep(recipe.hold_s)
+    link.conditions = LinkConditions()
+    link.restore()

@@ -1,0 +1,225 @@
+"""Attack servers by every known recipe and by fuzz, while others use them: they must not notice more than a delay.
+
+Clients of target, draft, fused server and gateway must get exactly the tokens of an undisturbed target, a health check
+may take the larger of --bound_ms and --factor times the worst of the calm before, and a server's memory may grow to
+half as much again as with all its slots touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import httpx
+
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from tests.suites.hostile.bystanders import Client
+from tests.suites.hostile.scene import Scene
+from tests.support.clients import ask_http, ask_on, expected_answers, questions
+from tests.support.town import Town, town
+from tests.support.trial import Trial, run
+from tests.support.vitals import reset_peak
+
+NUM_TOKENS = 150
+NUM_QUESTIONS = 6
+MEMORY_FACTOR = 1.5
+MAX_CALM_S = 60.0
+SERVERS = ("target", "draft", "worker", "gateway", "fused")
+BAD = ("UNKNOWN", "INTERNAL", "500")
+"""Statuses that no request may end with, however wrong it is."""
+
+
+class Watch:
+    """What the prober told, by what the attackers did meanwhile.
+
+    Attributes:
+        phase: what happens now.
+        worst: the longest check in seconds, by phase and server, without the wait for a core.
+        raw: the longest of all, with it.
+        num_failed: checks that failed.
+    """
+
+    def __init__(self) -> None:
+        self.phase = "calm"
+        self.worst: dict[str, dict[str, float]] = defaultdict(dict)
+        self.raw = 0.0
+        self.num_failed = 0
+
+    async def listen(self, prober: Lines) -> None:
+        """Take its news for ever."""
+        async for news in prober.news():
+            self.num_failed = news["failed"]
+            self.raw = max([self.raw, *news["raw"].values()])
+            seen = self.worst[self.phase]
+            for name, took in news["worst"].items():
+                seen[name] = max(seen.get(name, 0.0), took)
+
+    def worst_of(self, *, calm: bool) -> float:
+        chosen = [seen for phase, seen in self.worst.items() if (phase == "calm") is calm]
+        return max((took for seen in chosen for took in seen.values()), default=0.0)
+
+
+class Lines:
+    """A module of this suite in a process of its own, and what it prints."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def news(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Until it ends.
+
+        Raises:
+            RuntimeError: it ended with an error.
+        """
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            yield json.loads(line)
+        if code := await self._process.wait():
+            raise RuntimeError(f"a process of this suite ended with code {code}")
+
+
+@asynccontextmanager
+async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None]:
+    """A module of this suite, at work until the block is left."""
+    words = (json.dumps(argument) for argument in arguments)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", f"tests.suites.hostile.{module}", *words, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield Lines(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def bystanders(where: Town) -> AsyncGenerator[tuple[list[Client], Watch], None]:
+    """Clients and the prober, at work until the block is left."""
+    expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
+    servers = {name: where[name].address for name in ("target", "draft", "fused")}
+    pages = {f"{name} over HTTP": where[name].url for name in ("gateway", "fused")}
+    probed = {name: (address, where[name.split()[0]].pid) for name, address in (servers | pages).items()}
+    watch, clients = Watch(), []
+    async with AsyncExitStack() as stack:
+        for name, address in servers.items():
+            channel = await stack.enter_async_context(open_channel(address))
+            clients.append(Client(name, partial(ask_on, channel)))
+        for name, url in pages.items():
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120))
+            clients.append(Client(name, partial(ask_http, client)))
+        prober = await stack.enter_async_context(started("probe", probed))
+        work = [watch.listen(prober), *(client.run(expected) for client in clients)]
+        tasks = [asyncio.create_task(one) for one in work]
+        try:
+            yield clients, watch
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+    failed = [end for end in ends if not isinstance(end, asyncio.CancelledError)]
+    if failed:
+        raise RuntimeError(f"a bystander ended: {failed}")
+
+
+async def attacked(trial: Trial, scene: Scene, watch: Watch, seconds: float) -> dict[str, Any]:
+    """Run the attackers for so long; what they were told."""
+    seen: dict[str, Any] = {}
+    async with started("attack", asdict(scene), seconds) as attackers:
+        async for news in attackers.news():
+            seen = news.get("seen", seen)
+            watch.phase = news.get("recipe", watch.phase)
+            trial.say(f"{watch.phase} {news.get('messages', '')}")
+    return seen
+
+
+async def hostile(trial: Trial, *, seconds: float, bound_s: float, factor: float, seed: int) -> None:
+    trial.note(f"seed {seed}")
+    trial.say("starting")
+    async with town(SERVERS) as where:
+        scene = await _scene(where, seed)
+        base = await where.touch()
+        calm_s = min(MAX_CALM_S, seconds / 5)
+        async with bystanders(where) as (clients, watch):
+            trial.say(f"{calm_s:.0f} s of calm")
+            await asyncio.sleep(calm_s)
+            for member in where.members.values():
+                reset_peak(member.pid)
+            seen = await attacked(trial, scene, watch, seconds - calm_s)
+        peaks = {name: member.vitals.peak_mib if member.is_alive else 0.0 for name, member in where.members.items()}
+        is_settled, tracebacks = await where.settled(), where.tracebacks()
+    _judge_clients(trial, clients)
+    _judge_latency(trial, watch, bound_s, factor)
+    for name, peak in peaks.items():
+        limit = base[name] * MEMORY_FACTOR
+        trial.promise(f"peak memory of {name}", f"{peak:.0f} MiB", f"{limit:.0f} MiB", kept=0 < peak <= limit)
+    trial.promise("slots free, servers ready at the end", is_settled, True, kept=is_settled)
+    bad = sum(count for status, count in seen.items() if status.split(" ")[-1] in BAD)
+    trial.promise("nonsense answered as our own fault", bad, 0, kept=bad == 0)
+    trial.promise("no unexpected error in a log", len(tracebacks), 0, kept=not tracebacks)
+    trial.promise("messages of fuzz", seen.get("messages", 0), "> 0", kept=seen.get("messages", 0) > 0)
+    trial.results |= {"seed": seed, "seen": seen, "memory_touched_mib": base, "tracebacks": tracebacks[:5]}
+
+
+async def _scene(where: Town, seed: int) -> Scene:
+    async with open_channel(where["target"].address) as channel:
+        card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=60)
+    return Scene(
+        target=where["target"].address,
+        draft=where["draft"].address,
+        fused=where["fused"].address,
+        gateway_port=where["gateway"].http_port,
+        fused_port=where["fused"].http_port,
+        fingerprint=card.tokenizer_fingerprint,
+        vocab_size=card.vocab_size,
+        seed=seed,
+    )
+
+
+def _judge_clients(trial: Trial, clients: list[Client]) -> None:
+    for client in clients:
+        figures = f"{client.num_answers} the same, {client.num_refused} refused"
+        figures += f", longest gap {client.longest_gap_s:.2f} s"
+        if client.faults:
+            figures += f", {dict(client.faults)}"
+        kept = client.num_answers > 0 and not client.faults
+        trial.promise(f"answers of {client.name}", figures, "the same, or refused", kept=kept)
+
+
+def _judge_latency(trial: Trial, watch: Watch, bound_s: float, factor: float) -> None:
+    calm, worst = watch.worst_of(calm=True), watch.worst_of(calm=False)
+    limit = max(bound_s, factor * calm)
+    dearest = next((phase for phase, seen in watch.worst.items() if worst in seen.values()), "nothing")
+    figures = (
+        f"{worst * 1e3:.0f} ms ({dearest}), calm {calm * 1e3:.0f} ms; with waits for a core {watch.raw * 1e3:.0f} ms"
+    )
+    trial.promise("worst health check", figures, f"{limit * 1e3:.0f} ms", kept=worst <= limit)
+    trial.promise("health checks that failed", watch.num_failed, 0, kept=watch.num_failed == 0)
+    by_server = {phase: {name: round(took, 4) for name, took in seen.items()} for phase, seen in watch.worst.items()}
+    trial.results |= {"worst_health_s": by_server, "worst_health_with_waits_for_a_core_s": round(watch.raw, 4)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=180.0, help="calm and attack together (%(default)s)")
+    parser.add_argument("--bound_ms", type=float, default=100.0, help="of a health check (%(default)s)")
+    parser.add_argument("--factor", type=float, default=3.0, help="of the calm's worst, if that is more (%(default)s)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
+    args = parser.parse_args()
+    body = partial(hostile, seconds=args.seconds, bound_s=args.bound_ms / 1e3, factor=args.factor, seed=args.seed)
+    return run("hostile", body, limit_s=240 + 2 * args.seconds)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

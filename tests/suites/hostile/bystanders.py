@@ -1,0 +1,50 @@
+"""Clients who are not to notice anything but a delay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from tests.support.clients import FULL, Answer, Question
+
+PAUSE_S = 0.5
+"""Between two answers of a client: with five clients there is always one that streams."""
+
+Ask = Callable[[Question], Awaitable[Answer]]
+
+
+@dataclass
+class Client:
+    """Asks one server again and again, and compares.
+
+    Attributes:
+        num_refused: answers that said that there is no room, which is no fault.
+        faults: answers that were wrong or broke, by how.
+    """
+
+    name: str
+    ask: Ask
+    num_answers: int = 0
+    num_refused: int = 0
+    num_accepted_tokens: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    longest_gap_s: float = 0.0
+
+    async def run(self, expected: Mapping[Question, Answer]) -> None:
+        """For ever."""
+        while True:
+            for question, answer in expected.items():
+                self._judge(await self.ask(question), answer)
+                await asyncio.sleep(PAUSE_S)
+
+    def _judge(self, answer: Answer, expected: Answer) -> None:
+        self.longest_gap_s = max(self.longest_gap_s, answer.longest_gap_s)
+        self.num_accepted_tokens += answer.num_accepted_tokens
+        if answer.same_as(expected):
+            self.num_answers += 1
+        elif answer.fault in FULL and not answer.arrivals:
+            self.num_refused += 1
+        else:
+            self.faults["other tokens" if answer.fault is None else str(answer.fault)] += 1

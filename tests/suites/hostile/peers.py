@@ -1,0 +1,289 @@
+"""What strangers do over gRPC, and below it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from tests.suites.hostile.scene import ANY_SIZE, BROKEN, DEAF, RAW, Recipe, Scene, Seen, dialled, told
+from tests.support.bombs import BOMBS, field
+
+GENERATE = "/specdec.v1.GenerationService/Generate"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS, PING, RESET = (
+    bytes([0, 0, size, kind, 0, 0, 0, 0, stream]) for size, kind, stream in ((0, 4, 0), (8, 6, 0), (4, 3, 1))
+)
+
+
+async def gzip_bombs(scene: Scene, seen: Seen) -> None:
+    """Millions of empty elements in 10 KB."""
+    for server in scene.grpc_servers:
+        async with dialled(server, ANY_SIZE) as channel:
+            for bomb in BOMBS.values():
+                call = channel.unary_stream(GENERATE, **RAW)(bomb, compression=grpc.Compression.Gzip, timeout=30)
+                await told(call, seen, "bomb")
+
+
+async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
+    """A session that proposes 60 million tokens; one that opens with 5 million biases."""
+    ids = field(2, field(1, b"\x08\x03" + field(3, b"\x01" * 60_000_000)))
+    biases = field(1, field(6, field(9, b"") * 5_000_000))
+    async with dialled(scene.target, ANY_SIZE) as channel:
+        for messages in ([scene.opening().SerializeToString(), ids], [biases]):
+            call = channel.stream_stream("/specdec.v1.VerificationService/Verify", **RAW)(
+                compression=grpc.Compression.Gzip, timeout=30
+            )
+            with suppress(*BROKEN):
+                for message in messages:
+                    await call.write(message)
+            await told(call, seen, "bomb")
+
+
+async def late_branches(scene: Scene, seen: Seen) -> None:
+    """Megabytes of draft tokens behind text that is committed already."""
+    prompt = [5] * 250
+    branches = [pb.Branch(prefix_length=0, token_ids=prompt)] * 16
+    async with dialled(scene.target) as channel:
+        call = rpc.VerificationServiceStub(channel).Verify(timeout=30)
+        with suppress(*BROKEN):
+            await call.write(scene.opening(prompt_token_ids=prompt))
+            for _ in range(100):
+                await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
+            await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches * 64)))
+        await told(call, seen, "branches")
+
+
+async def flood(scene: Scene, seen: Seen) -> None:
+    """Many more requests at once than there are places."""
+    for server in scene.grpc_servers:
+        async with dialled(server) as channel:
+            stub = rpc.GenerationServiceStub(channel)
+            request = pb.GenerateRequest(text="flood", max_new_tokens=4)
+            await asyncio.gather(*(told(stub.Generate(request, timeout=20), seen, "flood") for _ in range(200)))
+
+
+async def long_texts(scene: Scene, seen: Seen) -> None:
+    """Tokenization of the longest text that is taken, by many at once."""
+    async with dialled(scene.target) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+
+        async def one() -> None:
+            try:
+                await stub.Tokenize(pb.TokenizeRequest(text="lorem ipsum " * 10_000), timeout=20)
+                seen["text OK"] += 1
+            except grpc.aio.AioRpcError as exc:
+                seen[f"text {exc.code().name}"] += 1
+
+        await asyncio.gather(*(one() for _ in range(40)))
+
+
+async def dear_grammars(scene: Scene, seen: Seen) -> None:
+    """Expressions that are short to write and long to compile."""
+    texts = ["(a{1,1000}){1,1000}", "(" * 3000, "((((a|b)*c)*d)*e)*" * 50, "[" * 65_536, "\\p{L}{1,60000}x"]
+    async with dialled(scene.fused) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+        for text in texts:
+            for kind in (pb.GRAMMAR_KIND_REGEX, pb.GRAMMAR_KIND_GRAMMAR, pb.GRAMMAR_KIND_JSON_SCHEMA):
+                request = pb.GenerateRequest(text="x", max_new_tokens=2, grammar=pb.Grammar(kind=kind, text=text))
+                await told(stub.Generate(request, timeout=10), seen, "grammar")
+
+
+async def dear_sampling(scene: Scene, seen: Seen) -> None:
+    """Everything that costs Python time in a pass, within its limits."""
+    biases = [pb.LogitBias(token_id=token_id, bias=0.5) for token_id in range(1024)]
+    sampling = pb.SamplingParams(temperature=1, seed=1, repetition_penalty=1.01, logit_bias=biases)
+    request = pb.GenerateRequest(
+        text="x", sampling=sampling, max_new_tokens=100, gamma=64, logprobs=20, ignore_eos=True
+    )
+    async with dialled(scene.target) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+        await asyncio.gather(*(told(stub.Generate(request, timeout=10), seen, "dear") for _ in range(2)))
+
+
+async def leavers(scene: Scene, seen: Seen) -> None:
+    """Calls that are cancelled as soon as they are made: HTTP/2 resets by the thousand."""
+    async with dialled(scene.fused) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+        for _ in range(1000):
+            call = stub.Generate(pb.GenerateRequest(text="x", max_new_tokens=50))
+            await asyncio.sleep(0)
+            call.cancel()
+            seen["cancelled"] += 1
+
+
+async def metadata(scene: Scene, seen: Seen) -> None:
+    """Headers as long as a book."""
+    async with dialled(scene.target, [("grpc.max_metadata_size", 1 << 24)]) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+        for size in (100, 10_000, 100_000, 1_000_000):
+            call = stub.Generate(
+                pb.GenerateRequest(text="x", max_new_tokens=1), metadata=[("x", "y" * size)], timeout=5
+            )
+            await told(call, seen, "metadata")
+
+
+async def frames(scene: Scene, seen: Seen) -> None:
+    """HTTP/2 by hand: floods of settings, pings and resets, and frames of nonsense."""
+    draw = random.Random(scene.seed)
+    floods = [SETTINGS * 5000, (PING + bytes(8)) * 5000, (RESET + bytes(4)) * 5000]
+    floods += [bytes([0, 0, 64, draw.randrange(256), draw.randrange(256)]) + draw.randbytes(68) for _ in range(50)]
+    for index, data in enumerate(floods):
+        port = int(scene.grpc_servers[index % 3].rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with suppress(OSError, TimeoutError):
+            writer.write(PREFACE + SETTINGS + data)
+            async with asyncio.timeout(0.2):
+                await reader.read()
+        seen["frames"] += 1
+        writer.close()
+
+
+async def churn(scene: Scene, seen: Seen) -> None:
+    """Connections that are made and left, some in the middle of a word."""
+    for index in range(600):
+        port = int(scene.grpc_servers[index % 3].rpartition(":")[2])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((PREFACE + SETTINGS)[: index % 40])
+        writer.transport.abort()
+        seen["connections"] += 1
+
+
+async def lying_worker(scene: Scene, seen: Seen) -> None:
+    """A pool worker that proposes for nobody, for others, too much, and what is no token."""
+    proposals = [
+        pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[pb.Branch(prefix_length=1, token_ids=[1])])),
+        pb.AssistPropose(),
+        pb.AssistPropose(session_id="x" * 100_000),
+    ]
+    for _ in range(20):
+        async with dialled(scene.target) as channel:
+            call = rpc.VerificationServiceStub(channel).Assist(timeout=0.3)
+            with suppress(*BROKEN):
+                await call.write(scene.attach(4096))
+                for message in proposals:
+                    await call.write(pb.AssistRequest(propose=message))
+                await _propose_for_whoever_comes(call, scene)
+            seen["lies"] += 1
+
+
+async def _propose_for_whoever_comes(call: Any, scene: Scene) -> None:
+    ids = [scene.vocab_size - 1] * 16
+    for _ in range(20):
+        message = await call.read()
+        if message == grpc.aio.EOF:
+            return
+        if message.WhichOneof("message") == "open":
+            length = len(message.open.open.prompt_token_ids)
+            branch = pb.Branch(prefix_length=length, token_ids=ids)
+            propose = pb.AssistPropose(session_id=message.open.session_id, propose=pb.Propose(branches=[branch]))
+            await call.write(pb.AssistRequest(propose=propose))
+
+
+async def deaf_sessions(scene: Scene, seen: Seen) -> None:
+    """Drafts that never read, one after another: each has a slot until the target loses patience."""
+    schedules = (pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)
+    while True:
+        async with dialled(scene.target, DEAF) as channel:
+            call = rpc.VerificationServiceStub(channel).Verify(timeout=60)
+            with suppress(*BROKEN):
+                await call.write(scene.opening(schedule=schedules[seen["deaf session"] % 2]))
+                await call.code()
+            seen["deaf session"] += 1
+
+
+async def deaf_readers(scene: Scene, seen: Seen) -> None:
+    """Clients of the draft that never read an answer with everything in it."""
+    while True:
+        async with dialled(scene.draft, DEAF) as channel:
+            request = pb.GenerateRequest(text="x", max_new_tokens=500, logprobs=20, ignore_eos=True)
+            call = rpc.GenerationServiceStub(channel).Generate(request, timeout=20)
+            await asyncio.sleep(15)
+            call.cancel()
+            seen["deaf reader"] += 1
+
+
+async def finished_and_unread(scene: Scene, seen: Seen) -> None:
+    """Answers that nobody takes."""
+    async with dialled(scene.target) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+        calls = []
+        for _ in range(16):
+            request = pb.GenerateRequest(text="x", max_new_tokens=200, logprobs=20, ignore_eos=True)
+            calls.append(stub.Generate(request, timeout=60))
+            await asyncio.sleep(2)
+        await asyncio.sleep(60)
+
+
+async def deaf_watchers(scene: Scene, seen: Seen) -> None:
+    """Watchers of health that never read, more than there may be."""
+    async with AsyncExitStack() as stack:
+        calls = []
+        for index in range(6):
+            channel = await stack.enter_async_context(dialled(scene.grpc_servers[index % 3], DEAF))
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            calls += [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(200)]
+        seen["watchers"] += len(calls)
+        await asyncio.Event().wait()
+
+
+async def silent_worker(scene: Scene, seen: Seen) -> None:
+    """A pool worker that claims 4096 sessions and drafts for none."""
+    while True:
+        async with dialled(scene.target) as channel:
+            call = rpc.VerificationServiceStub(channel).Assist()
+            await call.write(scene.attach(4096))
+            await told(call, seen, "silent worker")
+
+
+async def deaf_worker(scene: Scene, seen: Seen) -> None:
+    """One that does not even read."""
+    while True:
+        async with dialled(scene.target, [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]) as channel:
+            call = rpc.VerificationServiceStub(channel).Assist()
+            with suppress(*BROKEN):
+                await call.write(scene.attach(4096))
+                await call.code()
+            seen["deaf worker"] += 1
+
+
+async def silent_streams(scene: Scene, seen: Seen) -> None:
+    """Sessions whose first message never comes, over many connections."""
+    while True:
+        async with AsyncExitStack() as stack:
+            calls = []
+            for _ in range(5):
+                channel = await stack.enter_async_context(dialled(scene.target))
+                calls += [rpc.VerificationServiceStub(channel).Verify() for _ in range(100)]
+            await asyncio.gather(*(told(call, seen, "silent stream") for call in calls))
+
+
+async def half_open(scene: Scene, seen: Seen) -> None:
+    """Connections of gRPC ports on which nothing is said, or half of a preface."""
+    writers = []
+    for index in range(300):
+        port = int(scene.grpc_servers[index % 3].rpartition(":")[2])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(PREFACE[: index % 24] + os.urandom(index % 2))
+        writers.append(writer)
+    seen["half-open"] += len(writers)
+    await asyncio.Event().wait()
+
+
+QUICK: tuple[Recipe, ...] = (
+    gzip_bombs, bombs_on_streams, late_branches, flood, long_texts, dear_grammars, dear_sampling, leavers, metadata,
+    frames, churn, lying_worker,
+)  # fmt: skip
+"""One after another."""
+PATIENT: tuple[Recipe, ...] = (
+    deaf_sessions, deaf_readers, finished_and_unread, deaf_watchers, silent_worker, deaf_worker, silent_streams,
+    half_open,
+)  # fmt: skip
+"""All the time, beside the others."""

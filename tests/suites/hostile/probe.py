@@ -1,0 +1,108 @@
+"""The prober's process, which does nothing else: how long health checks take, in a JSON line now and then.
+
+What counts is a check's time less that in which the server's event loop, another of its threads, or the prober was
+ready to run and had no core: on a machine that is busy with other things that is most of it, and no peer's doing. Both
+figures are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm.channel import open_channel
+from tests.support import vitals
+
+PROBE_S = 0.1
+TIMEOUT_S = 30.0
+TELL_S = 0.2
+
+Check = Callable[[], Awaitable[bool]]
+
+
+class Prober:
+    """Checks servers, and keeps the worst of each since it last told."""
+
+    def __init__(self) -> None:
+        self._worst: dict[str, float] = defaultdict(float)
+        self._raw: dict[str, float] = defaultdict(float)
+        self._num_failed = 0
+
+    async def watch(self, name: str, pid: int, check: Check) -> None:
+        """Probe a server for ever."""
+        await check()  # makes the connection
+        while True:
+            before, began = vitals.waited_s(pid) + vitals.waited_s(os.getpid())[:1], time.monotonic()
+            self._num_failed += not await check()
+            took = time.monotonic() - began
+            after = vitals.waited_s(pid) + vitals.waited_s(os.getpid())[:1]
+            self._raw[name] = max(self._raw[name], took)
+            self._worst[name] = max(self._worst[name], took - _waited(before, after))
+            await asyncio.sleep(PROBE_S)
+
+    async def tell(self) -> None:
+        """Print for ever."""
+        while True:
+            await asyncio.sleep(TELL_S)
+            print(json.dumps({"worst": self._worst, "raw": self._raw, "failed": self._num_failed}), flush=True)
+            self._worst.clear()
+            self._raw.clear()
+
+    async def watch_grpc(self, name: str, address: str, pid: int) -> None:
+        """Check the liveness of a gRPC server for ever."""
+        async with open_channel(address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+
+            async def check() -> bool:
+                request = health_pb2.HealthCheckRequest(service="liveness")
+                try:
+                    answer = await stub.Check(request, timeout=TIMEOUT_S)
+                except grpc.aio.AioRpcError:
+                    return False
+                return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+            await self.watch(name, pid, check)
+
+    async def watch_http(self, name: str, url: str, pid: int) -> None:
+        """Check the liveness of an HTTP server for ever."""
+        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
+
+            async def check() -> bool:
+                try:
+                    return (await client.get("/livez")).status_code == 200
+                except httpx.HTTPError:
+                    return False
+
+            await self.watch(name, pid, check)
+
+
+def _waited(before: list[float], after: list[float]) -> float:
+    """What the server's first thread, the one of the others that waited most, and the prober waited."""
+    if len(before) != len(after):  # threads have come or gone: the pairs are not known
+        return after[0] - before[0]
+    first, *others, prober = (later - earlier for earlier, later in zip(before, after, strict=True))
+    return first + max(others, default=0.0) + prober
+
+
+async def main(servers: dict[str, tuple[str, int]]) -> None:
+    """Probe servers, by name: URLs of HTTP servers or HOST:PORT of the others, and processes."""
+    prober = Prober()
+    work = [
+        (prober.watch_http if "://" in where else prober.watch_grpc)(name, where, pid)
+        for name, (where, pid) in servers.items()
+    ]
+    await asyncio.gather(prober.tell(), *work)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))

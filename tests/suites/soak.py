@@ -1,0 +1,237 @@
+"""Thousands of short sessions on every topology, with cancels and deadlines: afterwards nothing is left of them.
+
+Slots, tasks of the event loop, descriptors, threads and memory of every server return to where they were after the
+warm-up, which is a tenth of the sessions and fills every slot once. Whole answers are compared with the target's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import grpc
+import httpx
+
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from tests.support.clients import (
+    FULL,
+    Answer,
+    Progress,
+    Question,
+    ask_http,
+    ask_on,
+    expected_answers,
+    questions,
+)
+from tests.support.town import Member, Town, town
+from tests.support.trial import Trial, run
+
+SERVERS = ("target", "draft", "worker", "gateway", "fused")
+PARALLEL = 8
+NUM_TOKENS = (1, 3, 8, 24)
+SESSION_LIMIT_S = 60.0
+LATE = ("DEADLINE_EXCEEDED", "HTTP 504", "HTTP 408", "TIMEOUT")
+MORE_FDS, MORE_THREADS, MORE_TASKS = 4, 2, 4
+MORE_MEMORY, MORE_MIB = 0.1, 40.0
+"""Beyond what it is with all slots touched, memory may grow by a tenth and so many MiB: an allocator's."""
+
+Ask = Callable[..., Awaitable[Answer]]
+
+
+class Enough(Exception):
+    """A client has seen what it wanted, and leaves."""
+
+
+@dataclass
+class Tally:
+    """What became of the sessions.
+
+    Attributes:
+        ends: by server and end.
+        wrong: what should not have been.
+    """
+
+    ends: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a server has while nobody asks it anything."""
+
+    num_requests: int
+    num_tasks: int
+    num_fds: int
+    num_threads: int
+    rss_mib: float
+
+
+class Visitor:
+    """One of the clients that come at the same time; its connections last as long as it does."""
+
+    def __init__(self, where: Town, expected: dict[Question, Answer], tally: Tally, card: pb.GetModelResponse) -> None:
+        self._where = where
+        self._expected = expected
+        self._tally = tally
+        self._card = card
+
+    async def visit(self, numbers: Iterator[int], seed: int) -> None:
+        """Take sessions from what is left, one after another."""
+        async with AsyncExitStack() as stack:
+            ways: dict[str, Ask] = {}
+            for name in ("target", "draft", "fused"):
+                channel = await stack.enter_async_context(open_channel(self._where[name].address))
+                ways[name] = partial(ask_on, channel)
+            for name in ("gateway", "fused"):
+                client = httpx.AsyncClient(base_url=self._where[name].url, timeout=SESSION_LIMIT_S)
+                ways[f"{name} over HTTP"] = partial(ask_http, await stack.enter_async_context(client))
+            target = await stack.enter_async_context(open_channel(self._where["target"].address))
+            for number in numbers:
+                draw = random.Random(f"{seed} {number}")
+                try:
+                    async with asyncio.timeout(SESSION_LIMIT_S):
+                        await self._session(draw, ways, target)
+                except TimeoutError:
+                    self._tally.wrong.append(f"session {number} hung")
+
+    async def _session(self, draw: random.Random, ways: dict[str, Ask], target: grpc.aio.Channel) -> None:
+        if draw.random() < 0.2:
+            await self._verify(draw, target)
+            return
+        name, question = draw.choice(list(ways)), draw.choice(list(self._expected))
+        end = draw.choice(("whole", "whole", "left", "late"))
+        deadline_s = draw.uniform(0.002, 0.2) if end == "late" else SESSION_LIMIT_S
+        told = _leaving(draw.randrange(question.num_tokens)) if end == "left" else None
+        try:
+            answer = await ways[name](question, told, deadline_s=deadline_s)
+        except Enough:
+            self._tally.ends[f"{name}: left"] += 1
+            return
+        self._judge(name, end, answer, self._expected[question])
+
+    def _judge(self, name: str, end: str, answer: Answer, expected: Answer) -> None:
+        if answer.same_as(expected):
+            self._tally.ends[f"{name}: whole"] += 1
+        elif answer.fault in FULL or (end == "late" and answer.fault in LATE and answer.begins(expected)):
+            self._tally.ends[f"{name}: {answer.fault}"] += 1
+        else:
+            self._tally.wrong.append(f"{name}, {end}: {answer.fault}, {answer.text!r}")
+
+    async def _verify(self, draw: random.Random, target: grpc.aio.Channel) -> None:
+        """A draft's session by hand, with proposals that are worth nothing, which may be left at any time."""
+        call = rpc.VerificationServiceStub(target).Verify(timeout=draw.choice((0.05, SESSION_LIMIT_S)))
+        opening = pb.Open(
+            protocol_version=1,
+            tokenizer_fingerprint=self._card.tokenizer_fingerprint,
+            vocab_size=self._card.vocab_size,
+            prompt_token_ids=[5, 6, 7],
+            sampling=pb.SamplingParams(seed=draw.randrange(99)),
+            max_new_tokens=draw.randrange(1, 20),
+            schedule=draw.choice((pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)),
+        )
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(pb.VerifyRequest(open=opening))
+            for _ in range(draw.randrange(24)):
+                branch = pb.Branch(prefix_length=draw.randrange(4), token_ids=[draw.randrange(500)])
+                branches = [branch] if draw.random() < 0.5 else []
+                await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
+                if await call.read() == grpc.aio.EOF:
+                    break
+        call.cancel()
+        self._tally.ends["by hand: left"] += 1
+
+
+def _leaving(after: int) -> Progress:
+    def told(num_tokens: int) -> None:
+        if num_tokens > after:
+            raise Enough
+
+    return told
+
+
+async def drive(trial: Trial, where: Town, visitors: list[Visitor], numbers: range, seed: int) -> None:
+    """These sessions, `PARALLEL` at a time."""
+    left = iter(numbers)
+    counted = (_said(trial, number, numbers) for number in left)
+    await asyncio.gather(*(visitor.visit(counted, seed) for visitor in visitors))
+
+
+def _said(trial: Trial, number: int, numbers: range) -> int:
+    if number % 20 == 0:
+        trial.say(f"session {number} of {numbers.stop}")
+    return number
+
+
+async def left_in(member: Member) -> Left:
+    """What it has now, without requests. A worker has no metrics: what the kernel knows of it must do."""
+    gauges: dict[str, Any] = await member.gauges() if member.metrics_port else {}
+    num_requests = gauges.get("vllm:num_requests_running", 0) + gauges.get("vllm:num_requests_waiting", 0)
+    one = member.vitals
+    num_tasks = int(gauges.get("specdec_event_loop_tasks", 0))
+    return Left(int(num_requests), num_tasks, one.num_fds, one.num_threads, one.rss_mib)
+
+
+async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
+    trial.note(f"seed {seed}")
+    trial.say("starting")
+    tally = Tally()
+    async with town(SERVERS) as where:
+        expected = await expected_answers(where["target"].address, questions(12, NUM_TOKENS))
+        async with open_channel(where["target"].address) as channel:
+            card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=60)
+        full = await where.touch()
+        visitors = [Visitor(where, expected, tally, card) for _ in range(PARALLEL)]
+        num_warm = max(40, sessions // 10)
+        before = await _after(trial, where, visitors, range(num_warm), seed)
+        after = await _after(trial, where, visitors, range(num_warm, num_warm + sessions), seed)
+        tracebacks = where.tracebacks()
+    _judge(trial, before, after, full)
+    num_ends = sum(tally.ends.values())
+    trial.promise("sessions that ended as they should", num_ends, sessions + num_warm, kept=not tally.wrong)
+    num_whole = sum(count for end, count in tally.ends.items() if end.endswith("whole"))
+    trial.promise("answers compared with the target's", num_whole, "> 0", kept=num_whole > 0)
+    trial.promise("no unexpected error in a log", len(tracebacks), 0, kept=not tracebacks)
+    trial.results |= {"seed": seed, "sessions": sessions, "ends": dict(sorted(tally.ends.items()))}
+    trial.results |= {"wrong": tally.wrong[:20], "tracebacks": tracebacks[:5]}
+
+
+async def _after(trial: Trial, where: Town, visitors: list[Visitor], numbers: range, seed: int) -> dict[str, Left]:
+    """What every server has after these sessions, once it has settled."""
+    await drive(trial, where, visitors, numbers, seed)
+    trial.promise(f"slots free after session {numbers.stop}", is_free := await where.settled(), True, kept=is_free)
+    await asyncio.sleep(2)  # connections that have been closed are noticed
+    return {name: await left_in(member) for name, member in where.members.items()}
+
+
+def _judge(trial: Trial, before: dict[str, Left], after: dict[str, Left], full: dict[str, float]) -> None:
+    limits = {"num_requests": 0, "num_tasks": MORE_TASKS, "num_fds": MORE_FDS, "num_threads": MORE_THREADS}
+    for name, (was, now) in ((name, (before[name], after[name])) for name in before):
+        for what, more in limits.items():
+            then, since = getattr(was, what), getattr(now, what)
+            title = what.removeprefix("num_")
+            trial.promise(f"{title} of {name}", f"{then} -> {since}", f"+{more}", kept=since <= then + more)
+        limit = max(was.rss_mib, full[name]) * (1 + MORE_MEMORY) + MORE_MIB
+        figures = f"{was.rss_mib:.0f} -> {now.rss_mib:.0f} MiB"
+        trial.promise(f"memory of {name}", figures, f"{limit:.0f} MiB", kept=now.rss_mib <= limit)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=10_000, help="after the warm-up (%(default)s)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
+    args = parser.parse_args()
+    body = partial(soak, sessions=args.sessions, seed=args.seed)
+    return run("soak", body, limit_s=240 + 0.5 * args.sessions)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,197 @@
+"""Clients of the suites: a question, its answer over gRPC or HTTP, and what the answer must be."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import httpx
+
+from grpc_comm.channel import open_channel
+from inference.commit import Delta, Finished
+from inference.errors import CapacityError, SpecDecError
+from inference.request import SamplingParams
+from inference.workers.completion import CompletionRequest
+from inference.workers.remote import RemoteCompleter
+from inference.workers.status import code_name
+
+TEMPERATURE = 0.8
+SILENT = "ended without a word"
+FULL = ("RESOURCE_EXHAUSTED", "HTTP 429")
+PROMPTS = ("It was the best of times", "The wind", "Once upon a time there was", "def main():", "Dear Sir,", "I")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a client asks; its tokens follow from it alone."""
+
+    prompt: str
+    seed: int
+    num_tokens: int
+
+
+@dataclass
+class Answer:
+    """What came, and how it ended.
+
+    Attributes:
+        token_ids: over gRPC alone.
+        fault: status of the error it ended with; None: it is whole.
+        arrivals: when messages with tokens came, in monotonic seconds.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    fault: str | None = SILENT
+    arrivals: list[float] = field(default_factory=list)
+    num_accepted_tokens: int = 0
+
+    def same_as(self, expected: Answer) -> bool:
+        return self.fault is None and self.text == expected.text and self.token_ids in (expected.token_ids, [])
+
+    def begins(self, expected: Answer) -> bool:
+        """Whether it is a part of what was expected, from its beginning on."""
+        whole, num_tokens = expected.token_ids, len(self.token_ids)
+        return expected.text.startswith(self.text.rstrip("\ufffd")) and whole[:num_tokens] == self.token_ids
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max((later - earlier for earlier, later in itertools.pairwise(self.arrivals)), default=0.0)
+
+
+Progress = Callable[[int], None]
+"""Is told after each message how many tokens have come, or how many events over HTTP."""
+
+
+async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:
+    """Over gRPC, on a connection of its own."""
+    async with open_channel(address) as channel:
+        return await ask_on(channel, question, told, gamma=gamma)
+
+
+async def ask_on(
+    channel: grpc.aio.Channel,
+    question: Question,
+    told: Progress | None = None,
+    *,
+    gamma: int | None = None,
+    deadline_s: float = 120.0,
+) -> Answer:
+    """Over gRPC, on a connection that there is."""
+    request = CompletionRequest(
+        question.prompt,
+        sampling=SamplingParams(temperature=TEMPERATURE),
+        seed=question.seed,
+        max_new_tokens=question.num_tokens,
+        ignore_eos=True,
+        gamma=gamma,
+    )
+    answer = Answer()
+    try:
+        async with aclosing(RemoteCompleter(channel, "server", deadline_s=deadline_s).complete(request)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    answer.fault = None
+                elif isinstance(event, Delta):
+                    answer.token_ids += event.token_ids
+                    answer.text += event.text
+                    answer.num_accepted_tokens += event.num_accepted_tokens
+                    answer.arrivals.append(time.monotonic())
+                    if told is not None:
+                        told(len(answer.token_ids))
+    except SpecDecError as exc:
+        answer.fault = code_name(exc)
+        if isinstance(exc, CapacityError):
+            await asyncio.sleep(min(exc.retry_after_s, 1.0))
+    return answer
+
+
+async def ask_http(
+    client: httpx.AsyncClient, question: Question, told: Progress | None = None, *, deadline_s: float = 120.0
+) -> Answer:
+    """Over HTTP; the client knows the server's URL."""
+    body = {
+        "prompt": question.prompt,
+        "max_tokens": question.num_tokens,
+        "temperature": TEMPERATURE,
+        "seed": question.seed,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    headers = {"X-Deadline-S": str(deadline_s)}
+    answer = Answer()
+    try:
+        async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+            if response.status_code == 200:
+                await _read_events(response, answer, told)
+            else:
+                await response.aread()
+                answer.fault = f"HTTP {response.status_code}"
+    except httpx.HTTPError as exc:
+        answer.fault = "TIMEOUT" if isinstance(exc, httpx.TimeoutException) else "DISCONNECTED"
+    return answer
+
+
+async def _read_events(response: httpx.Response, answer: Answer, told: Progress | None) -> None:
+    finished = False
+    async for document in _documents(response):
+        if "error" in document:
+            answer.fault = str(document["error"].get("code") or document["error"].get("type")).upper()
+            return
+        for choice in document["choices"]:
+            answer.text += choice["text"]
+            finished |= choice["finish_reason"] is not None
+        answer.arrivals.append(time.monotonic())
+        if told is not None:
+            told(len(answer.arrivals))
+    if finished:
+        answer.fault = None
+
+
+async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of a stream, without its last word."""
+    async for line in response.aiter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def questions(num_questions: int, num_tokens: Sequence[int]) -> list[Question]:
+    """Questions of these lengths in turn."""
+    seeds = range(num_questions)
+    return [Question(PROMPTS[seed % len(PROMPTS)], seed, num_tokens[seed % len(num_tokens)]) for seed in seeds]
+
+
+async def expected_answers(address: str, asked: Sequence[Question]) -> dict[Question, Answer]:
+    """What a target alone answers, undisturbed.
+
+    Raises:
+        RuntimeError: it does not.
+    """
+    answers = [await ask(address, question, gamma=0) for question in asked]
+    if any(answer.fault is not None for answer in answers):
+        raise RuntimeError(f"an undisturbed target failed: {[answer.fault for answer in answers]}")
+    return dict(zip(asked, answers, strict=True))
+
+
+async def touch(address: str, prompt_length: int, num_slots: int) -> None:
+    """Fill every slot of a server to the end of its context.
+
+    Raises:
+        SpecDecError: a request failed.
+    """
+
+    async def one(seed: int) -> None:
+        prompt = tuple(5 + (seed + position) % 1000 for position in range(prompt_length))
+        request = CompletionRequest(prompt, seed=seed, max_new_tokens=8, ignore_eos=True)
+        async with open_channel(address) as channel:
+            async for _ in RemoteCompleter(channel, address, deadline_s=120.0).complete(request):
+                pass
+
+    await asyncio.gather(*(one(seed) for seed in range(num_slots)))

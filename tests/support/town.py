@@ -1,0 +1,246 @@
+"""The servers that the suites try: real processes of the bundled pair, each of which may die and come back.
+
+    clients -> target <- worker (pool)        gateway -> draft -> target        fused (gRPC and HTTP)
+
+With links, a proxy that can be cut, silenced and slowed stands in front of the target's clients and behind draft,
+worker and gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from grpc_comm.channel import open_channel
+from grpc_comm.health import is_serving
+from inference.comparison.run.proxy import DelayProxy, delay_proxy
+from inference.serving.processes import ServerProcess, free_port, server_process
+from tests.support.clients import touch
+from tests.support.vitals import Vitals, vitals
+
+NUM_SLOTS = 8
+COMMON = ("--threads", "1", "--batch", str(NUM_SLOTS))
+IMPATIENT = ("--stall_timeout_s", "5")
+PROMPT_LENGTH = 2000
+"""Fills a slot of the bundled pair."""
+SETTLE_S = 30.0
+"""By then every slot is free, and every server that was restored is ready; the idle time-out is 5 s."""
+
+
+@dataclass
+class Member:
+    """One server, on ports that it keeps.
+
+    Attributes:
+        port: of gRPC; 0: it has none.
+        http_port: of HTTP; 0: it has none.
+        metrics_port: of /metrics; 0: it has none.
+        ready_line: what its log says once it is ready; None: its health says so.
+    """
+
+    name: str
+    role: str
+    flags: tuple[str, ...]
+    logs: Path
+    port: int = 0
+    http_port: int = 0
+    metrics_port: int = 0
+    ready_line: str | None = None
+    server: ServerProcess | None = None
+    _life: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _num_lives: int = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.server is not None
+        return self.server.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.server is not None and self.server.process.returncode is None
+
+    async def start(self) -> None:
+        """Run it until `stop`, or until it dies."""
+        self._num_lives += 1
+        log = self.logs / f"{self.name}.{self._num_lives}.log"
+        process = server_process(
+            self.name, self.role, *self.flags, port=self.port, ready_line=self.ready_line, log_file=log
+        )
+        self.server = await self._life.enter_async_context(process)
+
+    async def stop(self) -> None:
+        if self.is_alive:
+            self.send(signal.SIGCONT)
+        await self._life.aclose()
+
+    async def restart(self) -> float:
+        """Start it anew on its ports; the seconds that took."""
+        began = time.monotonic()
+        await self.stop()
+        await self.start()
+        return time.monotonic() - began
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.server is not None
+        self.server.process.send_signal(number)
+
+    @property
+    def branch_slots_mib(self) -> float:
+        """What the slots take that only branches use, which is now and then: its log says how many and how large."""
+        assert self.server is not None
+        log = self.server.log.read_text()
+        sizes = re.findall(r"slots of \d+ tokens, ([\d.]+) MB each", log)
+        branches = re.findall(r"(\d+) of the slots are for branches", log)
+        return sum(int(count) * float(sizes[-1]) for count in branches) * 1e6 / 2**20
+
+    @property
+    def vitals(self) -> Vitals:
+        return vitals(self.pid)
+
+    async def gauges(self) -> dict[str, float]:
+        """The metrics it has, by name without labels; the last of each name."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        async with httpx.AsyncClient(timeout=10) as client:
+            lines = (await client.get(url)).text.splitlines()
+        return {
+            re.split(r"[{ ]", line)[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")
+        }
+
+    async def num_requests(self) -> int:
+        """Slots taken and places in the queue."""
+        gauges = await self.gauges()
+        return int(gauges["vllm:num_requests_running"] + gauges["vllm:num_requests_waiting"])
+
+
+class Town:
+    """Servers by name, and the links between them."""
+
+    def __init__(self, members: dict[str, Member], links: dict[str, DelayProxy], logs: Path) -> None:
+        self.members = members
+        self.links = links
+        self._logs = logs
+
+    def __getitem__(self, name: str) -> Member:
+        return self.members[name]
+
+    def tracebacks(self) -> list[str]:
+        """What the logs tell of unexpected errors: the line before each traceback, and the end of it."""
+        found = []
+        for log in sorted(self._logs.iterdir()):
+            before, *blocks = log.read_text(errors="replace").split("Traceback (most recent call last):\n")
+            for block in blocks:
+                lines = block.splitlines()
+                end = next((line for line in lines if not line.startswith(" ")), "")
+                found.append(f"{log.name}: {before.rstrip().rpartition(chr(10))[2]}: {end}")
+                before = block
+        return found
+
+    async def touch(self) -> dict[str, float]:
+        """Fill every slot once; the memory of each server with all its slots touched, in MiB.
+
+        Slots for branches count by what the server says of them.
+        """
+        for name in ("target", "draft", "fused"):
+            await touch(self.members[name].address, PROMPT_LENGTH, NUM_SLOTS)
+        return {name: member.vitals.rss_mib + member.branch_slots_mib for name, member in self.members.items()}
+
+    async def settled(self) -> bool:
+        """Wait until every server is alive and ready and no request is left; False: that does not come."""
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                for member in self.members.values():
+                    while not await _is_idle(member):  # noqa: ASYNC110 - it is another process
+                        await asyncio.sleep(0.05)
+        except TimeoutError:
+            return False
+        return True
+
+
+async def _is_idle(member: Member) -> bool:
+    """Whether it lives, is ready, and has no request."""
+    if not member.is_alive:
+        return False
+    if member.port:
+        async with open_channel(member.address) as channel:
+            if not await is_serving(channel):
+                return False
+    if member.http_port:
+        async with httpx.AsyncClient(base_url=member.url, timeout=10) as client:
+            if (await client.get("/readyz")).status_code != 200:
+                return False
+    return not member.metrics_port or await member.num_requests() == 0
+
+
+@asynccontextmanager
+async def town(names: Collection[str], *, linked: bool = False) -> AsyncGenerator[Town, None]:
+    """The servers of these names, among target, draft, worker, gateway and fused, until the block is left."""
+    async with AsyncExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-town-")))
+        members = {
+            name: _PLANS[name](logs) for name in ("target", "draft", "worker", "gateway", "fused") if name in names
+        }
+        ways = {"client": "target", "draft": "target", "worker": "target", "gateway": "draft"}
+        links = {}
+        if linked:
+            for name, behind in ways.items():
+                links[name] = await stack.enter_async_context(delay_proxy(members[behind].port))
+        for name, behind in ways.items():
+            if name in members:
+                front = links[name].port if linked else members[behind].port
+                members[name].flags += (
+                    ("--attach", f"127.0.0.1:{front}") if name == "worker" else ("--port", str(front))
+                )
+        for wave in (("target", "fused"), ("draft", "worker"), ("gateway",)):
+            starting = [members[name] for name in wave if name in members]
+            for member in starting:
+                stack.push_async_callback(member.stop)
+            await asyncio.gather(*(member.start() for member in starting))
+        yield Town(members, links, logs)
+
+
+def _target(logs: Path) -> Member:
+    port, metrics = free_port(), free_port()
+    flags = (*COMMON, *IMPATIENT, "--port", str(port), "--metrics_port", str(metrics), "--idle_timeout_s", "5")
+    return Member("target", "target", flags, logs, port=port, metrics_port=metrics)
+
+
+def _draft(logs: Path) -> Member:
+    port, metrics = free_port(), free_port()
+    flags = (*COMMON, *IMPATIENT, "--serve", str(port), "--metrics_port", str(metrics), "--reconnect_timeout_s", "60")
+    return Member("draft", "draft", flags, logs, port=port, metrics_port=metrics)
+
+
+def _worker(logs: Path) -> Member:
+    return Member("worker", "draft", COMMON, logs, ready_line="attached as")
+
+
+def _gateway(logs: Path) -> Member:
+    port = free_port()
+    flags = ("--http_port", str(port), *IMPATIENT)
+    return Member("gateway", "gateway", flags, logs, http_port=port, metrics_port=port, ready_line="HTTP on http")
+
+
+def _fused(logs: Path) -> Member:
+    port, http, metrics = free_port(), free_port(), free_port()
+    flags = ("--port", str(port), "--http_port", str(http), "--metrics_port", str(metrics), *COMMON, *IMPATIENT)
+    return Member("fused", "fused_target", flags, logs, port=port, http_port=http, metrics_port=metrics)
+
+
+_PLANS = {"target": _target, "draft": _draft, "worker": _worker, "gateway": _gateway, "fused": _fused}

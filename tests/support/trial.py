@@ -1,0 +1,91 @@
+"""A suite's frame: promises that are kept or broken, a line that moves, a deadline, a table and one JSON line."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.report import print_json, print_table
+
+TO_CLEAN_UP_S = 90.0
+"""What ending the servers may take; then the process ends, and says where it hung."""
+QUIET_S = 10.0
+"""Between two lines of progress where there is no terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One row of the verdict."""
+
+    name: str
+    measured: str
+    limit: str
+    kept: bool
+
+
+class Trial:
+    """One run of a suite.
+
+    Attributes:
+        results: figures for the JSON line.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.results: dict[str, Any] = {}
+        self._promises: list[Promise] = []
+        self._began = time.monotonic()
+        self._spoke = -QUIET_S
+
+    def say(self, text: str) -> None:
+        """What happens now: the line that moves."""
+        now = time.monotonic()
+        line = f"[{now - self._began:4.0f} s] {self.name}: {text}"
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line[:150]}", end="", file=sys.stderr, flush=True)
+        elif now - self._spoke >= QUIET_S:
+            self._spoke = now
+            print(line, file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        print(("\r\x1b[K" if sys.stderr.isatty() else "") + text, file=sys.stderr, flush=True)
+
+    def promise(self, name: str, measured: object, limit: object, *, kept: bool) -> None:
+        """Whether something held."""
+        self._promises.append(Promise(name, str(measured), str(limit), kept))
+
+    def conclude(self) -> int:
+        """Print the verdict; the exit code."""
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+        rows = [[one.name, one.measured, one.limit, "kept" if one.kept else "BROKEN"] for one in self._promises]
+        print_table(f"{self.name}, {time.monotonic() - self._began:.0f} s", ["promise", "measured", "limit", ""], rows)
+        kept = bool(self._promises) and all(one.kept for one in self._promises)
+        promises = [asdict(one) for one in self._promises]
+        print_json(self.name, {"kept": kept, "promises": promises, **self.results})
+        return 0 if kept else 1
+
+
+def run(name: str, body: Callable[[Trial], Awaitable[None]], *, limit_s: float) -> int:
+    """Run a suite within `limit_s` seconds, whatever hangs; the exit code."""
+    trial = Trial(name)
+    faulthandler.dump_traceback_later(limit_s + TO_CLEAN_UP_S, exit=True)
+    try:
+        asyncio.run(_within(trial, body, limit_s))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return trial.conclude()
+
+
+async def _within(trial: Trial, body: Callable[[Trial], Awaitable[None]], limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await body(trial)
+    except TimeoutError:
+        trial.promise("it ends", "it did not", f"{limit_s:.0f} s", kept=False)

@@ -1,0 +1,55 @@
+"""What the kernel knows of a process: memory, descriptors, threads. Linux only."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """One look at a process.
+
+    Attributes:
+        rss_mib: memory it has now.
+        peak_mib: the most it has had since `reset_peak`, or since it began.
+        num_fds: open descriptors.
+        num_threads: threads.
+    """
+
+    rss_mib: float
+    peak_mib: float
+    num_fds: int
+    num_threads: int
+
+
+def vitals(pid: int) -> Vitals:
+    """How the process is.
+
+    Raises:
+        FileNotFoundError: it has ended.
+    """
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+    rss, peak = (int(status[name][0]) / 1024 for name in ("VmRSS", "VmHWM"))
+    num_fds = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    return Vitals(rss, peak, num_fds, int(status["Threads"][0]))
+
+
+def reset_peak(pid: int) -> None:
+    """Forget what memory the process has had."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def waited_s(pid: int) -> list[float]:
+    """How long each of the process's threads has been ready to run and had no core, in seconds; the first one first.
+
+    Raises:
+        FileNotFoundError: it has ended.
+    """
+    waits = []
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name)):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            waits.append(int((task / "schedstat").read_text().split()[1]) / 1e9)
+    return waits
