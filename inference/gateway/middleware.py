@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import logging
+import re
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
