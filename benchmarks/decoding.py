@@ -7,7 +7,7 @@ from pathlib import Path
 
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
-from inference.model import Backend, Decoder, Turn
+from inference.model import Backend, Decoder, PrefixKeeper, Turn
 from inference.request import SamplingParams
 from inference.text.tokenizer import Tokenizer
 
@@ -53,6 +53,8 @@ def decode(
     """
     token_ids = list(prompt)
     num_passes = 0
+    if isinstance(decoder, PrefixKeeper):
+        decoder.begin(0, 0, prompt[:held])
     while (left := len(prompt) + num_tokens - len(token_ids)) > 0:
         [verdict] = decoder.step([Turn(0, held, token_ids, GREEDY, gamma=min(gamma, left - 1))])
         held = len(token_ids) + verdict.num_accepted_tokens

@@ -100,10 +100,9 @@ def serving(who: Caller, id_: str) -> Generator[str, None, None]:
 
 
 class NamesRequests(logging.Filter):
-    """Puts the request's id before each record that is written while one is served."""
+    """Gives each record that is written while a request is served its id, for formats with `%(request)s`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Always shown."""
-        if id_ := _REQUEST_ID.get():
-            record.msg, record.args = f"[{id_}] {record.getMessage()}", None
+        record.request = f"[{id_}] " if (id_ := _REQUEST_ID.get()) else ""
         return True

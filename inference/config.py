@@ -24,6 +24,9 @@ BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """int8: linear layers only, in backend onnx."""
 
+CALL_PARSERS = ("auto", "hermes", "llama3_json", "none")
+"""auto: by the model's chat template."""
+REASONING_PARSERS = ("auto", "think", "none")
 COMPILE_POLICIES = ("auto", "never", "only")
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
@@ -373,6 +376,8 @@ class HttpConfig:
         page: whether there is a page at /.
         deadline_s: seconds a request may take.
         sse_ping_s: seconds after which a stream in which nothing happens gets an empty chunk; 0: never.
+        tool_call_parser: one of CALL_PARSERS: how the model writes calls of functions.
+        reasoning_parser: one of REASONING_PARSERS: how it marks what it thinks.
     """
 
     port: int = 0
@@ -382,6 +387,8 @@ class HttpConfig:
     page: bool = True
     deadline_s: float = 600.0
     sse_ping_s: float = 0.0
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def __post_init__(self) -> None:
         _require(self.sse_ping_s >= 0, f"sse_ping_s {self.sse_ping_s} is below 0")

@@ -303,11 +303,8 @@ class PrefixKeeper(Protocol):
     """A decoder or proposer whose slots keep what they hold between sequences, so that the next may begin behind it."""
 
     @property
-    def can_copy(self) -> bool:
-        """Whether a sequence may begin with what another slot than its own holds."""
-
-    def pays(self, num_held: int, num_tokens: int) -> bool:
-        """Whether a prompt of `num_tokens` had better begin behind its first `num_held`, which a slot holds."""
+    def slots(self) -> Backend | None:
+        """Whose slots they are; None: sequences must not begin with what is there."""
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """Give a slot to a new sequence, which begins with `token_ids`, as `source_slot` holds them.

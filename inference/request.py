@@ -184,6 +184,14 @@ class GrammarKind(enum.Enum):
     GRAMMAR = "grammar"  # Lark, or GBNF (an EBNF)
 
 
+class Preamble(enum.Enum):
+    """What stands before the text that a grammar speaks of."""
+
+    NONE = "none"
+    REASONING = "reasoning"  # one may, from its first mark to its last
+    REST_OF_REASONING = "rest"  # of one that the prompt has begun
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What the output must look like; docs/structured.md has the rules of each kind.
@@ -194,6 +202,7 @@ class Grammar:
 
     kind: GrammarKind
     text: str
+    preamble: Preamble = Preamble.NONE
 
     def __post_init__(self) -> None:
         length, limit = len(self.text), MAX_GRAMMAR_CHARACTERS

@@ -16,6 +16,7 @@ from inference.errors import ConfigError, InvalidRequestError, SpecDecError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,9 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     role_name, rest = _split_role(arguments)
     role = ROLES[role_name]
     args = parser_of(role_name).parse_args(rest, argparse.Namespace(role=role_name))
-    logging.basicConfig(
-        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=args.log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
     for handler in logging.getLogger().handlers:
         handler.addFilter(NamesRequests())
         if args.log_level != "debug":

@@ -12,6 +12,7 @@ from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
+    CALL_PARSERS,
     COMPILE_POLICIES,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
@@ -19,6 +20,7 @@ from inference.config import (
     DRAINS,
     DTYPES,
     FUSED_GAMMA,
+    REASONING_PARSERS,
     SPECULATION_METHODS,
 )
 from inference.request import DEFAULT_MAX_NEW_TOKENS, Schedule
@@ -286,6 +288,10 @@ def add_http(parser: argparse.ArgumentParser, *, default_port: int | None) -> No
     text = "give a stream that is silent for this long an empty chunk, for proxies that would end it; 0: never (0)"
     group.add_argument("--sse_ping_s", type=float, default=0.0, metavar="S", help=text)
     group.add_argument("--no_page", action="store_true", help="no page at /")
+    text = "how the model writes calls of tools; auto: as its chat template says (%(default)s)"
+    group.add_argument("--tool_call_parser", choices=CALL_PARSERS, default="auto", help=text)
+    text = "split <think>...</think> off as reasoning_content; auto: where the chat template has it (%(default)s)"
+    group.add_argument("--reasoning_parser", choices=REASONING_PARSERS, default="auto", help=text)
 
 
 def add_http_listen(parser: argparse.ArgumentParser) -> None:

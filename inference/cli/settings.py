@@ -174,6 +174,8 @@ def http_config(args: argparse.Namespace, *, deadline_s: float = 600.0) -> HttpC
         page=not args.no_page,
         deadline_s=deadline_s,
         sse_ping_s=args.sse_ping_s,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from inference.caller import caller
 from inference.engine.prefixes import Place, Prefix, choose_place
 from inference.errors import CapacityError
-from inference.model import PrefixKeeper
+from inference.model import Backend, ForkingBackend, goes_on
 
 
 class Holder(Protocol):
@@ -40,13 +40,13 @@ class Admission(Generic[HolderT]):
     """Free slots, their holders, and the queue behind them. Used from the event loop alone.
 
     Args:
-        keeper: what the slots belong to; None: what they hold is forgotten when they come free.
+        model: whose slots they are; None: what they hold is forgotten when they come free.
     """
 
-    def __init__(self, *, num_slots: int, max_waiting: int, keeper: PrefixKeeper | None = None) -> None:
+    def __init__(self, *, num_slots: int, max_waiting: int, model: Backend | None = None) -> None:
         self._free = list(range(num_slots - 1, -1, -1))  # used latest last
         self.num_slots = num_slots
-        self._keeper = keeper
+        self._model = model
         self._left: dict[int, Prefix] = {}  # by free slot
         self._max_waiting = max_waiting
         self._waiting: dict[HolderT, str] = {}  # on whose account; in the order in which they came
@@ -106,7 +106,8 @@ class Admission(Generic[HolderT]):
             account = self._held[holder] = self._waiting.pop(holder)
             self._num_turns += 1
             self._turns[account] = self._num_turns
-            place = self._take_place(holder)
+            place = self._choose(holder)
+            self._take(place)
             self._since[place.slot] = time.monotonic()
             holder.enter(place.slot, place.num_tokens)
             self.running.append(holder)
@@ -123,31 +124,29 @@ class Admission(Generic[HolderT]):
 
         return min(self._waiting, key=standing)
 
-    def _take_place(self, holder: HolderT) -> Place:
+    def _choose(self, holder: HolderT) -> Place:
         left = {slot: prefix.length for slot, prefix in self._left.items()}
-        can_copy = self._keeper is not None and self._keeper.can_copy
-        place = choose_place(self._free, left, self._shared(holder), can_copy=can_copy)
+        return choose_place(self._free, left, self._shared(holder), can_copy=isinstance(self._model, ForkingBackend))
+
+    def _take(self, place: Place) -> None:
         self._free.remove(place.slot)
         self._left.pop(place.slot, None)
         if place.source_slot in self._free:  # it was of use
             self._free.remove(place.source_slot)
             self._free.append(place.source_slot)
-        return place
 
-    def num_shared(self, holder: HolderT) -> int:
-        """How many of a waiting holder's first tokens it will find, as the slots stand now."""
-        return max(self._shared(holder).values(), default=0)
+    def num_cached(self, holder: HolderT) -> int:
+        """How many of its first tokens a holder would find, if it entered now; 0 while no slot is free."""
+        return self._choose(holder).num_tokens if self._free else 0
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
         """By slot, how many of a holder's first tokens it holds, where that is a gain."""
-        if self._keeper is None:
-            return {}
-        held = dict(self._left)
-        if self._keeper.can_copy:
+        held, wanted = dict(self._left), holder.wanted
+        if isinstance(self._model, ForkingBackend):
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
-        wanted = holder.wanted
         shared = {slot: wanted.num_shared(prefix) for slot, prefix in held.items()}
-        return {slot: count for slot, count in shared.items() if count and self._keeper.pays(count, wanted.length + 1)}
+        num_tokens = wanted.length + 1
+        return {slot: count for slot, count in shared.items() if count and goes_on(self._model, count, num_tokens)}
 
     def forget(self, slot: int | None) -> None:
         """Trust nothing that a free slot holds."""
@@ -165,6 +164,6 @@ class Admission(Generic[HolderT]):
             del self._turns[account]  # nothing is kept of who has nothing here
         self._mean_hold_s += 0.2 * (time.monotonic() - self._since.pop(holder.slot) - self._mean_hold_s)
         self._free.append(holder.slot)
-        if self._keeper is not None and holder.held.length:
+        if self._model is not None and holder.held.length:
             self._left[holder.slot] = holder.held
         holder.slot = None

@@ -47,7 +47,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         grammars: Grammars | None = None,
         prefix_caching: bool = True,
     ) -> None:
-        super().__init__(proposer, num_slots=proposer.num_slots, max_waiting=max_waiting, prefix_caching=prefix_caching)
+        super().__init__(proposer, max_waiting=max_waiting, prefix_caching=prefix_caching)
         self._proposer = proposer
         self._grammars = grammars
         self._ranking = proposer if isinstance(proposer, BranchingProposer) else None

@@ -54,7 +54,6 @@ class DraftSession:
         self._slots: list[int] = []
         self._path = DraftPath(0, len(self.committed))
         self._branches: list[DraftPath] = []
-        self._has_drafted = False
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self.is_suspect = False
@@ -82,7 +81,7 @@ class DraftSession:
     @property
     def held(self) -> Prefix:
         """See `Holder`: about what its slots hold; the proposer knows better."""
-        return Prefix(self.committed, len(self.committed) if self._has_drafted else 0, self.cache_salt)
+        return Prefix(self.committed, len(self.committed), self.cache_salt)
 
     @property
     def chain(self) -> list[int]:
@@ -156,7 +155,6 @@ class DraftSession:
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
         """Append a step's tokens to `path`; none mark it exhausted, and those of a dropped path are wasted."""
-        self._has_drafted = True
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
             return

@@ -1,8 +1,9 @@
 """The loop every model server turns: admit, step, deliver.
 
-One asyncio task owns all sessions; only it changes them. Each round it gives free slots to waiting sessions, asks the
-subclass for the work of one step, runs that on the model thread, and hands the results out. What a step is, and when a
-session has work, is the subclass's affair: a target verifies (target.py), a draft model extends chains (draft.py).
+One asyncio task owns all sessions; only it changes them. Each round it gives free slots to waiting sessions, which
+begin with what earlier ones have left there, asks the subclass for the work of one step, runs that on the model thread,
+and hands the results out. What a step is, and when a session has work, is the subclass's affair: a target verifies
+(target.py), a draft model extends chains (draft.py).
 
 A step that fails costs nobody a token, since tokens are a function of what is committed: its sessions are under
 suspicion, and each takes its next step alone, from its committed tokens. Who fails alone ends; the others saw a pause.
@@ -16,14 +17,14 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from inference.engine.admission import Admission, Holder
 from inference.engine.model_thread import ModelThread
 from inference.engine.prefixes import Place
 from inference.errors import InternalError, UnavailableError
-from inference.model import PrefixKeeper
+from inference.model import Decoder, PrefixKeeper, Proposer
 from inference.observe.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -54,30 +55,24 @@ SHUTTING_DOWN = "the server is shutting down"
 SessionT = TypeVar("SessionT", bound=EngineSession)
 WorkT = TypeVar("WorkT")
 ResultT = TypeVar("ResultT")
+T = TypeVar("T")
 
 
 class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
-    """Sessions, slots, and the loop. Start it inside a running event loop; use it from that loop alone.
-
-    Args:
-        num_slots, max_waiting: see `Admission`.
-        model: what steps are made of; of use here if it is a `PrefixKeeper`.
-        prefix_caching: whether sessions begin with what earlier ones have left in their slots.
-        pass_timeout_s: seconds after which a step counts as one that may never end.
-    """
+    """Sessions, slots of a model, and the loop. Start it inside a running event loop; use it from that loop alone."""
 
     def __init__(
         self,
-        model: object,
+        model: Decoder | Proposer,
         *,
-        num_slots: int,
         max_waiting: int,
         prefix_caching: bool = True,
         pass_timeout_s: float = PASS_TIMEOUT_S,
     ) -> None:
         self._keeper = model if isinstance(model, PrefixKeeper) else None
+        slots = self._keeper.slots if self._keeper is not None and prefix_caching else None
         self._admission: Admission[SessionT] = Admission(
-            num_slots=num_slots, max_waiting=max_waiting, keeper=self._keeper if prefix_caching else None
+            num_slots=model.num_slots, max_waiting=max_waiting, model=slots
         )
         self._thread = ModelThread()
         self._wake = asyncio.Event()
@@ -215,7 +210,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         begin = self._keeper.begin
         places = [(p.slot, p.source_slot, session.wanted.token_ids[: p.num_tokens]) for session, p in entered]
         try:
-            await self._thread.run(lambda: [begin(*place) for place in places])
+            await self._run_model(lambda: [begin(*place) for place in places])
         except Exception as exc:
             self._step_failed([session for session, _ in entered], [place.slot for _, place in entered], exc)
 
@@ -241,20 +236,26 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     async def _step(self, scheduled: list[tuple[SessionT, WorkT]]) -> None:
         work = [work for _, work in scheduled]
         slots = [session.slot for session, _ in scheduled]
-        self._step_began = started = time.monotonic()
+        started = time.monotonic()
         try:
-            results = await self._thread.run(lambda: self._compute(work))
+            results = await self._run_model(lambda: self._compute(work))
         except Exception as exc:
             self._step_failed([session for session, _ in scheduled], slots, exc)
             return
-        finally:
-            self._step_began = None
         self._num_failed_steps = 0
         if self.timeline is not None:
             self.timeline.span(self._step_name, started, time.monotonic(), **self._describe(work, results))
         for (session, piece), slot, result in zip(scheduled, slots, results, strict=True):
             if session.slot == slot:  # else it was closed meanwhile
                 self._deliver(session, piece, result)
+
+    async def _run_model(self, work: Callable[[], T]) -> T:
+        """Run on the model thread; how long it takes is watched."""
+        self._step_began = time.monotonic()
+        try:
+            return await self._thread.run(work)
+        finally:
+            self._step_began = None
 
     def _step_failed(self, sessions: Sequence[SessionT], slots: Sequence[int | None], exc: Exception) -> None:
         """Find out whose fault it was: try each of them alone."""

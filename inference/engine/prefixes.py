@@ -28,8 +28,14 @@ class Prefix:
     salt: str = ""
 
     def num_shared(self, other: Prefix) -> int:
-        """How many of the first tokens are the same."""
-        return common_length(self, other) if self.salt == other.salt else 0
+        """How many of the first tokens are the same; part by part, so that unlike ones cost next to nothing."""
+        limit = min(self.length, other.length) if self.salt == other.salt else 0
+        for start in range(0, limit, _PART):
+            end = min(start + _PART, limit)
+            ours, theirs = list(self.token_ids[start:end]), list(other.token_ids[start:end])
+            if ours != theirs:
+                return start + next(i for i in range(end - start) if ours[i] != theirs[i])
+        return limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +51,6 @@ class Place:
     slot: int
     source_slot: int
     num_tokens: int = 0
-
-
-def common_length(one: Prefix, other: Prefix) -> int:
-    """Length of the longest common prefix, salts aside; part by part, so that unlike ones cost next to nothing."""
-    limit = min(one.length, other.length)
-    for start in range(0, limit, _PART):
-        end = min(start + _PART, limit)
-        ours, theirs = list(one.token_ids[start:end]), list(other.token_ids[start:end])
-        if ours != theirs:
-            return start + next(i for i in range(end - start) if ours[i] != theirs[i])
-    return limit
 
 
 def choose_place(free: Sequence[int], left: Mapping[int, int], shared: Mapping[int, int], *, can_copy: bool) -> Place:

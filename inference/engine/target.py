@@ -67,7 +67,6 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
     ) -> None:
         super().__init__(
             decoder,
-            num_slots=decoder.num_slots,
             max_waiting=limits.max_waiting,
             prefix_caching=limits.prefix_caching,
             pass_timeout_s=limits.pass_timeout_s,
@@ -138,7 +137,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             prompt_chunk=self._decoder.prompt_chunk_tokens,
             grammar=grammar,
         )
-        session.num_cached_tokens = self._admission.num_shared(session)
+        session.num_cached_tokens = self._admission.num_cached(session)
         self._enter(session)
         return session
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,14 +20,24 @@ from starlette.exceptions import HTTPException
 from inference import VERSION
 from inference.config import HttpConfig
 from inference.errors import SpecDecError
+from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, Format, TextFormat
-from inference.gateway.middleware import AnswerCount, BodyLimit, HttpGate, RequestId, ShapeLimit, http_spans
+from inference.gateway.middleware import (
+    AnswerCount,
+    BodyLimit,
+    HttpGate,
+    ReadOnceRoute,
+    RequestId,
+    ShapeLimit,
+    http_spans,
+)
 from inference.gateway.requests import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, EventStream, Kept, whole_answer
 from inference.observe.metrics import Metrics
+from inference.text.chat import Chat
 from inference.workers.access import Access
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
@@ -75,6 +86,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     """The application in front of a gateway's completer; `access` says who may ask for what, None: all for all."""
     spans = http_spans(gateway.spans)
     app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
+    app.router.route_class = ReadOnceRoute
     _add_generation(app, gateway)
     _add_tokens(app, gateway)
     _add_operation(app, gateway)
@@ -104,8 +116,10 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
         _check_model(body, gateway.card)
-        requests = chat_requests(body, gateway.card)
-        return await _answer(gateway, request, body, requests, ChatFormat(gateway.card.name))
+        dialect = Dialect.of(gateway.card, gateway.config)
+        requests = chat_requests(body, gateway.card, dialect)
+        answer = ChatFormat(gateway.card.name, partial(dialect.reader, body))
+        return await _answer(gateway, request, body, requests, answer)
 
     @app.get("/v1/models")
     async def models() -> ModelList:
@@ -126,7 +140,10 @@ def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     async def tokenize(body: TokenizeBody) -> JsonAnswer:
         """Token ids of a prompt, as generation would read it."""
         _check_model(body, gateway.card)
-        token_ids = list(await _codec(gateway).encode(body.text(), special=body.add_special_tokens))
+        prompt = body.text()
+        if isinstance(prompt, Chat):
+            Dialect.of(gateway.card, gateway.config).check_server(prompt)
+        token_ids = list(await _codec(gateway).encode(prompt, special=body.add_special_tokens))
         answer = Tokens(count=len(token_ids), max_model_len=gateway.card.max_length, tokens=token_ids)
         return JsonAnswer(answer.model_dump())
 
@@ -174,7 +191,7 @@ async def _answer(
 ) -> Response:
     check_number(requests)
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
-    events = events_of(gateway.completer, requests, deadline_s=deadline_s, ping_s=ping_s)
+    events = events_of(gateway.completer, requests, body, deadline_s=deadline_s, ping_s=ping_s)
     if not body.stream:
         whole = whole_answer(events, answer, gateway.kept, num_choices=len(requests), n=body.n)
         return await unless_disconnected(request, whole)

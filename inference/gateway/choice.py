@@ -55,6 +55,7 @@ class Choice:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     prompt_text: str = ""
+    shows_prompt: bool = True
     texts: list[str] = field(default_factory=list)
     num_characters: int = 0  # of the tokens whose log-probabilities were sent
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -66,7 +67,7 @@ class Choice:
         if isinstance(event, Started):
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
             self.prompt_text = event.prompt_text
-            if event.prompt_text or event.prompt_logprobs:  # echo
+            if self.shows_prompt and (event.prompt_text or event.prompt_logprobs):  # echo
                 self.has_scored_prompt = bool(event.prompt_logprobs)
                 yield Part(event.prompt_text, logprobs=event.prompt_logprobs, is_prompt=True)
         elif isinstance(event, Delta):

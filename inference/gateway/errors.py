@@ -20,7 +20,6 @@ _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "prompt_logprobs": "logprobs",
-    "grammar": "response_format",
 }
 # Where a field may have several shapes, the complaint about one of them would mislead.
 _SHAPES = {

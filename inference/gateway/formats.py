@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from inference.commit import TokenLogprob, TokenLogprobs
+from inference.commit import FinishReason, TokenLogprob, TokenLogprobs
+from inference.gateway.answer import AnswerReader
 from inference.gateway.choice import Choice, Part
+from inference.text.calls.reader import CallPiece
 
 
 class Format(Protocol):
-    """One endpoint's shape."""
+    """One endpoint's shape.
+
+    Attributes:
+        shows_prompt: a prompt that comes back is a part of the answer.
+    """
+
+    shows_prompt: bool
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
         """What stands beside "choices"."""
@@ -37,6 +45,8 @@ class _Base:
 class TextFormat(_Base):
     """Of /v1/completions."""
 
+    shows_prompt = True
+
     def head(self, *, chunk: bool) -> dict[str, Any]:
         """See `Format`."""
         return self._head("cmpl", "text_completion")
@@ -56,11 +66,18 @@ class TextFormat(_Base):
 
 
 class ChatFormat(_Base):
-    """Of /v1/chat/completions. A choice's first chunk names the role, beside its first token."""
+    """Of /v1/chat/completions. A choice's first chunk names the role, beside its first token.
 
-    def __init__(self, model: str) -> None:
+    Args:
+        reader: of an answer to the prompt that it is given; None: the text is the content.
+    """
+
+    shows_prompt = False
+
+    def __init__(self, model: str, reader: Callable[[str], AnswerReader | None]) -> None:
         super().__init__(model)
-        self._begun: set[int] = set()
+        self._reader = reader
+        self._readers: dict[int, AnswerReader | None] = {}
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
         """See `Format`."""
@@ -68,17 +85,44 @@ class ChatFormat(_Base):
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
         """See `Format`."""
-        role = {} if index in self._begun else {"role": "assistant"}
-        self._begun.add(index)
+        role = {} if index in self._readers else {"role": "assistant"}
+        fields, reason = self._read(index, part.text, part, choice)
         logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
-        delta = {**role, "content": part.text}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": _reason(part)}
+        calls = [{"index": number, **call} for number, call in fields.pop("tool_calls", {}).items()]
+        delta = {**role, **fields, **({"tool_calls": calls} if calls else {})}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """See `Format`."""
-        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+        fields, reason = self._read(index, "".join(choice.texts), choice, choice)
+        calls = list(fields.pop("tool_calls", {}).values())
+        message = {"role": "assistant", "content": None if calls else "", "refusal": None, **fields}
         logprobs = chat_logprobs(choice.logprobs) if choice.logprobs else None
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": _reason(choice)}
+        message.update({"tool_calls": calls} if calls else {})
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def _read(self, index: int, text: str, ending: Part | Choice, choice: Choice) -> tuple[dict[str, Any], str | None]:
+        """What a piece of a choice's text adds to its message, calls by number, and why the choice ends, if it does."""
+        if index not in self._readers:
+            self._readers[index] = self._reader(choice.prompt_text)
+        reader, reason = self._readers[index], _reason(ending)
+        if reader is None:
+            return {"content": text}, reason
+        reading = reader.push(text, is_last=reason is not None)
+        fields: dict[str, Any] = {"reasoning_content": reading.reasoning} if reading.reasoning else {}
+        if reading.calls:
+            fields["tool_calls"] = {number: _call(piece) for number, piece in reading.calls.items()}
+        if reading.content:  # an empty one would be a message beside the calls to some clients
+            fields["content"] = reading.content
+        return fields, "tool_calls" if reader.has_calls and reason == FinishReason.STOP.value else reason
+
+
+def _call(piece: CallPiece) -> dict[str, Any]:
+    """A call's beginning has an id and a name."""
+    if piece.name is None:
+        return {"function": {"arguments": piece.arguments}}
+    head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+    return {**head, "function": {"name": piece.name, "arguments": piece.arguments}}
 
 
 def _reason(what: Part | Choice) -> str | None:

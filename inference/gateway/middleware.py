@@ -9,9 +9,12 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry, Counter
 from starlette.exceptions import HTTPException
@@ -63,6 +66,8 @@ MAX_ITEMS = 1024
 """Of a list or an object of a body, unless it is a list of token ids."""
 _SMALL_BYTES = 8 * 1024
 _INLINE_BYTES = 32 * 1024
+_DOCUMENT = "specdec.document"
+"""In a request's scope: its body as JSON, if that was read already."""
 
 
 class ShapeLimit:
@@ -86,22 +91,20 @@ class ShapeLimit:
             await self._app(scope, receive, send)
             return
         messages = await _body(receive, self._max_bytes)
-        fault = await self._fault(b"".join(message.get("body", b"") for message in messages))
-        if fault is not None:
-            await _answer(send, ApiError(400, fault))
-            return
+        body = b"".join(message.get("body", b"") for message in messages)
+        if _SMALL_BYTES < len(body) <= self._max_bytes:
+            read = partial(_read, body, self._max_ids())
+            document, fault = await asyncio.to_thread(read) if len(body) > _INLINE_BYTES else read()
+            if fault is not None:
+                await _answer(send, ApiError(400, fault))
+                return
+            if document is not None:
+                scope[_DOCUMENT] = document
 
         async def again() -> Message:
             return messages.pop(0) if messages else await receive()
 
         await self._app(scope, again, send)
-
-    async def _fault(self, body: bytes) -> str | None:
-        if not _SMALL_BYTES < len(body) <= self._max_bytes:
-            return None
-        if len(body) > _INLINE_BYTES:
-            return await asyncio.to_thread(shape_fault, body, self._max_ids())
-        return shape_fault(body, self._max_ids())
 
 
 async def _body(receive: Receive, max_bytes: int) -> list[Message]:
@@ -138,16 +141,47 @@ def _is_crowded(body: bytes) -> bool:
     return False
 
 
-def shape_fault(body: bytes, max_ids: int) -> str | None:
-    """What of a JSON body is out of proportion; None: nothing, or it is no JSON, which others tell."""
+def parse_fault(body: bytes) -> str | None:
+    """What makes a body too dear to parse, or hides that it is."""
     if b"\0" in body:
         return "the body is not JSON in UTF-8: it has a zero byte"
     if _is_crowded(body):
         return f"the body has more than {_MAX_PARTS} strings, words and brackets, or {_MAX_NUMBERS} numbers"
+    return None
+
+
+class ReadOnceRoute(APIRoute):
+    """A route whose bodies are not read again where `ShapeLimit` has read them."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See FastAPI's."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_ReadRequest(request.scope, request.receive))
+
+        return handle
+
+
+class _ReadRequest(Request):
+    async def json(self) -> Any:
+        return self.scope[_DOCUMENT] if _DOCUMENT in self.scope else await super().json()
+
+
+def _read(body: bytes, max_ids: int) -> tuple[Any, str | None]:
+    """The body as JSON, and what of it is out of proportion; two None if it is no JSON, which others tell."""
+    if fault := parse_fault(body):
+        return None, fault
     try:
-        places = [json.loads(body)]
+        document = json.loads(body)
     except (ValueError, RecursionError):
-        return None
+        return None, None
+    return document, shape_fault(document, max_ids)
+
+
+def shape_fault(document: Any, max_ids: int) -> str | None:
+    """What of a body is out of proportion; None: nothing."""
+    places = [document]
     while places:
         place = places.pop()
         if not isinstance(place, list | dict) or _are_ids(place, max_ids):

@@ -67,16 +67,13 @@ BOTH: NoOps = {
     "post_sampling_probs": (False,),
     "lora": ([],),
     "grammar": ("",),
-    "reasoning_format": ("none",),
+    "reasoning_format": ("auto", "deepseek"),
     "reasoning_budget_tokens": (-1,),
-    "parse_tool_calls": (False,),
+    "parse_tool_calls": (True,),
 }
 COMPLETION: NoOps = {**BOTH, "suffix": ("",), "add_special_tokens": (True,)}
 CHAT: NoOps = {
     **BOTH,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),  # without tools none is called
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -85,7 +82,6 @@ CHAT: NoOps = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "documents": ([],),
-    "chat_template_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "include_reasoning": (True,),
@@ -95,13 +91,10 @@ TOKENIZE: NoOps = {
     "return_token_strs": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
-    "chat_template_kwargs": ({},),
-    "tools": ([],),
 }
-MESSAGE: NoOps = {"tool_calls": ([],), "annotations": ([],), "tool_call_id": (), "function_call": ()}
+MESSAGE: NoOps = {"annotations": ([],), "function_call": ()}
 
-_NO_TOOLS = "no functions are called here: send the conversation as messages with text alone"
-_HINTS = dict.fromkeys(("tools", "functions", "tool_choice", "tool_calls", "tool_call_id", "function_call"), _NO_TOOLS)
+_HINTS = {"functions": "use tools", "function_call": "use tool_choice, and tool_calls in messages"}
 
 
 def without_no_ops(values: Mapping[str, Any], no_ops: NoOps) -> dict[str, Any]:

@@ -10,11 +10,16 @@ from typing import TypeAlias
 
 from inference.caller import caller
 from inference.commit import Delta, Event, Timings
-from inference.errors import DeadlineError
+from inference.errors import DeadlineError, InvalidRequestError
+from inference.gateway.conversation import Tool
+from inference.gateway.dialect import Dialect
 from inference.gateway.errors import ApiError
 from inference.gateway.schema import DEFAULT_MAX_TOKENS, MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from inference.request import MAX_SEED, RequestDefaults
-from inference.workers.completion import Chat, Completer, CompletionRequest, ModelCard
+from inference.text.calls.grammar import arguments_of
+from inference.text.chat import Chat
+from inference.text.grammar_source import fault_of_schema
+from inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 ChoiceEvent: TypeAlias = tuple[int, Event]
 """(index of the choice, what became of it)"""
@@ -33,13 +38,19 @@ def completion_requests(body: CompletionBody, defaults: RequestDefaults) -> list
     return [request for prompt in body.prompts() for request in _repeated(body, prompt, template, defaults)]
 
 
-def chat_requests(body: ChatBody, card: ModelCard) -> list[CompletionRequest]:
-    """One request per choice; without a limit, to the end of the context."""
+def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
+    """One request per choice; without a limit, to the end of the context.
+
+    The prompt comes back where its end says whether the output begins within a reasoning.
+    """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _limit(body, card.defaults) or min(card.max_length, caller().limits.max_tokens or card.max_length)
-    return _repeated(
-        body, body.chat(), CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs), card.defaults
-    )
+    chat = body.chat()
+    dialect.check(body, chat)
+    template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs)
+    requests = _repeated(body, chat, template, card.defaults)
+    grammar = dialect.grammar(body)
+    return [replace(each, grammar=grammar, echo=dialect.thinks) for each in requests]
 
 
 def _limit(body: CompletionBody | ChatBody, defaults: RequestDefaults) -> int | None:
@@ -90,9 +101,14 @@ def check_number(requests: Sequence[CompletionRequest]) -> None:
 
 
 async def events_of(
-    completer: Completer, requests: Sequence[CompletionRequest], *, deadline_s: float, ping_s: float = 0.0
+    completer: Completer,
+    requests: Sequence[CompletionRequest],
+    body: GenerationBody,
+    *,
+    deadline_s: float,
+    ping_s: float = 0.0,
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Events of all choices as they come; closing cancels what still runs.
+    """Events of all choices of a body as they come; closing cancels what still runs.
 
     Args:
         ping_s: seconds without any after which there is one that says nothing; 0 gives none.
@@ -111,9 +127,31 @@ async def events_of(
                     item = await anext(events)
             except StopAsyncIteration:
                 return
+            except InvalidRequestError as exc:
+                raise await _named(exc, body) from exc
             except (TimeoutError, DeadlineError):  # the server behind may be the first to see it
                 raise DeadlineError(f"the request is not finished after {deadline_s:g} s") from None
             yield item
+
+
+async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
+    """The fault; if it is one of a grammar, by the field that the client sent, and where in it."""
+    if error.field != "grammar":
+        return error
+    tools = body.offered() if isinstance(body, ChatBody) else []
+    place, message = await asyncio.to_thread(_fault_in, tools)
+    if message:
+        return InvalidRequestError(f"{place}: {message}", field="tools")
+    return InvalidRequestError(error.message, field=body.grammar_field() or ("tools" if tools else "grammar"))
+
+
+def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
+    """Where in the tools a schema has a fault, and which; two empty texts if none has."""
+    for i, tool in enumerate(tools):
+        path, message = fault_of_schema(arguments_of(tool.function.parameters))
+        if message:
+            return ".".join([f"tools[{i}].function.parameters", *filter(None, path.split("/"))]), message
+    return "", ""
 
 
 async def _single(completer: Completer, request: CompletionRequest) -> AsyncGenerator[ChoiceEvent, None]:

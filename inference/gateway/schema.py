@@ -7,13 +7,13 @@ names; limits stand beside each field.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from inference.gateway import noops, structured
-from inference.gateway.noops import NoOps, without_no_ops
+from inference.gateway.body import WHOLE, Body, Text, complete
+from inference.gateway.conversation import Message, TemplateBody, Tool, ToolChoice, Tools, chat_of, check_choice
 from inference.request import (
     BIAS,
     MAX_CACHE_SALT_CHARACTERS,
@@ -25,9 +25,8 @@ from inference.request import (
     Range,
     SamplingParams,
 )
+from inference.text.chat import MAX_MESSAGES, Chat
 from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
-from inference.text.unicode import first_lone_surrogate
-from inference.workers.completion import MAX_MESSAGES, Chat
 
 MAX_CHOICES = 128
 """Sequences of one request: n times the number of prompts."""
@@ -36,18 +35,6 @@ MAX_PROMPTS = 64
 MAX_DETOKENIZED = 1_000_000
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, of /v1/completions
 MAX_TOKEN_ID = 2**31 - 1
-
-
-def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 5.0 is an integer."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _unicode(text: str) -> str:
-    """JSON can write down half of a surrogate pair, which is no character."""
-    if (place := first_lone_surrogate(text)) is not None:
-        raise ValueError(f"character {place} is half of a surrogate pair")
-    return text
 
 
 def _limits(limits: Range) -> Any:
@@ -60,11 +47,9 @@ def _within(name: str) -> Any:
     return _limits(RANGES[name])
 
 
-_WHOLE = BeforeValidator(_whole)
-Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
-TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), _WHOLE]
-NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKEN_ID), _WHOLE]
-NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _WHOLE]
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), WHOLE]
+NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKEN_ID), WHOLE]
+NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
 TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
 StopString: TypeAlias = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Prompt: TypeAlias = (
@@ -75,15 +60,6 @@ Prompt: TypeAlias = (
 )
 
 
-def _complete(schema: dict[str, Any], body: type[_Body]) -> None:
-    """Say in the schema that a null stands for nothing, and which other values do."""
-    for name, field in schema["properties"].items():
-        kinds = field.get("anyOf", [field])
-        if name not in schema.get("required", ()) and {"type": "null"} not in kinds:
-            schema["properties"][name] = {"anyOf": [*kinds, {"type": "null"}], "title": field.get("title", name)}
-    schema["properties"].update(noops.schema_of(body.no_ops))
-
-
 def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any], *, required: bool) -> dict[str, Any]:
     """A condition between two fields, as JSON Schema has it."""
     then = {"properties": {other: allowed}, **({"required": [other]} if required else {})}
@@ -92,6 +68,9 @@ def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any]
 
 _STREAM_OPTIONS_NEED_STREAM = _needs("stream_options", {"type": "object"}, "stream", {"const": True}, required=True)
 _TOP_LOGPROBS_NEED_LOGPROBS = _needs("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}, required=True)
+_SOME_TOOLS = {"type": "array", "minItems": 1}
+_REQUIRED_NEEDS_TOOLS = _needs("tool_choice", {"const": "required"}, "tools", _SOME_TOOLS, required=True)
+_NAMED_NEEDS_TOOLS = _needs("tool_choice", {"type": "object"}, "tools", _SOME_TOOLS, required=True)
 _NO_TOKENS_NEED_ECHO = _needs("max_tokens", {"const": 0}, "echo", {"const": True}, required=True)
 
 
@@ -103,34 +82,22 @@ _PROMPT_OR_MESSAGES = {
 }
 
 
-def _conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[_Body]], None]:
-    """Put conditions between fields into the schema, and what `_complete` does."""
+def _conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[Body]], None]:
+    """Put conditions between fields into the schema, and what `complete` does."""
 
-    def extend(schema: dict[str, Any], body: type[_Body]) -> None:
-        _complete(schema, body)
+    def extend(schema: dict[str, Any], body: type[Body]) -> None:
+        complete(schema, body)
         schema["allOf"] = list(conditions)
 
     return extend
 
 
-def _one_of_structured(schema: dict[str, Any], body: type[_Body]) -> None:
-    _complete(schema, body)
+def _one_of_structured(schema: dict[str, Any], body: type[Body]) -> None:
+    complete(schema, body)
     structured.exactly_one(schema)
 
 
-class _Body(BaseModel):
-    """Strict: a number is no string. Unknown fields are refused; a null says nothing, nor does what is so anyway."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=_complete)
-    no_ops: ClassVar[NoOps] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_says_nothing(cls, values: Any) -> Any:
-        return without_no_ops(values, cls.no_ops) if isinstance(values, dict) else values
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """What a stream carries besides text."""
 
     include_usage: bool = Field(default=False, description="A last chunk with the usage.")
@@ -142,19 +109,19 @@ class StreamOptions(_Body):
     )
 
 
-class TextFormat(_Body):
+class TextFormat(Body):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(_Body):
+class JsonObjectFormat(Body):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class NamedSchema(_Body):
+class NamedSchema(Body):
     """A JSON schema, and what OpenAI's clients send beside it."""
 
     name: str | None = None
@@ -163,14 +130,14 @@ class NamedSchema(_Body):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class JsonSchemaFormat(_Body):
+class JsonSchemaFormat(Body):
     """JSON as a schema says."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(Body):
     """vLLM's; exactly one."""
 
     model_config = ConfigDict(json_schema_extra=_one_of_structured)
@@ -188,13 +155,13 @@ class StructuredOutputs(_Body):
         return self
 
 
-class GenerationBody(_Body):
+class GenerationBody(Body):
     """What both endpoints take."""
 
     model: str | None = Field(None, description="As in /v1/models, or a path that ends with it. Unset: the one served.")
     temperature: Annotated[float, _within("temperature")] = 1.0
     top_p: Annotated[float, _within("top_p")] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID), _WHOLE] = Field(0, description="0 or -1: all.")
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID), WHOLE] = Field(0, description="0 or -1: all.")
     min_p: Annotated[float, _within("min_p")] = 0.0
     repetition_penalty: Annotated[float, _within("repetition_penalty")] = 1.0
     presence_penalty: Annotated[float, _within("presence_penalty")] = 0.0
@@ -207,21 +174,21 @@ class GenerationBody(_Body):
             json_schema_extra={"additionalProperties": False},
         )
     )
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), _WHOLE] | None = Field(
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE] | None = Field(
         None, description="Choice i uses seed + i. Unset: drawn for each choice."
     )
-    n: Annotated[int, Field(ge=1, le=MAX_N), _WHOLE] = 1
+    n: Annotated[int, Field(ge=1, le=MAX_N), WHOLE] = 1
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=256)
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     max_completion_tokens: NumTokens | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), _WHOLE] = Field(
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), WHOLE] = Field(
         0,
         description="No token that would end the text is chosen before; a stop string still ends it.",
     )
-    gamma: Annotated[int, Field(ge=0, le=MAX_GAMMA), _WHOLE] | None = Field(
+    gamma: Annotated[int, Field(ge=0, le=MAX_GAMMA), WHOLE] | None = Field(
         None, description="Ours: draft tokens per pass; 0 drafts none."
     )
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
@@ -254,6 +221,13 @@ class GenerationBody(_Body):
 
     def grammar_of_output(self) -> Grammar | None:
         """What the output must look like."""
+        return self._grammar()[1]
+
+    def grammar_field(self) -> str | None:
+        """The field that says so."""
+        return self._grammar()[0]
+
+    def _grammar(self) -> tuple[str | None, Grammar | None]:
         given = self.model_dump(mode="json", by_alias=True, include=set(structured.NAMES))
         return structured.the_grammar(given)
 
@@ -274,7 +248,7 @@ class CompletionBody(GenerationBody):
 
     no_ops = noops.COMPLETION
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), _WHOLE] | None = Field(
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), WHOLE] | None = Field(
         None, description=f"0, with echo: the prompt alone. Unset: the target's default, or else {DEFAULT_MAX_TOKENS}."
     )
     logprobs: NumLogprobs | None = Field(None, description="With echo, of the prompt's tokens too.")
@@ -296,40 +270,20 @@ class CompletionBody(GenerationBody):
         return [each if isinstance(each, str) else tuple(each) for each in prompts]
 
 
-class TextPart(_Body):
-    """One part of a message."""
-
-    type: Literal["text"]
-    text: Text
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, part: Any) -> Any:
-        if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind != "text":
-            message = f"a part of type {kind[:40]} is not supported here: this model reads text alone"
-            raise PydanticCustomError(noops.UNSUPPORTED, "{message}", {"message": message})
-        return part
-
-
-class Message(_Body):
-    """One message of a conversation."""
-
-    no_ops = noops.MESSAGE
-    role: Annotated[Text, StringConstraints(min_length=1, max_length=64)]
-    content: Text | list[TextPart]
-    name: str | None = Field(None, description="Taken, without effect.")
-
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, TemplateBody):
     """Body of /v1/chat/completions."""
 
-    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS))
+    model_config = ConfigDict(
+        json_schema_extra=_conditions(
+            _STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS, _REQUIRED_NEEDS_TOOLS, _NAMED_NEEDS_TOOLS
+        )
+    )
 
     no_ops = noops.CHAT
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: Tools = Field(default_factory=list)
+    tool_choice: ToolChoice | None = Field(None, description="Unset: auto.")
+    parallel_tool_calls: bool = Field(True, description="Several calls in one answer, where the model writes such.")
     max_tokens: NumTokens | None = Field(None, description="Unset: to the end of the context.")
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
@@ -340,17 +294,28 @@ class ChatBody(GenerationBody):
             raise ValueError("top_logprobs needs logprobs: true")
         return self
 
+    @model_validator(mode="after")
+    def _check_choice(self) -> ChatBody:
+        check_choice(self.tools, self.tool_choice)
+        return self
+
     def chat(self) -> Chat:
-        return _chat(self.messages)
+        """The conversation; tools that must not be called are not spoken of."""
+        return chat_of(self.messages, self.offered(), self.template_kwargs())
+
+    def offered(self) -> list[Tool]:
+        """What may be called."""
+        return [] if self.tool_choice == "none" else self.tools
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(TemplateBody):
     """Body of /tokenize: a prompt, or messages."""
 
     no_ops = noops.TOKENIZE
     model: str | None = None
     prompt: Text | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    tools: Tools = Field(default_factory=list)
     add_special_tokens: bool = Field(True, description="To a prompt; messages have those of the chat template.")
 
     model_config = ConfigDict(json_schema_extra=_conditions(_PROMPT_OR_MESSAGES))
@@ -363,15 +328,11 @@ class TokenizeBody(_Body):
 
     def text(self) -> str | Chat:
         """What to tokenize."""
-        return _chat(self.messages) if self.prompt is None else self.prompt
+        return chat_of(self.messages or [], self.tools, self.template_kwargs()) if self.prompt is None else self.prompt
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(Body):
     """Body of /detokenize."""
 
     model: str | None = None
     tokens: list[TokenId] = Field(max_length=MAX_DETOKENIZED)
-
-
-def _chat(messages: list[Message] | None) -> Chat:
-    return Chat(tuple((message.role, message.text()) for message in messages or ()))

@@ -50,7 +50,7 @@ async def whole_answer(
     Raises:
         ApiError: it is too long for an answer in one piece.
     """
-    choices, num_scores = [Choice() for _ in range(num_choices)], 0
+    choices, num_scores = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)], 0
 
     def document() -> JsonAnswer:
         entries = [answer.choice(index, choice) for index, choice in enumerate(choices)]
@@ -106,7 +106,7 @@ class ChunkStream:
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         self._include_speculation = include_speculation
-        self._choices = [Choice() for _ in range(num_choices)]
+        self._choices = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)]
         head = encoded(answer.head(chunk=True)).removesuffix("}")
         self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
 

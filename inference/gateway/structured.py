@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
+from inference.errors import InvalidRequestError
 from inference.request import ANY_JSON_OBJECT, MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
 from inference.text.unicode import check_unicode
 
@@ -31,17 +32,24 @@ NAMES = ("response_format", "structured_outputs", *GUIDED)
 between six fields are more than its readers cope with."""
 
 
-def the_grammar(given: Mapping[str, Any]) -> Grammar | None:
-    """The one grammar among the values of a body's `NAMES`, as JSON; None if there is none.
+def the_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:
+    """The one grammar among the values of a body's `NAMES`, as JSON, and the name of its field; two None for none.
 
     Raises:
         ValueError: there are several.
         InvalidRequestError: it is too long.
     """
-    found = {name: grammar for name in NAMES if (grammar := _grammar_of(name, given.get(name))) is not None}
+    found = {name: grammar for name in NAMES if (grammar := _checked(name, given.get(name))) is not None}
     if len(found) > 1:
         raise ValueError(f"{' and '.join(found)} exclude each other")
-    return next(iter(found.values()), None)
+    return next(iter(found.items()), (None, None))
+
+
+def _checked(name: str, value: Any) -> Grammar | None:
+    try:
+        return _grammar_of(name, value)
+    except InvalidRequestError as exc:
+        raise InvalidRequestError(f"{name}: {exc.message}", field=name) from exc
 
 
 def _grammar_of(name: str, value: Any) -> Grammar | None:

@@ -169,6 +169,11 @@ class Metrics:
             text = "Share of the KV slots that requests hold, 0 to 1; at 1 the next request waits."
             self._gauge("vllm:kv_cache_usage_perc", text).set_function(lambda: load.num_running / load.num_slots)
 
+    def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
+        """By how much the event loop has just come too late, while nobody is served; and what it has to do."""
+        self._loop_lags.append(max(0.0, lag_s))
+        self._loop_tasks.set(num_tasks)
+
     def watch_security(self, certificate: Certificate | None, *others: Replaceable | None) -> None:
         """Show how long the server's certificate lasts, and whether new files wait in vain."""
         if certificate is not None:
@@ -177,11 +182,6 @@ class Metrics:
         watched = [each for each in (certificate, *others) if each is not None]
         text = "How many of certificate and auth file have changed into what cannot be used; what was before is in use."
         self._gauge("specdec_security_files_stale", text).set_function(lambda: sum(each.is_stale for each in watched))
-
-    def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
-        """By how much the event loop has just come too late, while nobody is served; and what it has to do."""
-        self._loop_lags.append(max(0.0, lag_s))
-        self._loop_tasks.set(num_tasks)
 
     def request(self) -> RequestMetrics:
         """A request that has just arrived."""

@@ -36,7 +36,7 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
-from inference.workers.completion import ModelCard
+from inference.workers.completion import FEATURES, ModelCard
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import Fleet
 
@@ -228,7 +228,8 @@ def model_card(
 ) -> ModelCard:
     """Build what GetModel answers."""
     limits = (generator.max_length, generator.vocab_size)
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults, model_id)
+    template = tokenizer.chat_template
+    return ModelCard(name, topology, *limits, tokenizer.fingerprint, template, defaults, model_id, FEATURES)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from inference.model import Array, Backend, Draft, DraftToken, ForkingBackend, Span, goes_on, prompt_chunk_tokens
+from inference.model import Array, Backend, Draft, DraftToken, ForkingBackend, Span, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens, rank_tokens
 from inference.sampling.penalties import TokensBefore, rows_before, rows_within
@@ -48,13 +48,9 @@ class ModelProposer:
         return self._backend.max_length
 
     @property
-    def can_copy(self) -> bool:
+    def slots(self) -> Backend:
         """See `PrefixKeeper`."""
-        return self._forking is not None
-
-    def pays(self, num_held: int, num_tokens: int) -> bool:
-        """See `PrefixKeeper`."""
-        return goes_on(self._backend, num_held, num_tokens)
+        return self._backend
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`; `source_slot` may hold less of the tokens, and a branch of its sequence more."""

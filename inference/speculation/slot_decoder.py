@@ -9,7 +9,7 @@ import array_api_compat
 
 from inference.commit import TokenLogprobs
 from inference.errors import InternalError
-from inference.model import Array, Backend, ForkingBackend, Span, Turn, Verdict, goes_on, prompt_chunk_tokens
+from inference.model import Array, Backend, ForkingBackend, Span, Turn, Verdict, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.sampling.logprobs import token_logprobs
@@ -48,13 +48,9 @@ class SlotDecoder:
         return True
 
     @property
-    def can_copy(self) -> bool:
+    def slots(self) -> Backend:
         """See `PrefixKeeper`."""
-        return isinstance(self._backend, ForkingBackend)
-
-    def pays(self, num_held: int, num_tokens: int) -> bool:
-        """See `PrefixKeeper`."""
-        return goes_on(self._backend, num_held, num_tokens)
+        return self._backend
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.model import (
+    Backend,
     BranchingProposer,
     Decoder,
     Draft,
@@ -59,13 +60,9 @@ class SpeculativeDecoder:
         return isinstance(self._target, MaskingDecoder) and self._target.keeps_grammars
 
     @property
-    def can_copy(self) -> bool:
-        """See `PrefixKeeper`."""
-        return isinstance(self._target, PrefixKeeper) and self._target.can_copy
-
-    def pays(self, num_held: int, num_tokens: int) -> bool:
-        """See `PrefixKeeper`: the target's slots decide, the draft's follow as far as they can."""
-        return isinstance(self._target, PrefixKeeper) and self._target.pays(num_held, num_tokens)
+    def slots(self) -> Backend | None:
+        """See `PrefixKeeper`: the target's; the draft's follow as far as they can."""
+        return self._target.slots if isinstance(self._target, PrefixKeeper) else None
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`; what the slot's last sequence taught of drafts is forgotten."""

@@ -1,9 +1,9 @@
 """Grammars over a tokenizer's tokens: compiled by llguidance, followed by a matcher. Knows no model and no noise.
 
 It stands with text and not with sampling, because a grammar speaks of text and only the tokenizer knows which tokens
-write it; sampling sees nothing of it but a mask. What is not the library's is decided here: the whitespace of JSON, the
-limits, and that an end-of-sequence token may follow where the grammar is complete, and nothing after it. The masks are
-part of the law of a request's tokens, so `VERSION` names all that they depend on beside the tokenizer.
+write it; sampling sees nothing of it but a mask. What is not the library's is decided here: that an end-of-sequence
+token may follow where the grammar is complete, and nothing after it. The masks are part of the law of a request's
+tokens, so `grammar_source.VERSION` names all that they depend on beside the tokenizer.
 """
 
 from __future__ import annotations
@@ -12,30 +12,16 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from inference.errors import InternalError, InvalidRequestError
 from inference.request import Grammar, GrammarKind
+from inference.text.grammar_source import LIMITS, brief, source_of
 from inference.text.schema_fault import path_of_fault
 from inference.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-VERSION = f"llguidance {version('llguidance')}, compact JSON"
-"""Library and whitespace rule: others mask differently, so a sequence that began with one goes on with no other."""
-_COMPACT = {"whitespace_flexible": False}
-# Fuel is the library's unit of work, counted alike on every machine; see docs/structured.md for what each limit costs.
-_LIMITS = {
-    "initial_lexer_fuel": 100_000,
-    "step_lexer_fuel": 50_000,
-    "step_max_items": 20_000,
-    "max_lexer_states": 10_000,
-    "max_grammar_size": 100_000,
-    "verbose_errors": False,
-}
-_MAX_MESSAGE = 300
 
 
 class GrammarCompiler:
@@ -59,21 +45,21 @@ class GrammarCompiler:
         """
         eos = self._eos_token_ids()
         try:
-            matcher = self._matcher(_source(grammar), eos)
+            matcher = self._matcher(source_of(grammar), eos)
             if matcher.is_error():
                 raise ValueError(matcher.get_error())
-            compiled = GrammarMatcher(matcher, eos, lambda: self._matcher(_source(grammar), eos))
+            compiled = GrammarMatcher(matcher, eos, lambda: self._matcher(source_of(grammar), eos))
             compiled.masks((), ())
         except (ValueError, RecursionError) as exc:
             path = self._path(grammar, eos)
-            message = f"{grammar.kind.value}: {path and f'{path}: '}{_brief(str(exc))}"
+            message = f"{grammar.kind.value}: {path and f'{path}: '}{brief(str(exc))}"
             raise InvalidRequestError(message, field="grammar") from exc
         return compiled
 
     def _matcher(self, source: str, eos: frozenset[int]) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+        limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         return LLMatcher(self._llg_words(eos), source, log_level=0, limits=limits)
 
     def _path(self, grammar: Grammar, eos: frozenset[int]) -> str:
@@ -82,7 +68,7 @@ class GrammarCompiler:
             return ""
 
         def message_of(schema: Any) -> str:
-            return self._matcher(_source(replace(grammar, text=json.dumps(schema))), eos).get_error()
+            return self._matcher(source_of(replace(grammar, text=json.dumps(schema))), eos).get_error()
 
         try:
             return path_of_fault(json.loads(grammar.text), message_of)
@@ -229,31 +215,7 @@ class GrammarMatcher:
 
     def _too_complex(self) -> InvalidRequestError:
         """That the grammar has no other fault, its compilation said."""
-        return InvalidRequestError(f"grammar: {_brief(self._fault)}", field="grammar")
-
-
-def _source(grammar: Grammar) -> str:
-    """The grammar in the library's own form."""
-    from llguidance import LLMatcher, grammar_from
-
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(grammar.text, _COMPACT)  # type: ignore[arg-type]
-    if grammar.kind is GrammarKind.CHOICE:
-        return LLMatcher.grammar_from_lark(_alternatives(grammar.text))
-    return grammar_from("regex" if grammar.kind is GrammarKind.REGEX else "grammar", grammar.text)
-
-
-def _alternatives(text: str) -> str:
-    choices: Any = json.loads(text)
-    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
-        raise ValueError("a JSON array of one or more texts is expected, none of them empty")
-    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
-
-
-def _brief(message: str) -> str:
-    """One line of the library's words; a caller's own text may stand in them at any length."""
-    line = " ".join(message.replace("<non-verbose/>", "").split())
-    return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]} ..."
+        return InvalidRequestError(f"grammar: {brief(self._fault)}", field="grammar")
 
 
 def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:

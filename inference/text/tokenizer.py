@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 from tokenizers.pre_tokenizers import ByteLevel
 
 from inference.errors import ConfigError, InvalidRequestError
+from inference.text.calls.formats import HERMES, MARKERS
+from inference.text.chat import Chat
 from inference.text.plain_tokenizer import load_plain, names_generic_class
+from inference.text.unicode import check_unicode
 
 FINGERPRINT_DIGITS = 16
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
@@ -31,6 +37,9 @@ class Tokenizer:
         self._is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
         vocabulary = tokenizer.get_vocab()
         self.fingerprint = fingerprint(vocabulary)
+        markers = {vocabulary[marker]: marker for marker in MARKERS if marker in vocabulary}
+        self.call_markers = {token_id: marker for token_id, marker in markers.items() if not self.decode([token_id])}
+        """Special tokens that begin or end a call, with their names, which are text to whoever reads calls."""
         self.longest_token = max(map(len, vocabulary), default=1)
         """Characters of the longest one: no text of n tokens is longer than n times that."""
         self.is_slow_to_chat = False
@@ -78,31 +87,33 @@ class Tokenizer:
         """Token ids of a text; `special`: with the special tokens that the model expects around it."""
         return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+    def encode_chat(self, chat: Chat) -> tuple[int, ...]:
         """Token ids of a conversation, up to where the assistant answers.
 
-        Args:
-            messages: (role, content) pairs, for the model's chat template; for the plain one where it has none.
+        It is written by the model's chat template, or by the plain one where it has none.
 
         Raises:
-            InvalidRequestError: the template does not take these messages.
+            InvalidRequestError: the template does not take these messages, or what belongs to them is no JSON.
         """
         if self.chat_template is None:
-            return self.encode(plain_chat(messages))
+            return self.encode(_speakable(plain_chat(chat)))
+        conversation, tools, others = chat.conversation(), chat.tools(), chat.template_kwargs()
+        if taken := others.keys() & signature(self._tokenizer.apply_chat_template).parameters:
+            message = f"chat_template_kwargs.{min(taken)} says how a template is used, which is not asked"
+            raise InvalidRequestError(message, field="chat_template_kwargs")
         try:
-            text = self._apply_template(messages)
+            text = self._tokenizer.apply_chat_template(
+                conversation, tools=tools, tokenize=False, add_generation_prompt=True, **others
+            )
         except Exception as exc:  # whatever the template raises
-            spoken = [(role, content) for role, content in messages if content or role != "system"]
-            if not spoken or len(spoken) == len(messages):
+            spoken = tuple(each for each in chat.messages if each.content or each.role != "system")
+            if not spoken or len(spoken) == len(chat.messages):
                 reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
                 message = f"messages: the chat template refuses them ({reason})"
                 raise InvalidRequestError(message, field="messages") from exc
-            return self.encode_chat(spoken)  # benchmarks send an empty system message, also to models that know none
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])  # the template has them already
-
-    def _apply_template(self, messages: Sequence[tuple[str, str]]) -> str:
-        conversation = [{"role": role, "content": content} for role, content in messages]
-        return str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+            # Benchmarks send an empty system message, also to models that know none.
+            return self.encode_chat(replace(chat, messages=spoken))
+        return self.encode(_speakable(str(text)), special=False)  # the template has them already
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token, be they a whole character or not; special tokens by their name, unknown ids none."""
@@ -124,22 +135,28 @@ class Tokenizer:
         """The tokenizer as a tokenizer.json has it."""
         return str(self._tokenizer.backend_tokenizer.to_str())
 
-    def stream(self) -> TextStream:
-        return TextStream(self, self._tokenizer.backend_tokenizer)
+    def stream(self, shown: Mapping[int, str] = MappingProxyType({})) -> TextStream:
+        """A text that grows by tokens; those of `shown` have these texts."""
+        return TextStream(self, self._tokenizer.backend_tokenizer, shown)
 
 
 class TextStream:
     """Decodes a growing sequence; the pieces add up to the text of the whole."""
 
-    def __init__(self, tokenizer: Tokenizer, backend: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer, backend: Any, shown: Mapping[int, str]) -> None:
         self._tokenizer = tokenizer
         self._backend = backend
+        self._shown = shown
         self._stream = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
         self._text = ""
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text it completes, empty within a multi-byte character."""
+        if token_id in self._shown:  # a new text begins behind it
+            piece = self.rest() + self._shown[token_id]
+            self._stream, self._token_ids, self._text = DecodeStream(skip_special_tokens=True), [], ""
+            return piece
         self._token_ids.append(token_id)
         piece = self._step(token_id)
         self._text += piece
@@ -158,9 +175,21 @@ class TextStream:
             return self._stream.step(self._backend, token_id) or ""
 
 
-def plain_chat(messages: Sequence[tuple[str, str]]) -> str:
+def _speakable(text: str) -> str:
+    """The text, in which tools and calls may have written half a character."""
+    check_unicode(text, "messages")
+    return text
+
+
+def plain_chat(chat: Chat) -> str:
     """The prompt of a model without a chat template: paragraphs "role: content", then "assistant:"."""
-    return "".join(f"{role}: {content}\n\n" for role, content in messages) + "assistant:"
+    tools = f"tools: {chat.tools_json}\n\n" if chat.tools() else ""
+    return f"{tools}{''.join(map(_paragraph, chat.conversation()))}assistant:"
+
+
+def _paragraph(message: Mapping[str, Any]) -> str:
+    calls = "".join(map(HERMES.written, message.get("tool_calls", ())))
+    return f"{message['role']}: {message['content']}{calls}\n\n"
 
 
 def _characters_of_bytes() -> list[str]:

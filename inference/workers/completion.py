@@ -17,6 +17,7 @@ from inference.request import (
     SamplingParams,
     Schedule,
 )
+from inference.text.chat import Chat
 from inference.text.stop_strings import check_stops
 
 
@@ -32,21 +33,16 @@ class ModelCard:
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
     model_id: str = ""
+    features: frozenset[str] = frozenset()
 
     def named(self, name: str | None) -> ModelCard:
         """The card under another name, if there is one."""
         return self if name is None else replace(self, name=name)
 
 
-MAX_MESSAGES = 1024
-"""Of one conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation to answer, as (role, content) pairs."""
-
-    messages: tuple[tuple[str, str], ...]
+TOOLS = "tools"
+FEATURES = frozenset([TOOLS])
+"""What our servers hear beside what the first ones did, as their model cards say it."""
 
 
 @dataclass(frozen=True, slots=True)

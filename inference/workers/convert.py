@@ -27,6 +27,7 @@ from inference.request import (
     GenerationRequest,
     Grammar,
     GrammarKind,
+    Preamble,
     Provenance,
     RequestDefaults,
     SamplingParams,
@@ -34,6 +35,8 @@ from inference.request import (
     check_logit_bias,
 )
 from inference.speculation.tree import MAX_TREE_TOKENS, Branch
+from inference.text.chat import MAX_MESSAGES, Chat, ChatMessage
+from inference.text.grammar_source import written_out
 from inference.text.stop_strings import MAX_STOPS
 from inference.workers import completion
 
@@ -63,6 +66,8 @@ _GRAMMAR_TO_MESSAGE = {
 }
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
+
+_MESSAGE_NAMES = [field.name for field in fields(ChatMessage)]
 
 
 def _check_count(values: Sized, limit: int, field: str) -> None:
@@ -113,7 +118,10 @@ def _unsaid(message: pb.SamplingParams) -> frozenset[str]:
 
 
 def grammar_to_message(grammar: Grammar | None) -> pb.Grammar | None:
-    return None if grammar is None else pb.Grammar(kind=_GRAMMAR_TO_MESSAGE[grammar.kind], text=grammar.text)
+    if grammar is None:
+        return None
+    after_reasoning = grammar.preamble is not Preamble.NONE
+    return pb.Grammar(kind=_GRAMMAR_TO_MESSAGE[grammar.kind], text=grammar.text, after_reasoning=after_reasoning)
 
 
 def _wanted_grammar(message: pb.GenerateRequest | pb.Open) -> Grammar | None:
@@ -121,7 +129,8 @@ def _wanted_grammar(message: pb.GenerateRequest | pb.Open) -> Grammar | None:
         return None
     if message.grammar.kind not in _GRAMMAR_FROM_MESSAGE:
         raise InvalidRequestError(f"grammar kind {message.grammar.kind} is not known here", field="grammar")
-    return Grammar(_GRAMMAR_FROM_MESSAGE[message.grammar.kind], message.grammar.text)
+    preamble = Preamble.REASONING if message.grammar.after_reasoning else Preamble.NONE
+    return Grammar(_GRAMMAR_FROM_MESSAGE[message.grammar.kind], message.grammar.text, preamble)
 
 
 def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
@@ -200,7 +209,7 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
-    elif isinstance(request.prompt, completion.Chat):
+    elif isinstance(request.prompt, Chat):
         message.chat.CopyFrom(_chat_to_message(request.prompt))
     else:
         message.token_ids.ids.extend(request.prompt)
@@ -223,23 +232,24 @@ def _wanted_resume(message: pb.GenerateRequest) -> completion.Resume | None:
     return completion.Resume(tuple(message.committed_token_ids.ids), provenance)
 
 
-def _chat_to_message(chat: completion.Chat) -> pb.Chat:
-    return pb.Chat(messages=[pb.ChatMessage(role=role, content=content) for role, content in chat.messages])
+def _chat_to_message(chat: Chat) -> pb.Chat:
+    messages = [pb.ChatMessage(**{name: getattr(each, name) for name in _MESSAGE_NAMES}) for each in chat.messages]
+    return pb.Chat(messages=messages, tools_json=chat.tools_json, template_kwargs_json=chat.template_kwargs_json)
 
 
-def tokenize_to_message(prompt: str | completion.Chat, *, special: bool) -> pb.TokenizeRequest:
+def tokenize_to_message(prompt: str | Chat, *, special: bool) -> pb.TokenizeRequest:
     if isinstance(prompt, str):
         return pb.TokenizeRequest(text=prompt, without_special_tokens=not special)
     return pb.TokenizeRequest(chat=_chat_to_message(prompt), without_special_tokens=not special)
 
 
-def tokenize_from_message(message: pb.TokenizeRequest) -> str | completion.Chat:
+def tokenize_from_message(message: pb.TokenizeRequest) -> str | Chat:
     if message.WhichOneof("prompt") is None:
         raise InvalidRequestError("the request has no prompt: set text or chat")
     return _chat_from_message(message.chat) if message.HasField("chat") else message.text
 
 
-def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] | completion.Chat:
+def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] | Chat:
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequestError("the request has no prompt: set text, token_ids or chat", field="prompt")
@@ -250,11 +260,12 @@ def _prompt_from_message(message: pb.GenerateRequest) -> str | tuple[int, ...] |
     return _chat_from_message(message.chat)
 
 
-def _chat_from_message(message: pb.Chat) -> completion.Chat:
+def _chat_from_message(message: pb.Chat) -> Chat:
     if not message.messages:
         raise InvalidRequestError("messages: the chat has none", field="messages")
-    _check_count(message.messages, completion.MAX_MESSAGES, "messages")
-    return completion.Chat(tuple((each.role, each.content) for each in message.messages))
+    _check_count(message.messages, MAX_MESSAGES, "messages")
+    messages = (ChatMessage(**{name: getattr(each, name) for name in _MESSAGE_NAMES}) for each in message.messages)
+    return Chat(tuple(messages), message.tools_json, message.template_kwargs_json)
 
 
 def completion_from_message(message: pb.GenerateRequest) -> completion.CompletionRequest:
@@ -325,18 +336,12 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
 def event_from_message(message: pb.GenerateResponse) -> Event:
     kind = message.WhichOneof("event")
     if kind == "started":
-        started = message.started
-        prompt_logprobs = tuple(map(logprobs_from_message, started.prompt_logprobs))
-        return Started(
-            started.num_prompt_tokens,
-            started.seed,
-            started.prompt_text,
-            prompt_logprobs,
-            started.has_grammar,
-            started.num_cached_tokens,
-            Provenance(started.model_id, started.grammar_version, started.prompt_digest),
-            _defaults_from_message(started.defaults) if started.HasField("defaults") else None,
-        )
+        begun = message.started
+        scores, num_cached = tuple(map(logprobs_from_message, begun.prompt_logprobs)), begun.num_cached_tokens
+        origin = Provenance(begun.model_id, begun.grammar_version, begun.prompt_digest)
+        defaults = _defaults_from_message(begun.defaults) if begun.HasField("defaults") else None
+        told = (begun.num_prompt_tokens, begun.seed, begun.prompt_text, scores, begun.has_grammar, num_cached)
+        return Started(*told, origin, defaults)
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
@@ -370,7 +375,7 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
         logprobs=request.logprobs,
         min_new_tokens=request.min_new_tokens,
         prompt_logprobs=request.prompt_logprobs,
-        grammar=grammar_to_message(request.grammar),
+        grammar=grammar_to_message(request.grammar and written_out(request.grammar)),
         cache_salt=request.cache_salt,
     )
 
@@ -468,6 +473,7 @@ def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
         chat_template=card.chat_template,
         defaults=_defaults_to_message(card.defaults),
         model_id=card.model_id,
+        features=sorted(card.features),
     )
 
 
@@ -489,4 +495,5 @@ def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
         message.chat_template if message.HasField("chat_template") else None,
         _defaults_from_message(message.defaults),
         message.model_id,
+        frozenset(message.features),
     )

@@ -10,7 +10,8 @@ from dataclasses import replace
 from inference.commit import Delta, Event, Finished, FinishReason, Started
 from inference.config import ConnectionConfig
 from inference.errors import SpecDecError, UnavailableError
-from inference.workers.completion import Chat, CompletionRequest, ModelCard, Resume
+from inference.text.chat import Chat
+from inference.workers.completion import CompletionRequest, ModelCard, Resume
 from inference.workers.fleet import Fleet, Replica
 from inference.workers.remote import RemoteCompleter
 from inference.workers.resuming import RESUMABLE, Resuming
@@ -127,7 +128,7 @@ class _Answer:
 def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:
     """Hash of a prompt's first part, which a conversation keeps: its messages up to the user's first."""
     if isinstance(prompt, Chat):
-        roles = [role for role, _ in prompt.messages]
+        roles = [message.role for message in prompt.messages]
         end = roles.index("user") + 1 if "user" in roles else 1
         return _hash(repr(prompt.messages[:end]))
     return _hash(prompt[:PREFIX_CHARACTERS] if isinstance(prompt, str) else repr(prompt[:PREFIX_TOKENS]))

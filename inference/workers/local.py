@@ -25,13 +25,25 @@ from inference.commit import (
 from inference.engine.target import check_token_ids
 from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.model import check_seed, is_seed_invariant
-from inference.request import NO_DEFAULTS, GenerationRequest, Provenance, RequestDefaults, check_logit_bias
-from inference.text.grammar import VERSION as GRAMMAR_VERSION
+from inference.request import (
+    NO_DEFAULTS,
+    GenerationRequest,
+    Grammar,
+    Preamble,
+    Provenance,
+    RequestDefaults,
+    check_logit_bias,
+)
+from inference.text.chat import Chat
+from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
+from inference.text.reasoning import is_begun, is_over
 from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Chat, CompletionRequest, Resume
+from inference.workers.completion import CompletionRequest, Resume
 from inference.workers.prompt import PromptReader
 
+_END_TOKENS = 16
+"""Of a prompt, in which the mark of a reasoning stands if it is the last that is said."""
 REPLAY_TOKENS = 256
 """Tokens of a resumed output that become text in one go: a few milliseconds in which nobody else is served."""
 
@@ -94,7 +106,7 @@ class LocalCompleter:
         prompt = request.prompt
         token_ids = prompt if isinstance(prompt, tuple) else await self.codec.encode(prompt)
         generation = self._generation(request, token_ids)
-        output = _Output(self._tokenizer, request.stop)
+        output = _Output(self._tokenizer, request)
         beginning = self._started(request, generation, self._left_open(asked))
         if request.resume is not None:
             generation = await self._resumed(generation, request.resume, output)
@@ -187,11 +199,20 @@ class LocalCompleter:
             logprobs=request.logprobs,
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
-            grammar=request.grammar,
+            grammar=self._behind(prompt, request.grammar),
             cache_salt=request.cache_salt,
         )
         # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
         return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))
+
+    def _behind(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
+        """The grammar with the preamble that this prompt leaves: a function of the prompt, so that no state travels."""
+        if grammar is None or grammar.preamble is Preamble.NONE:
+            return grammar
+        end = self._tokenizer.decode(prompt[-_END_TOKENS:], special=True)
+        if is_over(end):
+            return replace(grammar, preamble=Preamble.NONE)
+        return replace(grammar, preamble=Preamble.REST_OF_REASONING) if is_begun(end) else grammar
 
 
 def _digest(token_ids: Sequence[int]) -> str:
@@ -233,10 +254,11 @@ def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: in
 class _Output:
     """Makes deltas of one request's commits: text, stop strings, and what log-probabilities are called."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
         self._tokenizer = tokenizer
-        self._stream = tokenizer.stream()
-        self._stops = StopStrings(stops)
+        has_tools = isinstance(request.prompt, Chat) and request.prompt.tools_json
+        self._stream = tokenizer.stream(tokenizer.call_markers if has_tools else {})
+        self._stops = StopStrings(request.stop)
 
     @property
     def has_ended(self) -> bool:

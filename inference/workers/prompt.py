@@ -6,14 +6,13 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from inference.errors import CapacityError, InvalidRequestError
+from inference.text.chat import Chat
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import MAX_MESSAGES, Chat
 
 MAX_INLINE_CHARACTERS = 20_000
 """Longer prompts are tokenized on a thread: megabytes take seconds, in which nobody else would be served."""
 MIN_CHARACTERS = 640 * 1024
 """Texts up to here are read whatever the context: a draft's own may be shorter than that of the target it serves."""
-MAX_ROLE_CHARACTERS = 64
 NUM_THREADS = 2
 MAX_READING = 16
 """Long prompts that are read, or wait for it, at once: each takes up to 150 times its length in memory."""
@@ -41,7 +40,7 @@ class PromptReader:
             InvalidRequestError: it is longer than any prompt of this context, or the chat template refuses it.
             CapacityError: too many long prompts are being read.
         """
-        num_characters = len(prompt) if isinstance(prompt, str) else _check_chat(prompt)
+        num_characters = len(prompt) if isinstance(prompt, str) else prompt.check()
         if num_characters > self._max_characters:
             message = f"the prompt has {num_characters} characters, the limit is {self._max_characters}"
             raise InvalidRequestError(message, field="prompt")
@@ -64,21 +63,5 @@ class PromptReader:
 
     def _encode(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
         if isinstance(prompt, Chat):
-            return self.tokenizer.encode_chat(prompt.messages)
+            return self.tokenizer.encode_chat(prompt)
         return self.tokenizer.encode(prompt, special=special)
-
-
-def _check_chat(chat: Chat) -> int:
-    """How many characters a conversation has.
-
-    Raises:
-        InvalidRequestError: too many messages, or a role that is too long.
-    """
-    if len(chat.messages) > MAX_MESSAGES:
-        message = f"messages has {len(chat.messages)} elements, the limit is {MAX_MESSAGES}"
-        raise InvalidRequestError(message, field="messages")
-    longest = max((len(role) for role, _ in chat.messages), default=0)
-    if longest > MAX_ROLE_CHARACTERS:
-        message = f"messages: a role of {longest} characters exceeds the limit of {MAX_ROLE_CHARACTERS}"
-        raise InvalidRequestError(message, field="messages")
-    return sum(len(role) + len(content) for role, content in chat.messages)

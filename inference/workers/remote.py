@@ -19,7 +19,8 @@ from inference.errors import (
     SpecDecError,
     UnauthenticatedError,
 )
-from inference.workers.completion import Chat, CompletionRequest, ModelCard, Resume
+from inference.text.chat import Chat
+from inference.workers.completion import CompletionRequest, ModelCard, Resume
 from inference.workers.continuity import Continuity
 from inference.workers.convert import (
     card_from_message,

@@ -308,7 +308,7 @@ async def test_what_the_openai_client_sends_along_changes_nothing(clients: Clien
     again = [*messages, full.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
     await clients["fused"].chat.completions.create(**{**fields, "messages": again})
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    with pytest.raises(openai.BadRequestError, match="no functions are called here") as tools:
+    with pytest.raises(openai.BadRequestError, match="chat template shows no way to call them") as tools:
         await clients["fused"].chat.completions.create(**fields, tools=[tool])
     assert tools.value.param == "tools"
 

@@ -27,7 +27,7 @@ from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelCo
 from inference.engine.pool import DraftPool
 from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.observe.metrics import Metrics
-from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
+from inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
 from inference.serving.assembly import draft_engine, draft_worker, fused_engine, load_proposer, running, target_engine
 from inference.workers import convert
 from inference.workers.completion import CompletionRequest, ModelCard
@@ -57,6 +57,8 @@ GRAMMARS = (
     Grammar(GrammarKind.CHOICE, '["the end", "the ending", "other"]'),
     Grammar(GrammarKind.GRAMMAR, 'start: "(" start ")" | /[0-9]{1,3}/'),
 )
+BEHIND_REASONING = Grammar(GrammarKind.REGEX, "(the|a){9}", Preamble.REASONING)
+REASONING_PROMPTS = ("the wind", "the wind <think>")
 SAMPLINGS = (
     SamplingParams(),
     SamplingParams(temperature=1.0),
@@ -70,10 +72,15 @@ def some_requests() -> list[CompletionRequest]:
         CompletionRequest(f"the {i} wind", sampling, seed=i, max_new_tokens=60, grammar=grammar)
         for i, grammar in enumerate((*GRAMMARS, None))
         for sampling in SAMPLINGS
+    ] + [
+        CompletionRequest(prompt, SAMPLINGS[1], seed=1, max_new_tokens=30, grammar=BEHIND_REASONING)
+        for prompt in REASONING_PROMPTS
     ]
 
 
 def keeps(text: str, grammar: Grammar) -> bool:
+    if grammar.preamble is Preamble.REASONING:
+        return re.fullmatch(rf"((<think>)?.*</think>\s*)?{grammar.text}", text, re.DOTALL) is not None
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         return set(json.loads(text)) == {"name", "on"}
     if grammar.kind is GrammarKind.REGEX:

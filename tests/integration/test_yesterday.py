@@ -148,6 +148,7 @@ async def test_a_server_of_then() -> None:
         completer = RemoteCompleter(channel, address, deadline_s=60)
         card = await completer.model()
         assert (card.name, card.max_length, card.chat_template) == ("then", 64, None)
+        assert not card.features, "so a gateway does not send it tools, which it would ignore"
         answer = await asyncio.wait_for(complete_with(completer), 60)
     assert answer == list(PROMPT)
 

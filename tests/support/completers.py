@@ -11,10 +11,11 @@ from inference.commit import Delta, Event, Finished, FinishReason, Started, Timi
 from inference.config import HttpConfig
 from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
-from inference.workers.completion import Chat, Codec, CompletionRequest, ModelCard
+from inference.text.chat import Chat
+from inference.workers.completion import FEATURES, Codec, CompletionRequest, ModelCard
 from inference.workers.observed import ObservedCompleter, Observer
 
-CARD = ModelCard("tiny", "fused", 128, 288, "0123")
+CARD = ModelCard("tiny", "fused", 128, 288, "0123", features=FEATURES)
 
 
 SCORES = tuple(
@@ -31,12 +32,24 @@ class ScriptedCompleter:
         passes: the pieces of each pass, one per token.
         error: raised at the end instead of finishing, or at once if there are no passes.
         gap_s: seconds before each pass.
+        reason: why the text ends.
+        prompt: comes back from a request with echo.
     """
 
-    def __init__(self, passes: Sequence[Sequence[str]], *, error: Exception | None = None, gap_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        passes: Sequence[Sequence[str]],
+        *,
+        error: Exception | None = None,
+        gap_s: float = 0.0,
+        reason: FinishReason = FinishReason.LENGTH,
+        prompt: str = "prompt ",
+    ) -> None:
         self._passes = passes
         self._error = error
         self._gap_s = gap_s
+        self._reason = reason
+        self._prompt = prompt
         self.requests: list[CompletionRequest] = []
         self.num_running = 0
 
@@ -46,7 +59,7 @@ class ScriptedCompleter:
         try:
             if self._passes:
                 scores = () if request.prompt_logprobs is None else SCORES
-                text = "prompt " if request.echo else ""
+                text = self._prompt if request.echo else ""
                 yield Started(3, request.seed or 0, text, scores, num_cached_tokens=2)
             if request.max_new_tokens == 0:
                 yield Finished(FinishReason.LENGTH)
@@ -54,10 +67,10 @@ class ScriptedCompleter:
             for number, pieces in enumerate(self._passes):
                 await asyncio.sleep(self._gap_s)
                 is_last = number == len(self._passes) - 1 and self._error is None
-                yield delta(pieces, request.logprobs, FinishReason.LENGTH if is_last else None)
+                yield delta(pieces, request.logprobs, self._reason if is_last else None)
             if self._error is not None:
                 raise self._error
-            yield Finished(FinishReason.LENGTH)
+            yield Finished(self._reason)
         finally:
             self.num_running -= 1
 
@@ -66,7 +79,7 @@ class WordCodec:
     """A token is a word; its id is the word's length."""
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        text = prompt if isinstance(prompt, str) else " ".join(content for _, content in prompt.messages)
+        text = prompt if isinstance(prompt, str) else " ".join(each.content for each in prompt.messages)
         return (1,) * special + tuple(map(len, text.split()))
 
     async def decode(self, token_ids: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError, UnavailableError
 from inference.speculation.tree import MAX_TREE_TOKENS
-from inference.text.grammar import VERSION as GRAMMAR_VERSION
+from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.convert import (
     PROTOCOL_VERSION,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ class Unforkable:
     def __init__(self, backend: TorchBackend) -> None:
         self.backend = backend
         self.num_failures = 0
-        self.before_failure: Callable[[], object] = lambda: None
+        self.during: Callable[[], object] | None = None  # the next pass
         self.num_read = 0
 
     vocab_size = property(lambda self: self.backend.vocab_size)
@@ -53,10 +52,12 @@ class Unforkable:
     slot_bytes = property(lambda self: self.backend.slot_bytes)
 
     def forward(self, spans: Sequence[Span]) -> Array:
+        during, self.during = self.during, None
+        if during is not None:
+            during()
         if self.num_failures:
             self.num_failures -= 1
             self.backend.forward([replace(span, token_ids=[2] * len(span.token_ids)) for span in spans])
-            self.before_failure()
             raise RuntimeError("flicker")
         self.num_read += sum(len(span.token_ids) for span in spans)
         return self.backend.forward(spans)
@@ -204,12 +205,19 @@ async def test_a_prompt_that_was_given_up_leaves_the_parts_that_were_read(monkey
     backend = Forkable(torch_backend())
     engine = TargetEngine(SlotDecoder(backend))
     engine.start()
-    given_up = asyncio.create_task(run(engine, request(PROMPT)))
-    await until(lambda: backend.num_read >= 16)
-    given_up.cancel()
+    loop, session = asyncio.get_running_loop(), engine.open(request(PROMPT), drafted=False)
+
+    async def give_up() -> None:
+        engine.close(session)
+
+    def second_pass() -> None:
+        asyncio.run_coroutine_threadsafe(give_up(), loop).result(30)
+
+    backend.during = lambda: setattr(backend, "during", second_pass)
+    await until(lambda: engine.num_running == 0 and backend.num_read > 16)
     (first, *_) = await run(engine, request(PROMPT))
     await engine.stop()
-    assert first.num_cached_tokens in (0, 16, 32)  # as many as were heard of by then
+    assert first.num_cached_tokens == 16, "what a pass writes for who has left, nobody hears of"
     assert tokens([first]) == plain(request(PROMPT))[:1]
 
 
@@ -220,14 +228,8 @@ async def test_who_left_during_a_pass_that_failed_leaves_nothing() -> None:
     engine.start()
     stream = engine.generate(request(PROMPT, max_new_tokens=40))
     await anext(stream)
-    loop, left = asyncio.get_running_loop(), threading.Event()
-
-    def fail() -> None:
-        asyncio.run_coroutine_threadsafe(stream.aclose(), loop)
-        loop.call_soon_threadsafe(loop.call_soon, left.set)
-        assert left.wait(10)
-
-    backend.before_failure, backend.num_failures = fail, 1
+    loop = asyncio.get_running_loop()
+    backend.num_failures, backend.during = 1, lambda: asyncio.run_coroutine_threadsafe(stream.aclose(), loop).result(30)
     await until(lambda: engine.num_running == 0 and not backend.num_failures)
     (first, *_) = await run(engine, request(PROMPT))
     await engine.stop()
@@ -377,7 +379,7 @@ def decoder_of(kind: str) -> tuple[Decoder, Unforkable]:
 def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
     decoder, backend = decoder_of(kind)
 
-    @settings(max_examples=20 if caching else 4, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=15 if caching else 3, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(asked, min_size=2, max_size=7))
     def check(history: list[Asked]) -> None:
         asyncio.run(one(history))
@@ -445,7 +447,7 @@ async def test_a_draft_finds_its_sequence_in_the_slot_of_a_branch() -> None:
     engine.pace(session, Pacing(window=1))
     await until(lambda: len(session.chain) == 1)
     engine.close(session)
-    assert backend.num_read <= 3
+    assert backend.num_read < 10, "a step for who has left may be among them"
     other = engine.open([*committed, 5], SamplingParams(), cache_salt="b")
     engine.pace(other, Pacing(window=1))
     await until(lambda: len(other.chain) == 1)
@@ -453,7 +455,7 @@ async def test_a_draft_finds_its_sequence_in_the_slot_of_a_branch() -> None:
     assert backend.num_read >= len(committed)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(asked, st.booleans()), min_size=2, max_size=5))
 def test_a_draft_knows_what_its_slots_hold(history: list[tuple[Asked, bool]]) -> None:
     backend = Forkable(torch_backend(seed=2, num_slots=6))

@@ -16,7 +16,7 @@ from inference.gateway import stream
 from inference.gateway.app import create_app
 from inference.gateway.requests import MAX_AT_ONCE
 from inference.request import SamplingParams
-from inference.workers.completion import Chat
+from inference.text.chat import Chat
 from tests.support.completers import ScriptedCompleter, gateway
 
 PASSES = [["Once", " upon"], [" a", " time", ""], ["!"]]
@@ -75,7 +75,7 @@ async def test_a_chat_completion_has_openais_shape() -> None:
     message = {"role": "assistant", "content": TEXT, "refusal": None}
     assert document["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
     (request,) = completer.requests
-    assert request.prompt == Chat((("system", ""), ("user", "hi")))
+    assert request.prompt == Chat.of(("system", ""), ("user", "hi"))
     assert request.max_new_tokens == 128, "without a limit, to the end of the context"
 
 

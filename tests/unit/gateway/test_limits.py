@@ -16,13 +16,16 @@ import pytest
 from inference.commit import Event
 from inference.config import ServerConfig
 from inference.gateway import protocol, requests, stream
-from inference.gateway.middleware import MAX_ITEMS, shape_fault
+from inference.gateway.middleware import MAX_ITEMS, parse_fault, shape_fault
+from inference.gateway.schema import CompletionBody
 from inference.gateway.server import HttpFront
 from inference.serving.host import opened
 from inference.serving.processes import free_port
 from inference.workers.completion import CompletionRequest
 from tests.support.completers import ScriptedCompleter, gateway
 from tests.support.scripted import until
+
+BODY = CompletionBody.model_validate({"prompt": "x"})
 
 
 @asynccontextmanager
@@ -63,11 +66,29 @@ async def test_wrong_items_by_the_million_are_refused_at_once(document: dict[str
     [{"prompt": [7] * 5000}, {"prompt": "a" * 100_000}, {"prompt": [[1] * 100] * 64}, [1], "text"],
 )
 def test_what_is_in_proportion_passes(document: object) -> None:
-    assert shape_fault(json.dumps(document).encode(), max_ids=5000) is None
+    assert shape_fault(document, max_ids=5000) is None
+
+
+@pytest.mark.parametrize("num_bytes", [100, 20_000, 300_000])
+async def test_a_body_is_read_once(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """The story: whatever was above 8 KB was read once for its shape, and once more for its content."""
+    num_read, loads = 0, json.loads
+
+    def counted(text: str | bytes, **options: Any) -> Any:
+        nonlocal num_read
+        num_read += len(text) > num_bytes
+        return loads(text, **options)
+
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(json, "loads", counted)
+            body = {"prompt": "x" * num_bytes, "echo": True, "max_tokens": 0}
+            answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body)
+    assert (answer.status_code, num_read) == (200, 1)
 
 
 def test_more_ids_than_the_context_are_out_of_proportion() -> None:
-    assert str(MAX_ITEMS + 1) in (shape_fault(json.dumps({"prompt": [7] * (MAX_ITEMS + 1)}).encode(), 1000) or "")
+    assert str(MAX_ITEMS + 1) in (shape_fault({"prompt": [7] * (MAX_ITEMS + 1)}, 1000) or "")
 
 
 @pytest.mark.parametrize(
@@ -84,13 +105,13 @@ def test_what_is_dear_to_parse_is_refused_unparsed(body: bytes, monkeypatch: pyt
     """The story: json.loads keeps the interpreter to itself on every thread: 8 MB of members froze all streams and
     health checks of a gateway for 0.4 s."""
     monkeypatch.setattr(json, "loads", None)
-    assert shape_fault(body, max_ids=2048) is not None
+    assert parse_fault(body) is not None
 
 
 def test_a_string_without_an_end_is_read_once() -> None:
     """By a search for its end from each of its two million quotes, this took hours."""
     began = time.monotonic()
-    shape_fault(b'"\\' * 2_000_000, max_ids=2048)
+    parse_fault(b'"\\' * 2_000_000)
     assert time.monotonic() - began < 20
 
 
@@ -185,7 +206,7 @@ async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pyte
 
     asking = [CompletionRequest("x")] * 8
     source: Any = SimpleNamespace(complete=counting)
-    async with aclosing(requests.events_of(source, asking, deadline_s=60.0)) as events:
+    async with aclosing(requests.events_of(source, asking, BODY, deadline_s=60.0)) as events:
         await anext(events)
         await asyncio.sleep(0.1)
         assert taken < 10 + 3 * len(asking)

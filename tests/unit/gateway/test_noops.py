@@ -56,15 +56,13 @@ async def test_what_sglangs_benchmark_sends() -> None:
     assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "ignore_eos": True})).is_success
 
 
-CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MEANT: dict[str, tuple[list[dict[str, Any]], str]] = {
-    "a tool call without content": ([{"role": "assistant", "content": None, "tool_calls": [CALL]}], "no functions"),
-    "a tool's answer": ([HELLO, {"role": "tool", "tool_call_id": "1", "content": "3"}], "no functions"),
     "an image": (
         [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}],
         "messages.0.content.1: a part of type image_url is not supported here: this model reads text alone",
     ),
-    "no content at all": ([{"role": "assistant", "content": None}], "messages.0.content"),
+    "no content at all": ([{"role": "assistant", "content": None}], "messages.0: content is needed"),
+    "a call of old": ([{**HELLO, "function_call": {"name": "f"}}], "use tool_choice, and tool_calls in messages"),
 }
 
 

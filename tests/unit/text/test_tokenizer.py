@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from inference.errors import InvalidRequestError
+from inference.text.chat import Chat, ChatMessage
 from inference.text.tokenizer import MAX_TEMPLATE_CHARACTERS, Tokenizer, plain_chat
 from tests.support.models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, save_tiny_model, tiny_tokenizer
 
@@ -84,13 +87,13 @@ def test_token_bytes_of_other_tokenizers() -> None:
 
 
 def test_a_chat_goes_through_the_models_template() -> None:
-    token_ids = BYTE_LEVEL.encode_chat([("system", ""), ("user", "on")])
+    token_ids = BYTE_LEVEL.encode_chat(Chat.of(("system", ""), ("user", "on")))
     assert BYTE_LEVEL.decode(token_ids) == "system: \nuser: on\nassistant:"
 
 
 def test_a_model_without_a_template_gets_the_plain_one() -> None:
-    token_ids = Tokenizer(tiny_tokenizer(), frozenset()).encode_chat([("user", "on")])
-    assert BYTE_LEVEL.decode(token_ids) == plain_chat([("user", "on")]) == "user: on\n\nassistant:"
+    token_ids = Tokenizer(tiny_tokenizer(), frozenset()).encode_chat(Chat.of(("user", "on")))
+    assert BYTE_LEVEL.decode(token_ids) == plain_chat(Chat.of(("user", "on"))) == "user: on\n\nassistant:"
 
 
 @pytest.mark.parametrize("own", [None, "[{{ messages[0]['content'] }}]"])
@@ -104,7 +107,87 @@ def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: st
     expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
     tokenizer = Tokenizer.load(tmp_path).with_template(targets, tmp_path)
     assert tokenizer.chat_template == targets
-    assert tokenizer.encode_chat([("user", "on")]) == expected.encode_chat([("user", "on")])
+    assert tokenizer.encode_chat(Chat.of(("user", "on"))) == expected.encode_chat(Chat.of(("user", "on")))
+
+
+TOOLS = '[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]'
+CALLS = '[{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\\"a\\": [1]}"}}]'
+TOOL_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}|{% endfor %}"
+    "{% for m in messages %}{{ m.role }}{% for call in m.tool_calls or [] %} {{ call.function.name }}"
+    "({{ call.function.arguments | tojson }}){% endfor %} {{ m.content }}|{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
+ASKED = (
+    ChatMessage("user", "on"),
+    ChatMessage("assistant", tool_calls_json=CALLS),
+    ChatMessage("tool", "3", tool_call_id="1"),
+)
+
+
+def test_tools_calls_and_variables_reach_the_template() -> None:
+    """Arguments come as text, and templates write objects."""
+    tokenizer = Tokenizer(tiny_tokenizer(chat_template=TOOL_TEMPLATE), frozenset())
+    chat = Chat(ASKED, TOOLS, '{"enable_thinking": false}')
+    expected = TOOLS[1:-1] + '|user on|assistant f({"a": [1]}) |tool 3|<think></think>'
+    assert tokenizer.decode(tokenizer.encode_chat(chat)) == expected
+    plain = Tokenizer(tiny_tokenizer(), frozenset())
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
+    assert (
+        plain.decode(plain.encode_chat(chat))
+        == f"tools: {TOOLS}\n\nuser: on\n\nassistant: {call}\n\ntool: 3\n\nassistant:"
+    )
+
+
+def test_arguments_that_were_cut_stay_what_they_are() -> None:
+    """The story: an agent that sent a cut call back, with what was wrong with it, was told 400 and could not go on."""
+    cut = ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1"))
+    (message,) = Chat((cut,)).conversation()
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a": [1'
+
+
+NO_CHATS = {
+    "tools": (Chat(ASKED, "{"), "tools: no JSON", "tools"),
+    "tools of texts": (Chat(ASKED, '["f"]'), "tools: a JSON array of objects", "tools"),
+    "too many tools": (Chat(ASKED, json.dumps([{}] * 129)), "tools has 129 elements, the limit is 128", "tools"),
+    "deep tools": (Chat(ASKED, "[" * 50_000), "tools: no JSON", "tools"),
+    "variables": (Chat(ASKED, "", "[]"), "chat_template_kwargs: a JSON object", "chat_template_kwargs"),
+    "another template": (
+        Chat(ASKED, "", '{"chat_template": "x"}'),
+        "chat_template_kwargs.chat_template says how",
+        "chat_template_kwargs",
+    ),
+    "a call": (
+        Chat((ChatMessage("assistant", tool_calls_json='[{"id": "1"}]'),)),
+        "messages[0].tool_calls[0].function: an object",
+        "messages",
+    ),
+    "half a character": (Chat(ASKED, '[{"x": "\\ud800"}]'), "no UTF-8", "messages"),
+}
+
+
+@pytest.mark.parametrize(("chat", "part", "field"), NO_CHATS.values(), ids=NO_CHATS)
+def test_what_is_no_conversation_is_named(chat: Chat, part: str, field: str) -> None:
+    tokenizer = Tokenizer(tiny_tokenizer(chat_template=TOOL_TEMPLATE), frozenset())
+    with pytest.raises(InvalidRequestError, match=re.escape(part)) as caught:
+        tokenizer.encode_chat(chat)
+    assert caught.value.field == field
+
+
+def test_marks_of_calls_are_text_where_calls_are_read() -> None:
+    """Llama's <|python_tag|> is a special token, which else has no text; the text around it is as it was."""
+    fast = tiny_tokenizer()
+    fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
+    tokenizer = Tokenizer(fast, frozenset())
+    (mark,) = tokenizer.call_markers
+    token_ids = [*tokenizer.encode("a\u00e9"), mark, *tokenizer.encode(" the\u00e9"), mark]
+    for shown, text in (
+        (tokenizer.call_markers, "a\u00e9<|python_tag|> the\u00e9<|python_tag|>"),
+        ({}, "a\u00e9 the\u00e9"),
+    ):
+        stream = tokenizer.stream(shown)
+        assert "".join(map(stream.push, token_ids)) + stream.rest() == text
+    assert BYTE_LEVEL.call_markers == {}
 
 
 def test_a_template_that_refuses_messages() -> None:
@@ -112,9 +195,9 @@ def test_a_template_that_refuses_messages() -> None:
     refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
     strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())
-    assert strict.decode(strict.encode_chat([("system", ""), ("user", "on")])) == "on"
+    assert strict.decode(strict.encode_chat(Chat.of(("system", ""), ("user", "on")))) == "on"
     with pytest.raises(InvalidRequestError, match=r"messages.*no system"):
-        strict.encode_chat([("system", "be kind"), ("user", "on")])
+        strict.encode_chat(Chat.of(("system", "be kind"), ("user", "on")))
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -139,5 +222,5 @@ def test_a_template_may_not_say_just_anything_to_a_client() -> None:
     template = "{{ raise_exception('no\\nlines ' + 'x' * 5000) }}"
     strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())
     with pytest.raises(InvalidRequestError, match="no lines x") as caught:
-        strict.encode_chat([("user", "on")])
+        strict.encode_chat(Chat.of(("user", "on")))
     assert len(str(caught.value)) < 300

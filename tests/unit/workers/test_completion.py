@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
 from inference.commit import Commit, Delta, FinishReason, TokenLogprob, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.gateway.formats import text_logprobs
-from inference.request import GenerationRequest
+from inference.request import GenerationRequest, Grammar, GrammarKind, Preamble
+from inference.text.chat import Chat, ChatMessage
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Chat, CompletionRequest
+from inference.workers.completion import CompletionRequest
 from inference.workers.convert import event_from_message, event_to_message
 from inference.workers.local import LocalCompleter
 from inference.workers.prompt import MAX_INLINE_CHARACTERS
@@ -43,7 +45,7 @@ async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.
     monkeypatch.setattr(Tokenizer, "encode", slow)
     completer = LocalCompleter(RefusingGenerator(), Tokenizer(tiny_tokenizer(), frozenset()))
     text = "the wind " * MAX_INLINE_CHARACTERS
-    prompt = Chat((("user", text),)) if is_chat else text
+    prompt = Chat.of(("user", text)) if is_chat else text
     asking = asyncio.create_task(anext(completer.complete(CompletionRequest(prompt))))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -86,3 +88,40 @@ async def test_offsets_count_the_text_that_tokens_have(
     events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]
     (delta,) = [event for event in map(event_from_message, map(event_to_message, events)) if isinstance(event, Delta)]
     assert text_logprobs(delta.logprobs, 0)["text_offset"] == offsets
+
+
+@pytest.mark.parametrize("tools", ["", '[{"type": "function"}]'])
+async def test_marks_of_calls_are_text_only_where_tools_were_offered(tools: str) -> None:
+    fast = tiny_tokenizer()
+    fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
+    tokenizer = Tokenizer(fast, frozenset())
+    token_ids = (*tokenizer.call_markers, *tokenizer.encode("the"))
+    request = CompletionRequest(Chat((ChatMessage("user", "x"),), tools))
+    completer = LocalCompleter(WritingGenerator(token_ids), tokenizer)
+    events = [event async for event in completer.complete(request)]
+    text = "".join(event.text for event in events if isinstance(event, Delta))
+    assert text == ("<|python_tag|>the" if tools else "the")
+
+
+PREAMBLES = {
+    "x": Preamble.REASONING,
+    "x<think>\n": Preamble.REST_OF_REASONING,
+    "x<think>\n\n</think>\n\n": Preamble.NONE,
+}
+
+
+@pytest.mark.parametrize(("prompt", "preamble"), PREAMBLES.items())
+async def test_what_may_stand_before_a_grammar_follows_from_the_prompt(prompt: str, preamble: Preamble) -> None:
+    asked = []
+
+    class Asked(RefusingGenerator):
+        async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+            asked.append(request.grammar)
+            async for commit in super().generate(request):
+                yield commit
+
+    completer = LocalCompleter(Asked(), Tokenizer(tiny_tokenizer(), frozenset()))
+    grammar = Grammar(GrammarKind.REGEX, "a", Preamble.REASONING)
+    with pytest.raises(InvalidRequestError, match="tokens"):
+        await anext(completer.complete(CompletionRequest(prompt, grammar=grammar)))
+    assert asked == [replace(grammar, preamble=preamble)]

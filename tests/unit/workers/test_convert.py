@@ -24,12 +24,17 @@ from inference.request import (
     MAX_STOP_TOKEN_IDS,
     NO_DEFAULTS,
     GenerationRequest,
+    Grammar,
+    GrammarKind,
+    Preamble,
     RequestDefaults,
     SamplingParams,
     Schedule,
 )
+from inference.text.chat import Chat, ChatMessage
+from inference.text.grammar_source import written_out
 from inference.workers import convert
-from inference.workers.completion import CompletionRequest
+from inference.workers.completion import FEATURES, CompletionRequest, ModelCard
 
 token_ids = st.lists(st.integers(0, 2**20), max_size=5).map(tuple)
 counts = st.integers(0, 2**20)
@@ -61,13 +66,15 @@ figures = st.builds(
 )
 scores = st.lists(st.builds(TokenLogprobs, st.builds(TokenLogprob, counts, st.floats(-9, 0))), max_size=2).map(tuple)
 schedules = st.sampled_from([None, *Schedule])
+chats = st.builds(Chat, st.lists(st.builds(ChatMessage), min_size=1).map(tuple), st.text(), st.text())
+preambles = st.sampled_from([Preamble.NONE, Preamble.REASONING])
 gammas = st.one_of(st.none(), st.integers(1, 64))
 
 
 @given(
     st.builds(
         CompletionRequest,
-        prompt=st.one_of(st.text(), token_ids),
+        prompt=st.one_of(st.text(), token_ids, chats),
         sampling=sampling.map(lambda params: params),
         seed=st.one_of(st.none(), st.integers(0, MAX_SEED)),
         max_new_tokens=st.integers(1, 2**20),
@@ -77,6 +84,7 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
         schedule=schedules,
         min_new_tokens=counts,
         prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
+        grammar=st.one_of(st.none(), st.builds(Grammar, st.sampled_from(GrammarKind), st.text(min_size=1), preambles)),
         cache_salt=st.text(max_size=9),
     )
 )
@@ -87,6 +95,7 @@ def test_completion_request(request: CompletionRequest) -> None:
     back = convert.completion_from_message(convert.completion_to_message(request))
     assert (back.prompt, back.seed, back.stop_token_ids) == (request.prompt, request.seed, request.stop_token_ids)
     assert (back.max_new_tokens, back.ignore_eos) == (request.max_new_tokens, request.ignore_eos)
+    assert back.grammar == request.grammar
     assert (back.gamma, back.schedule) == (request.gamma, request.schedule)
     assert back.sampling.temperature == request.sampling.temperature
     assert (back.sampling.top_k, back.sampling.top_p) == (request.sampling.top_k, request.sampling.top_p)
@@ -153,6 +162,21 @@ def test_commit(commit: Commit) -> None:
 )
 def test_event(event: Started | Delta | Finished) -> None:
     assert convert.event_from_message(convert.event_to_message(event)) == event
+
+
+def test_what_stands_before_a_grammar_is_written_into_that_of_a_session() -> None:
+    """So that a target which knows of no reasoning masks alike, and no field is needed there."""
+    grammar = Grammar(GrammarKind.CHOICE, '["a"]', Preamble.REST_OF_REASONING)
+    request = GenerationRequest((1,), stop_at_eos=True, grammar=grammar, sampling=SamplingParams())
+    message = convert.open_to_message(request, fingerprint="f", vocab_size=9)
+    assert (message.grammar.kind, message.grammar.after_reasoning) == (pb.GRAMMAR_KIND_GRAMMAR, False)
+    assert "</think>" in message.grammar.text.replace("\\", "")
+    assert convert.open_from_message(message).grammar == written_out(grammar)
+
+
+def test_a_card_says_what_its_server_hears() -> None:
+    card = ModelCard("m", "target", 8, 9, "f", features=FEATURES)
+    assert convert.card_from_message(convert.card_to_message(card)) == card
 
 
 def test_unset_fields() -> None:

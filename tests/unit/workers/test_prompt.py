@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from inference.text.chat import Chat
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Chat
 from inference.workers.prompt import PromptReader
 from tests.support.models import save_tiny_model
 
@@ -18,7 +18,7 @@ async def test_the_template_of_another_server_is_not_run_on_the_loop(tmp_path: P
     save_tiny_model(tmp_path, "llama")
     tokenizer = Tokenizer.load(tmp_path).with_template(SLOW, tmp_path)
     reader = PromptReader(tokenizer, max_length=128)
-    reading = asyncio.create_task(reader.read(Chat((("user", "on"),))))
+    reading = asyncio.create_task(reader.read(Chat.of(("user", "on"))))
     await asyncio.sleep(0)
     assert not reading.done()
     assert await reading == tokenizer.encode("on", special=False)

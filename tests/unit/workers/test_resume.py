@@ -16,9 +16,10 @@ from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.request import Grammar, GrammarKind, RequestDefaults, SamplingParams
 from inference.speculation.slot_decoder import SlotDecoder
+from inference.text.chat import Chat, ChatMessage
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Chat, CompletionRequest, Resume
+from inference.workers.completion import CompletionRequest, Resume
 from inference.workers.convert import (
     completion_from_message,
     completion_to_message,
@@ -101,7 +102,7 @@ REQUESTS = {
     "nobody chose a seed": CompletionRequest("the wind", HOT, max_new_tokens=5),
     "what is left open": CompletionRequest("the wind", max_new_tokens=None, unsaid=frozenset({"temperature", "top_k"})),
     "token ids": CompletionRequest((5, 6, 7), HOT, seed=4, max_new_tokens=5, ignore_eos=True),
-    "chat": CompletionRequest(Chat((("user", "hello"),)), HOT, seed=5, max_new_tokens=5),
+    "chat": CompletionRequest(Chat((ChatMessage("user", "hello"),)), HOT, seed=5, max_new_tokens=5),
     "penalties": CompletionRequest("the wind", PENALIZED, seed=6, max_new_tokens=10, ignore_eos=True),
     "logprobs": CompletionRequest("the wind", HOT, seed=7, max_new_tokens=6, logprobs=2, prompt_logprobs=1, echo=True),
     "least length": CompletionRequest(

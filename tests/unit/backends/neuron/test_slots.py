@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron.slots import load_neuron_backend
-from inference.model import Backend, Span, max_pass_draft_tokens, prompt_chunk_tokens
+from inference.backends.neuron.plan import ReadingTimes
+from inference.backends.neuron.slots import NeuronBackend, load_neuron_backend
+from inference.model import Backend, Span, goes_on, max_pass_draft_tokens, prompt_chunk_tokens
 from tests.support.backend_contract import (
     MAX_LENGTH,
     NUM_SLOTS,
@@ -94,6 +95,31 @@ def test_a_prompt_above_the_prompt_graph_goes_on_in_passes(calls: Calls, overrid
     logits = backend.forward([Span(1, 0, TOKENS[:12], 1)])
     assert calls == [("context", (1, 9)), ("speculation", (1, K))]
     np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:12])[-1:], rtol=0, atol=1e-3)
+
+
+def test_what_a_slot_holds_is_used_where_passes_were_measured_to_be_faster() -> None:
+    times = ReadingTimes(width=5)
+    times.record_prompt(40, 1.0)
+    assert not times.goes_on(39, 40), "nobody knows what a pass takes"
+    times.record_pass(1, 0.01)  # of one token: says nothing of those that read a rest
+    assert not times.goes_on(39, 40)
+    times.record_pass(5, 0.3)
+    assert [times.goes_on(num_held, 40) for num_held in (39, 35, 30, 25, 24)] == [True, True, True, True, False]
+    assert not times.goes_on(38, 39), "nobody knows what so short a prompt takes"
+    times.record_prompt(30, 0.2)
+    assert [times.goes_on(29, 30), times.goes_on(38, 39), times.goes_on(39, 40)] == [False, False, True]
+    times.record_prompt(40, 0.1)
+    assert not times.goes_on(39, 40)
+
+
+def test_a_backend_measures_what_it_reads() -> None:
+    backend = slot_backend()
+    backend.forward([Span(0, 0, TOKENS[:9], 1)])
+    assert not goes_on(backend, 8, 9)
+    backend.forward([Span(0, 9, TOKENS[9:13], 4)])
+    assert isinstance(backend, NeuronBackend)
+    backend._times.record_prompt(12, 3600.0)  # whatever the passes took on this machine
+    assert goes_on(backend, 8, 12)
 
 
 def test_a_span_behind_what_the_slot_holds_is_an_error() -> None:

@@ -1,0 +1,44 @@
+"""Reads a model's text as a message: reasoning, content and calls of tools, piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inference.text.calls.reader import CallPiece, CallReader
+from inference.text.reasoning import Reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a piece of text adds to a message; calls by their numbers."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: dict[int, CallPiece] = field(default_factory=dict)
+
+
+class AnswerReader:
+    """Reads one answer; how its text is cut into pieces changes nothing of the whole.
+
+    Args:
+        reasoning: splits it off; None: there is none.
+        calls: finds them; None: there are none.
+        one_call: further ones are dropped.
+    """
+
+    def __init__(self, reasoning: Reasoning | None, calls: CallReader | None, *, one_call: bool) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._one_call = one_call
+        self.has_calls = False
+
+    def push(self, text: str, *, is_last: bool) -> Reading:
+        """What a piece of the text adds; with the last one also what was held back."""
+        thought, rest = self._reasoning.push(text, is_last=is_last) if self._reasoning else ("", text)
+        if self._calls is None:
+            return Reading(thought, rest)
+        content, calls = self._calls.push(rest, is_last=is_last)
+        if self._one_call:
+            calls = {number: call for number, call in calls.items() if number == 0}
+        self.has_calls |= bool(calls)
+        return Reading(thought, content, calls)

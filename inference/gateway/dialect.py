@@ -1,0 +1,108 @@
+"""How the model behind speaks: how it writes calls and marks its thoughts; what that means for request and answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from inference.config import HttpConfig
+from inference.errors import InvalidRequestError
+from inference.gateway.answer import AnswerReader
+from inference.gateway.conversation import NamedTool, Tool
+from inference.gateway.errors import ApiError
+from inference.gateway.schema import ChatBody
+from inference.request import Grammar, GrammarKind, Preamble
+from inference.text.calls.formats import FORMATS, CallFormat, format_of
+from inference.text.calls.grammar import calls_anywhere, only_calls
+from inference.text.chat import Chat
+from inference.text.reasoning import BEGIN, Reasoning, is_begun
+from inference.workers.completion import TOOLS, ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the model behind speaks.
+
+    Attributes:
+        calls: how it writes calls; None: not in a way that is known here.
+        thinks: it may think before it answers, and marks what it thinks.
+        hears_tools: its server knows tools, template variables, and grammars behind a reasoning.
+    """
+
+    calls: CallFormat | None
+    thinks: bool
+    hears_tools: bool
+
+    @classmethod
+    def of(cls, card: ModelCard, config: HttpConfig) -> Dialect:
+        """What the flags say, or else the model's chat template."""
+        parser, thinking = config.tool_call_parser, config.reasoning_parser
+        calls = format_of(card.chat_template) if parser == "auto" else FORMATS.get(parser)
+        thinks = BEGIN in (card.chat_template or "") if thinking == "auto" else thinking == "think"
+        return cls(calls, thinks, TOOLS in card.features)
+
+    def check(self, body: ChatBody, chat: Chat) -> None:
+        """Refuse what the model, or its server, does not know.
+
+        Raises:
+            ApiError: naming the field.
+        """
+        self.check_server(chat)
+        if body.offered() and self.calls is None:
+            fault = "the model's chat template shows no way to call them that is known here; see --tool_call_parser"
+            raise ApiError(400, f"tools: {fault}", param="tools", code="unsupported_parameter")
+
+    def check_server(self, chat: Chat) -> None:
+        """Refuse what the server behind would ignore in silence.
+
+        Raises:
+            ApiError: naming the field.
+        """
+        speaks_of_calls = any(each.tool_calls_json or each.tool_call_id for each in chat.messages)
+        said = {
+            "tools": chat.tools_json,
+            "chat_template_kwargs": chat.template_kwargs_json,
+            "messages": speaks_of_calls,
+        }
+        if not self.hears_tools and (param := next((name for name, value in said.items() if value), None)):
+            fault = "the server behind this one knows no tools and no template variables, and would ignore them"
+            raise ApiError(400, f"{param}: {fault}", param=param, code="unsupported_parameter")
+
+    def grammar(self, body: ChatBody) -> Grammar | None:
+        """What the output must look like, as tools and response format say; behind a reasoning, where there may be one.
+
+        Raises:
+            InvalidRequestError: the tools are too long for one, or the format is none that can stand beside them.
+        """
+        offered = body.offered()
+        try:
+            grammar = self._of_tools(body, offered, self.calls) if offered and self.calls else body.grammar_of_output()
+        except (ValueError, InvalidRequestError) as exc:
+            raise InvalidRequestError(f"tools: {exc}", field=body.grammar_field() or "tools") from exc
+        if grammar is None or not (self.thinks and self.hears_tools):
+            return grammar
+        return replace(grammar, preamble=Preamble.REASONING)
+
+    def _of_tools(self, body: ChatBody, offered: list[Tool], calls: CallFormat) -> Grammar | None:
+        functions, output = {tool.function.name: tool.function.parameters for tool in offered}, body.grammar_of_output()
+        many = body.parallel_tool_calls
+        if isinstance(choice := body.tool_choice, NamedTool):
+            named = {choice.function.name: functions[choice.function.name]}
+            return only_calls(calls, named, many=False, output=None)
+        if choice == "required":
+            return only_calls(calls, functions, many=many, output=None)
+        if output is not None and output.kind is not GrammarKind.JSON_SCHEMA:
+            raise ValueError("beside some that may be called or not, only JSON can be asked for")
+        if output is not None:
+            return only_calls(calls, functions, many=many, output=output)
+        if calls.trigger is not None and any(tool.function.strict for tool in offered):
+            return calls_anywhere(calls, functions)
+        return None
+
+    def reader(self, body: ChatBody, prompt: str) -> AnswerReader | None:
+        """Reads one answer to a prompt; None: its text is its content."""
+        names = frozenset(tool.function.name for tool in body.offered())
+        calls = self.calls.reader(names) if self.calls and names else None
+        if calls is None and not self.thinks:
+            return None
+        thoughts = Reasoning(begun=is_begun(prompt)) if self.thinks else None
+        return AnswerReader(thoughts, calls, one_call=not body.parallel_tool_calls)

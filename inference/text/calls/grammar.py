@@ -1,0 +1,66 @@
+"""Grammars of calls: which functions, with which arguments, and what may stand beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from inference.request import Grammar, GrammarKind
+from inference.text.calls.formats import CallFormat
+from inference.text.grammar_source import nested
+
+MAX_CALLS = 16
+"""Of one answer, where a grammar counts them."""
+_SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
+_ANYWHERE = """start: called* TEXT
+TEXT: /(.|\\n)*/
+begin[lazy]: TEXT {trigger}
+called: begin {before} object {after}
+"""
+
+Functions: TypeAlias = Mapping[str, Mapping[str, Any] | None]
+"""By name, the schema of the arguments; None: none are taken."""
+
+
+def arguments_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The schema that a grammar keeps to: that of an object."""
+    if schema is None:
+        return {"type": "object", "additionalProperties": False}
+    return {"type": "object", "x-guidance": _SPACED, **schema}
+
+
+def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Grammar | None) -> Grammar:
+    """One call, or `many`; or else an output of another grammar, if there is one."""
+    more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
+    start = f"start: {'calls | @output' if output else 'calls'}\ncalls: call {more}\n"
+    lark = f"{start}call: {_text(form.before)} object {_text(form.after)}\n{_objects(form, functions)}"
+    return nested(lark, output) if output else Grammar(GrammarKind.GRAMMAR, lark)
+
+
+def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
+    """Any text; but where it begins a call, that is one of these. Only for a format with a trigger."""
+    trigger = form.trigger or ""
+    places = {"trigger": trigger, "before": form.before.removeprefix(trigger), "after": form.after}
+    start = _ANYWHERE.format_map({name: _text(each) for name, each in places.items()})
+    return Grammar(GrammarKind.GRAMMAR, start + _objects(form, functions))
+
+
+def _objects(form: CallFormat, functions: Functions) -> str:
+    """The rule `object`: a name and the arguments that go with it.
+
+    Its head is in pieces as small as those of a JSON schema's own grammar: the library reads a text by its longest
+    piece, and where another JSON may stand instead, could not tell the two apart behind the first brace.
+    """
+    numbers = range(len(functions))
+    rules = [f"object: {' | '.join(f'object_{i}' for i in numbers)}"]
+    for i, (name, schema) in enumerate(functions.items()):
+        head = ("{", '"name"', ": ", f'"{name}"', ", ", f'"{form.key}"', ": ")
+        rules.append(f'object_{i}: {" ".join(map(_text, head))} arguments_{i} "}}"')
+        rules.append(f"arguments_{i}: %json {json.dumps(arguments_of(schema))}")
+    return "\n".join(rules) + "\n"
+
+
+def _text(text: str | None) -> str:
+    """As Lark writes a text; nothing for none."""
+    return json.dumps(text, ensure_ascii=False) if text else ""

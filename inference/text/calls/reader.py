@@ -1,0 +1,165 @@
+"""Reads calls out of a growing text; what only looks like a call stays text.
+
+A call is a JSON object with a name, which must be that of a function that was offered, and its arguments, which must be
+an object. It begins where both are certain, and from then on its arguments are passed on as they come. So what is read
+does not depend on how the text was cut into pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+MAX_HEAD_CHARACTERS = 4096
+"""Text that is held back until it is known whether it is a call; usually the name is certain after a few dozen."""
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII)
+_KEYS = "name|arguments|parameters|type|id"
+_NO_CALL = re.compile(rf'\s*(?:[^{{\s]|\{{\s*(?:[^"\s]|"(?!(?:{_KEYS})")[^"]*"))')
+
+
+@dataclass(slots=True)
+class CallPiece:
+    """A piece of a call; the first one of each has its name."""
+
+    name: str | None = None
+    arguments: str = ""
+
+
+Pieces: TypeAlias = tuple[str, dict[int, CallPiece]]
+"""Text that is no call, and what was added to calls, by their numbers."""
+
+
+class JsonEnd:
+    """Finds the end of a JSON object whose text comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+
+    def end_in(self, text: str) -> int | None:
+        """How much of the next piece belongs to it; None: all, and more. A "<" outside of strings ends it too."""
+        for i, character in enumerate(text):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif character == '"':
+                self._in_string = not self._in_string
+            elif self._in_string:
+                self._is_escaped = character == "\\"
+            elif character in "{[":
+                self._depth += 1
+            elif character == "<":
+                return i
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return i + 1
+        return None
+
+
+class CallReader:
+    """What all ways to write a call share; a subclass says how one is introduced, and what stands behind it.
+
+    Args:
+        names: of the functions that were offered.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._buffer = self._opening = ""
+        self._num_scanned = self._num_calls = 0
+        self._end = JsonEnd()
+        self._drops_space = False  # behind a call
+        self._text = ""
+        self._calls: dict[int, CallPiece] = {}
+        self._state: Callable[[], bool] = self._in_text
+
+    def push(self, text: str, *, is_last: bool) -> Pieces:
+        """What became certain with more text; with the last one, all. A call that was not finished stays what it is."""
+        self._buffer += text
+        while self._state():
+            pass
+        if is_last and self._state in (self._in_head, self._in_text):
+            self._say((self._opening if self._state == self._in_head else "") + self._buffer)
+        pieces, self._text, self._calls = (self._text, self._calls), "", {}
+        return pieces
+
+    def _in_text(self) -> bool:
+        """Look for what introduces a call; like every state, whether another one goes on with what is left."""
+        raise NotImplementedError
+
+    def _behind_call(self) -> bool:
+        """Skip what belongs to a call behind its arguments."""
+        raise NotImplementedError
+
+    def _no_call(self) -> bool:
+        """What looked like a call was none."""
+        self._say(self._opening)
+        self._state = self._in_text
+        return True
+
+    def _say(self, text: str) -> None:
+        if self._drops_space:
+            text = text.lstrip()
+        if text:
+            self._drops_space = False
+            self._text += text
+
+    def _expect(self, opening: str, rest: str) -> bool:
+        """A call may follow the opening."""
+        self._opening, self._buffer, self._num_scanned = opening, rest, 0
+        self._end, self._state = JsonEnd(), self._in_head
+        return True
+
+    def _in_head(self) -> bool:
+        if head := _HEAD.match(self._buffer, 0, MAX_HEAD_CHARACTERS):
+            return self._begin(head[1], head.end()) if head[1] in self._names else self._no_call()
+        if _NO_CALL.match(self._buffer):
+            return self._no_call()
+        end = self._end.end_in(self._buffer[self._num_scanned : MAX_HEAD_CHARACTERS])
+        if end is None:
+            self._num_scanned = min(len(self._buffer), MAX_HEAD_CHARACTERS)
+            return self._no_call() if self._num_scanned == MAX_HEAD_CHARACTERS else False
+        return self._take_whole(self._num_scanned + end)
+
+    def _begin(self, name: str, length: int) -> bool:
+        self._calls[self._num_calls] = CallPiece(name)
+        self._num_calls += 1
+        self._buffer, self._end, self._state = self._buffer[length:], JsonEnd(), self._in_arguments
+        return True
+
+    def _in_arguments(self) -> bool:
+        end = self._end.end_in(self._buffer)
+        piece = self._buffer[:end]
+        if piece:
+            self._calls.setdefault(self._num_calls - 1, CallPiece()).arguments += piece
+        self._buffer = self._buffer[len(piece) :]
+        if end is None:
+            return False
+        self._state = self._behind_call
+        return True
+
+    def _take_whole(self, end: int) -> bool:
+        """An object that has another shape than usual, such as the arguments before the name."""
+        call = _call_of(self._buffer[:end], self._names)
+        if call is None:
+            return self._no_call()
+        self._calls[self._num_calls] = CallPiece(*call)
+        self._num_calls += 1
+        self._buffer, self._state = self._buffer[end:], self._behind_call
+        return True
+
+
+def _call_of(text: str, names: frozenset[str]) -> tuple[str, str] | None:
+    """Name and arguments; None if it is no call of what was offered."""
+    try:
+        call: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    arguments = call.get("arguments", call.get("parameters")) or {}
+    name = call.get("name")
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
+        return None
+    return name, json.dumps(arguments, ensure_ascii=False)

@@ -1,0 +1,105 @@
+"""Grammars in llguidance's own form, without a tokenizer: what each kind means, and what stands around it.
+
+What is not the library's is decided here: the whitespace of JSON, and the limits. Fuel is its unit of work, counted
+alike on every machine; docs/structured.md says what each limit costs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from inference.request import Grammar, GrammarKind, Preamble
+from inference.text.reasoning import BEGIN, END
+from inference.text.schema_fault import path_of_fault
+
+VERSION = f"llguidance {version('llguidance')}, compact JSON"
+"""Library and whitespace rule: others mask differently, so a sequence that began with one goes on with no other."""
+LIMITS = {
+    "initial_lexer_fuel": 100_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 10_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+_COMPACT = {"whitespace_flexible": False}
+_SEVERAL = '{"grammars"'
+_MAX_MESSAGE = 300
+_THOUGHT = f"thought[lazy]: /(.|\\n)*{END.replace('/', chr(92) + '/')}/\nSPACE: /\\s*/\n"
+_PREAMBLES = {
+    Preamble.REASONING: f'start: (begin thought SPACE)? @output\nbegin: "{BEGIN}"\n{_THOUGHT}',
+    Preamble.REST_OF_REASONING: f"start: thought SPACE @output\n{_THOUGHT}",
+}
+
+
+def source_of(grammar: Grammar) -> str:
+    """The grammar in the library's own form.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if grammar.preamble is Preamble.NONE:
+        return _plain_source(grammar)
+    return nested(_PREAMBLES[grammar.preamble], replace(grammar, preamble=Preamble.NONE)).text
+
+
+def written_out(grammar: Grammar) -> Grammar:
+    """The same grammar for a peer that knows no preambles: they stand in its text."""
+    return grammar if grammar.preamble is Preamble.NONE else Grammar(GrammarKind.GRAMMAR, source_of(grammar))
+
+
+def nested(lark: str, output: Grammar) -> Grammar:
+    """A grammar in Lark, in which another one goes by the name of @output.
+
+    Raises:
+        ValueError: the other one is none.
+    """
+    source = _plain_source(output)
+    first, *others = json.loads(source)["grammars"] if source.startswith(_SEVERAL) else [{"lark_grammar": source}]
+    named = [{**first, "name": "output"}, *others]
+    return Grammar(GrammarKind.GRAMMAR, json.dumps({"grammars": [{"lark_grammar": lark}, *named]}))
+
+
+def _plain_source(grammar: Grammar) -> str:
+    from llguidance import LLMatcher, grammar_from
+
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return LLMatcher.grammar_from_json_schema(grammar.text, _COMPACT)  # type: ignore[arg-type]
+    if grammar.kind is GrammarKind.CHOICE:
+        return LLMatcher.grammar_from_lark(_alternatives(grammar.text))
+    if grammar.kind is GrammarKind.GRAMMAR and grammar.text.startswith(_SEVERAL):
+        return grammar.text
+    return grammar_from("regex" if grammar.kind is GrammarKind.REGEX else "grammar", grammar.text)
+
+
+def _alternatives(text: str) -> str:
+    choices: Any = json.loads(text)
+    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
+        raise ValueError("a JSON array of one or more texts is expected, none of them empty")
+    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def fault_of_schema(schema: Any) -> tuple[str, str]:
+    """Where a JSON schema has a fault, as in properties/name, and which; two empty texts if it has none."""
+    try:
+        message = _message_of(schema)
+        return (path_of_fault(schema, _message_of), message) if message else ("", "")
+    except (ValueError, RecursionError) as exc:
+        return "", brief(str(exc))
+
+
+def _message_of(schema: Any) -> str:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
+    source = LLMatcher.grammar_from_json_schema(json.dumps(schema), _COMPACT)  # type: ignore[arg-type]
+    return brief(LLMatcher.validate_grammar(source, limits=limits))
+
+
+def brief(message: str) -> str:
+    """One line of the library's words; a caller's own text may stand in them at any length."""
+    line = " ".join(message.replace("<non-verbose/>", "").split())
+    return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]} ..."

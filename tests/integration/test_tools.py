@@ -1,0 +1,159 @@
+"""Clients' own packages call tools of the bundled model, which knows nothing of tools: the grammar does it all.
+
+A target and a gateway of this process, over real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+import pytest_asyncio
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
+
+from grpc_comm.channel import open_channel
+from grpc_comm.server import Server
+from inference.config import BUNDLED_TARGET, HttpConfig, ModelConfig, ServerConfig
+from inference.gateway.app import Gateway
+from inference.gateway.server import HttpFront
+from inference.observe.metrics import Metrics
+from inference.request import NO_DEFAULTS
+from inference.serving.assembly import model_card, target_engine
+from inference.serving.host import opened
+from inference.serving.processes import free_port
+from inference.workers.generation import GenerationServicer
+from inference.workers.local import LocalCompleter
+from inference.workers.remote import RemoteCompleter
+from inference.workers.status import to_status
+from tests.support.completers import healthy
+from tests.unit.gateway.test_tools import tool
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [tool("weather", WEATHER, description="How the weather will be."), tool("now", None)]
+MESSAGES: Any = [{"role": "user", "content": "Will it rain?"}]
+FIELDS: Any = {"model": "target", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 48, "seed": 3}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url() -> AsyncGenerator[str, None]:
+    """A gateway that knows the model by its card alone."""
+    model = ModelConfig(BUNDLED_TARGET, num_slots=4, num_threads=1)
+    async with target_engine(model, max_waiting=16) as loaded:
+        completer = LocalCompleter(loaded.engine, loaded.tokenizer)
+        card = model_card("target", "target", loaded.engine, loaded.tokenizer, NO_DEFAULTS)
+        service = GenerationServicer(completer, card, completer.codec)
+        server = Server("127.0.0.1:0", [service], status_of=to_status)
+        await server.open()
+        address, port = f"127.0.0.1:{server.port}", free_port()
+        async with open_channel(address) as channel:
+            remote = RemoteCompleter(channel, address, deadline_s=60)
+            gateway = Gateway(remote, await remote.model(), Metrics("target"), healthy, HttpConfig(port), codec=remote)
+            async with opened(HttpFront(gateway, ServerConfig(grace_s=1.0))):
+                yield f"http://127.0.0.1:{port}/v1"
+        await server.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(url: str) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def check(name: str, arguments: str) -> None:
+    (schema,) = (each["function"]["parameters"] for each in TOOLS if each["function"]["name"] == name)
+    jsonschema.validate(json.loads(arguments), schema or {"additionalProperties": False})
+
+
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NOW], ids=["required", "named"])
+async def test_required_calls_are_valid_whole_and_streamed(client: openai.AsyncOpenAI, choice: Any) -> None:
+    fields = {**FIELDS, "tool_choice": choice, "parallel_tool_calls": False}
+    whole = (await client.chat.completions.create(**fields)).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    (call,) = whole.message.tool_calls or []
+    assert call.type == "function"
+    check(call.function.name, call.function.arguments)
+    async with client.chat.completions.stream(**fields) as stream:
+        streamed = (await stream.get_final_completion()).choices[0]
+    (other,) = streamed.message.tool_calls or []
+    assert (streamed.finish_reason, other.function.name) == ("tool_calls", call.function.name)
+    assert other.function.arguments == call.function.arguments
+
+
+async def test_calls_and_their_answers_go_back_into_the_conversation(client: openai.AsyncOpenAI) -> None:
+    first = await client.chat.completions.create(**FIELDS, tool_choice=NOW)
+    (call,) = first.choices[0].message.tool_calls or []
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "noon"}
+    fields = {**FIELDS, "messages": [*MESSAGES, first.choices[0].message.model_dump(), answer]}
+    second = await client.chat.completions.create(**{**fields, "max_tokens": 6}, tool_choice="none")
+    assert second.choices[0].message.tool_calls is None
+    assert second.choices[0].message.content
+    assert second.usage is not None
+    assert first.usage is not None
+    assert second.usage.prompt_tokens < first.usage.prompt_tokens, "tools that must not be called are not in the prompt"
+
+
+async def test_a_bad_schema_is_named_by_its_place(client: openai.AsyncOpenAI) -> None:
+    bad = tool("bad", {"type": "object", "properties": {"a": {"items": {"type": "nonsense"}}}})
+    with pytest.raises(
+        openai.BadRequestError, match=r"tools\[2\]\.function\.parameters\.properties\.a\.items"
+    ) as caught:
+        await client.chat.completions.create(**{**FIELDS, "tools": [*TOOLS, bad]}, tool_choice="required")
+    assert caught.value.param == "tools"
+
+
+async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
+    """The agent must call, is told what came of it, and then says something; streamed too."""
+    called = []
+
+    @function_tool
+    def forecast(days: int) -> str:
+        """How it will be."""
+        called.append(days)
+        return "rain"
+
+    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=40, temperature=0.0)
+    model = OpenAIChatCompletionsModel("target", client)
+    agent = Agent(name="a", instructions="Help.", model=model, model_settings=settings, tools=[forecast])
+    config = RunConfig(tracing_disabled=True)
+    result = await Runner.run(agent, "Rain?", max_turns=3, run_config=config)
+    assert (len(called), isinstance(result.final_output, str)) == (1, True)
+    streaming = Runner.run_streamed(agent, "Rain?", max_turns=3, run_config=config)
+    kinds = [event.name async for event in streaming.stream_events() if event.type == "run_item_stream_event"]
+    assert kinds[:2] == ["tool_called", "tool_output"]
+    assert called[0] == called[1]
+    assert streaming.final_output == result.final_output
+
+
+class Forecast(BaseModel):
+    """How it will be."""
+
+    days: int = Field(ge=1, le=9)
+    rain: bool
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+async def test_langchain(url: str, method: Any) -> None:
+    model = ChatOpenAI(model="target", base_url=url, api_key="none", max_retries=0, max_tokens=80)  # type: ignore[arg-type,call-arg]
+    answer = await asyncio.wait_for(model.with_structured_output(Forecast, method=method).ainvoke("Rain?"), 60)
+    assert isinstance(answer, Forecast)
+    bound = model.bind_tools([Forecast], tool_choice="required", parallel_tool_calls=False)
+    (call,) = (await bound.ainvoke("Rain?")).tool_calls
+    assert (call["name"], Forecast(**call["args"]).days > 0) == ("Forecast", True)

@@ -1,0 +1,248 @@
+"""Tools and reasoning over HTTP, without a model: what is asked of the server behind, and what becomes of its text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from inference.commit import FinishReason
+from inference.errors import InvalidRequestError
+from inference.gateway.app import create_app
+from inference.request import Grammar, GrammarKind, Preamble
+from inference.text.chat import Chat, ChatMessage
+from inference.workers.completion import ModelCard
+from tests.support.completers import CARD, ScriptedCompleter, gateway
+from tests.unit.gateway.test_app import HELLO, PASSES, events
+
+TEXTS = ["I look.\n", "<tool", '_call>\n{"name": "f", "argu', 'ments": {"a": ', "1}}\n</tool_call>"]
+TWO = [*TEXTS, "\n", *TEXTS[1:]]
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+THINKING = "{% if add_generation_prompt %}<think>{% endif %}"
+
+
+def tool(name: str = "f", parameters: dict[str, Any] | None = PARAMETERS, **others: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **others}}
+
+
+async def ask(
+    completer: ScriptedCompleter,
+    body: dict[str, Any],
+    card: ModelCard = CARD,
+    path: str = "chat/completions",
+    **settings: Any,
+) -> httpx.Response:
+    behind = gateway(completer, **settings)
+    behind.card = card
+    transport = httpx.ASGITransport(create_app(behind), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        headers, text = {"Content-Type": "application/json"}, json.dumps({"messages": [HELLO], **body})
+        return await client.post("/v1/chat/completions", content=text, headers=headers)
+
+
+async def grammar_of(body: dict[str, Any], card: ModelCard = CARD, **settings: Any) -> Grammar | None:
+    completer = ScriptedCompleter(PASSES)
+    response = await ask(completer, body, card, **settings)
+    assert response.is_success, response.text
+    return completer.requests[0].grammar
+
+
+def stopping(texts: list[str]) -> ScriptedCompleter:
+    return ScriptedCompleter([[text] for text in texts], reason=FinishReason.STOP)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_a_stream_and_a_whole_answer_have_the_same_calls(parallel: bool) -> None:
+    body = {"tools": [tool()], "parallel_tool_calls": parallel}
+    (choice,) = (await ask(stopping(TWO), body)).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "I look.")
+    calls = [each["function"] for each in choice["message"]["tool_calls"]]
+    assert calls == [{"name": "f", "arguments": '{"a": 1}'}] * (1 + parallel)
+    chunks = [each["choices"][0] for each in events(await ask(stopping(TWO), {**body, "stream": True}))]
+    assert len(chunks) == len(TWO), "an event is a token"
+    assert (chunks[0]["delta"]["role"], chunks[-1]["finish_reason"]) == ("assistant", "tool_calls")
+    assert "".join(each["delta"].get("content", "") for each in chunks) == "I look."
+    pieces = [piece for each in chunks for piece in each["delta"].get("tool_calls", ())]
+    heads = [piece for piece in pieces if "id" in piece]
+    assert [(head["index"], head["type"], head["function"]["name"]) for head in heads] == [
+        (i, "function", "f") for i in range(1 + parallel)
+    ]
+    for head in heads:
+        fragments = [each["function"]["arguments"] for each in pieces if each["index"] == head["index"]]
+        assert len(fragments) > 1
+        assert "".join(fragments) == '{"a": 1}'
+
+
+async def test_without_a_call_the_text_is_the_content() -> None:
+    for body in (
+        {"tools": [tool()]},
+        {"tools": [tool("g")], "tool_choice": "auto"},
+        {"tools": [tool()], "tool_choice": "none"},
+    ):
+        texts = TEXTS[:2] if body["tools"] == [tool()] else TEXTS
+        (choice,) = (await ask(stopping(texts), body)).json()["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("".join(texts), "stop")
+        assert "tool_calls" not in choice["message"]
+
+
+async def test_a_call_that_is_cut_says_so() -> None:
+    (choice,) = (await ask(ScriptedCompleter([[text] for text in TEXTS[:4]]), {"tools": [tool()]})).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": '}
+
+
+async def test_what_belongs_to_a_conversation_reaches_the_owner_of_its_template() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "x", "name": "me"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "1", "content": "3", "name": "f"},
+    ]
+    completer = ScriptedCompleter(PASSES)
+    fields = {"tools": [tool(strict=True)], "enable_thinking": False, "chat_template_kwargs": {"now": 1}}
+    assert (await ask(completer, {"messages": messages, **fields})).is_success
+    prompt = completer.requests[0].prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.messages == (
+        ChatMessage("user", "x"),
+        ChatMessage("assistant", "", json.dumps([call]), reasoning="hm"),
+        ChatMessage("tool", "3", tool_call_id="1", name="f"),
+    )
+    assert prompt.tools() == [tool()], "strict is not the template's affair"
+    assert prompt.template_kwargs() == {"now": 1, "enable_thinking": False}
+    await ask(completer, {"tools": [tool()], "tool_choice": "none"})
+    assert completer.requests[1].prompt == Chat.of(("user", "x")), "what must not be called is not spoken of"
+
+
+async def test_which_choice_is_a_grammar() -> None:
+    tools = [tool(), tool("g", None)]
+    assert await grammar_of({"tools": tools}) is None
+    assert await grammar_of({"tools": tools, "tool_choice": "none"}) is None
+    required = await grammar_of({"tools": tools, "tool_choice": "required"})
+    named = await grammar_of({"tools": tools, "tool_choice": {"type": "function", "function": {"name": "g"}}})
+    strict = await grammar_of({"tools": [*tools, tool("h", strict=True)]})
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    either = await grammar_of({"tools": tools, "response_format": schema})
+    assert required is not None
+    assert named is not None
+    assert strict is not None
+    assert either is not None
+    assert ("f\\" in required.text, "g\\" in required.text, "{0,15}" in required.text) == (True, True, True)
+    assert ("f\\" in named.text, "g\\" in named.text, "{0,15}" in named.text) == (False, True, False)
+    assert "TEXT" in strict.text
+    assert "@output" in either.text
+    one = await grammar_of({"tools": tools, "tool_choice": "required", "parallel_tool_calls": False})
+    llama = await grammar_of({"tools": tools, "tool_choice": "required"}, tool_call_parser="llama3_json")
+    assert one is not None
+    assert llama is not None
+    assert ("{0,15}" in one.text, "{0,15}" in llama.text, "tool_call" in llama.text) == (False, False, False)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "kind": ({"tools": [{**tool(), "type": "web_search"}]}, "tools.0.type"),
+    "name": ({"tools": [tool("a b")]}, "tools.0.function.name"),
+    "twice": ({"tools": [tool(), tool()]}, "tools name f twice"),
+    "array": ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters"),
+    "many": ({"tools": [tool(f"f{i}") for i in range(129)]}, "128"),
+    "long": ({"tools": [tool(description="x" * 140_000)]}, "131072"),
+    "long grammar": ({"tools": [tool(parameters={"title": "x" * 70_000})], "tool_choice": "required"}, "65536"),
+    "surrogate": ({"tools": [tool(parameters={"title": "\ud800"})]}, "UTF-8"),
+    "nothing to choose from": ({"tool_choice": "required"}, "tool_choice required needs tools"),
+    "no such tool": (
+        {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice names g, which is none of the tools",
+    ),
+    "a regex beside": ({"tools": [tool()], "guided_regex": "a"}, "only JSON"),
+    "template": ({"chat_template_kwargs": {"x": "y" * 5000}}, "4096"),
+}
+
+
+@pytest.mark.parametrize(("body", "part"), REFUSED.values(), ids=REFUSED)
+async def test_what_is_wrong_is_named(body: dict[str, Any], part: str) -> None:
+    completer = ScriptedCompleter(PASSES)
+    response = await asyncio.wait_for(ask(completer, body), 20)
+    error = response.json()["error"]
+    assert (response.status_code, part in error["message"]) == (400, True), error
+    assert error["param"] in [*body, "guided_regex"]
+    assert not completer.requests
+
+
+FAULT = InvalidRequestError("json_schema: Invalid type: nonsense", field="grammar")
+NONSENSE = {"type": "object", "properties": {"b": {"type": "nonsense"}}}
+FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "tools": (
+        {"tools": [tool(), tool("g", NONSENSE)], "tool_choice": "required"},
+        "tools",
+        "tools[1].function.parameters.properties.b: ",
+    ),
+    "all tools": ({"tools": [tool()], "tool_choice": "required"}, "tools", "nonsense"),
+    "response_format": ({"response_format": {"type": "json_object"}}, "response_format", "nonsense"),
+    "guided_json": ({"guided_json": NONSENSE}, "guided_json", "nonsense"),
+    "structured_outputs": ({"structured_outputs": {"regex": "("}}, "structured_outputs", "nonsense"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("body", "param", "part"), FIELDS.values(), ids=FIELDS)
+async def test_a_fault_found_behind_names_the_field_that_was_sent(
+    body: dict[str, Any], param: str, part: str, stream: bool
+) -> None:
+    """The story: whatever was wrong with guided_regex, the client read of response_format, which it had not sent."""
+    response = await ask(ScriptedCompleter([], error=FAULT), {**body, "stream": stream})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], part in error["message"]) == (400, param, True), error
+
+
+OLD = replace(CARD, features=frozenset())
+IGNORED: dict[str, dict[str, Any]] = {
+    "tools": {"tools": [tool()]},
+    "chat_template_kwargs": {"enable_thinking": False},
+    "messages": {"messages": [{"role": "tool", "tool_call_id": "1", "content": "3"}]},
+}
+
+
+@pytest.mark.parametrize(("param", "body"), IGNORED.items())
+async def test_a_server_of_yesterday_would_ignore_it_in_silence(param: str, body: dict[str, Any]) -> None:
+    completer = ScriptedCompleter(PASSES)
+    response = await ask(completer, body, OLD)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert "the server behind this one" in response.json()["error"]["message"]
+    assert not completer.requests
+    assert (await ask(completer, {"tools": [tool()], "tool_choice": "none"}, OLD)).is_success
+
+
+async def test_a_template_that_knows_no_calls() -> None:
+    card = replace(CARD, chat_template="{{ messages[0].content }}")
+    refused = await ask(ScriptedCompleter(PASSES), {"tools": [tool()]}, card)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_parameter")
+    (choice,) = (await ask(stopping(TEXTS), {"tools": [tool()]}, card, tool_call_parser="hermes")).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (await ask(stopping(TEXTS), {"tools": [tool()]}, tool_call_parser="none")).status_code == 400
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_reasoning_stands_apart(begun: bool) -> None:
+    """Whether it began in the prompt, only the prompt's end can say, so the server behind is asked for it."""
+    card = replace(CARD, chat_template=THINKING)
+    texts = ["<think>"] * (not begun) + ["\nI ", "think", "\n</think", ">\n\n", "So", "!"]
+    for stream in (False, True):
+        completer = ScriptedCompleter([[text] for text in texts], prompt="x<think>\n" if begun else "x")
+        response = await ask(completer, {"stream": stream}, card)
+        assert completer.requests[0].echo
+        fields = [each["choices"][0] for each in events(response)] if stream else response.json()["choices"]
+        parts = [each["delta" if stream else "message"] for each in fields]
+        assert "".join(each.get("reasoning_content", "") for each in parts) == "I think"
+        assert "".join(each.get("content", "") for each in parts) == "So!"
+
+
+async def test_a_grammar_begins_behind_the_reasoning() -> None:
+    card, body = replace(CARD, chat_template=THINKING), {"response_format": {"type": "json_object"}}
+    behind, without = await grammar_of(body, card), await grammar_of(body, card, reasoning_parser="none")
+    assert behind == Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}', Preamble.REASONING)
+    assert without == await grammar_of(body) == replace(behind, preamble=Preamble.NONE)
+    old = await grammar_of(body, replace(card, features=frozenset()))
+    assert old == without, "a server that cannot keep it there keeps it from the beginning on"

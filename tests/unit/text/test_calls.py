@@ -1,0 +1,148 @@
+"""Calls and reasoning in a growing text: however it is cut into pieces, the same is read, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.gateway.answer import AnswerReader
+from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat, format_of
+from inference.text.calls.reader import CallPiece
+from inference.text.reasoning import Reasoning
+
+NAMES = frozenset(["f", "get_weather"])
+Answer = tuple[str, str, list[tuple[str, str]]]
+"""(reasoning, content, calls)"""
+
+
+def read(form: CallFormat, pieces: Sequence[str], *, begun: bool = False, one_call: bool = False) -> Answer:
+    reader = AnswerReader(Reasoning(begun=begun), form.reader(NAMES), one_call=one_call)
+    reasoning, content, calls = "", "", dict[int, list[str]]()
+    for i, piece in enumerate(pieces):
+        reading = reader.push(piece, is_last=i == len(pieces) - 1)
+        reasoning, content = reasoning + reading.reasoning, content + reading.content
+        for number, call in reading.calls.items():
+            if call.name is None:
+                calls[number][1] += call.arguments
+            else:
+                assert number == len(calls), "a call begins once, in order"
+                calls[number] = [call.name, call.arguments]
+    return reasoning, content, [(name, arguments) for name, arguments in calls.values()]
+
+
+PARTS = st.sampled_from(
+    [
+        "<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "{", "}", "[", "]", '"', "\\", ":",
+        ",", ";", " ", "\n", '"name"', '"arguments"', '"parameters"', '"f"', '"g"', "f", "1", "\u00e9", "text",
+        '{"name": "f", "arguments": ', '{"name": "f", "parameters": {', '{"a": "}<"}', '{"a": 1}}',
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "a"}}\n</tool_call>',
+    ]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=250)
+@given(
+    st.lists(PARTS, max_size=14).map("".join),
+    st.lists(st.integers(0, 200)),
+    st.sampled_from(list(FORMATS)),
+    st.booleans(),
+)
+def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], name: str, begun: bool) -> None:
+    """So a stream and an answer in one piece agree, whatever the model writes and whatever a token is."""
+    cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    pieces = [text[start:end] for start, end in itertools.pairwise(cuts)] or [""]
+    whole = read(FORMATS[name], [text], begun=begun)
+    assert read(FORMATS[name], pieces, begun=begun) == whole
+    assert read(FORMATS[name], [*text, ""], begun=begun) == whole
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.dictionaries(
+        st.text(max_size=5), st.text(max_size=12) | st.integers() | st.lists(st.none(), max_size=2), max_size=3
+    )
+)
+def test_what_is_written_is_read(arguments: dict[str, object]) -> None:
+    """Braces, quotes and marks within strings end nothing."""
+    for form in FORMATS.values():
+        text = form.written({"function": {"name": "f", "arguments": arguments}})
+        ((name, said),) = read(form, list(text))[2]
+        assert (name, json.loads(said)) == ("f", arguments)
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+LLAMA = '{"name": "f", "parameters": {"a": 1}}'
+CASES: dict[str, tuple[CallFormat, str, Answer]] = {
+    "hermes": (HERMES, CALL, ("", "", [("f", '{"a": 1}')])),
+    "text before and behind": (HERMES, f"I look.\n\n{CALL}\n done", ("", "I look.done", [("f", '{"a": 1}')])),
+    "two": (HERMES, f"{CALL}\n{CALL}\n", ("", "", [("f", '{"a": 1}')] * 2)),
+    "behind a thought": (HERMES, f"<think>\nhm\n</think>\n\n{CALL}", ("hm", "", [("f", '{"a": 1}')])),
+    "in a thought": (HERMES, f"<think>{CALL}</think>no", (CALL, "no", [])),
+    "other order": (HERMES, '<tool_call>{"arguments": {}, "name": "f"}</tool_call>', ("", "", [("f", "{}")])),
+    "no arguments": (HERMES, '<tool_call>{"name": "f"}</tool_call>', ("", "", [("f", "{}")])),
+    "cut": (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": "x', ("", "", [("f", '{"a": "x')])),
+    "not closed": (HERMES, f"{CALL.removesuffix('</tool_call>')}{CALL}", ("", "", [("f", '{"a": 1}')] * 2)),
+    "never begun": (HERMES, 'say <tool_call> {"na', ("", 'say <tool_call> {"na', [])),
+    "unknown name": (HERMES, CALL.replace('"f"', '"g"'), ("", CALL.replace('"f"', '"g"'), [])),
+    "spoken of": (HERMES, "a <tool_call> is\n", ("", "a <tool_call> is\n", [])),
+    "other content": (HERMES, '<tool_call>{"x": 1}</tool_call>', ("", '<tool_call>{"x": 1}</tool_call>', [])),
+    "llama": (LLAMA3_JSON, LLAMA, ("", "", [("f", '{"a": 1}')])),
+    "llama with arguments": (LLAMA3_JSON, LLAMA.replace("parameters", "arguments"), ("", "", [("f", '{"a": 1}')])),
+    "llama behind its tag": (LLAMA3_JSON, f"<|python_tag|>{LLAMA}", ("", "", [("f", '{"a": 1}')])),
+    "llama with a type": (LLAMA3_JSON, '{"type": "function", ' + LLAMA[1:], ("", "", [("f", '{"a": 1}')])),
+    "llama twice": (LLAMA3_JSON, f"{LLAMA}; {LLAMA}", ("", "", [("f", '{"a": 1}')] * 2)),
+    "llama and text": (LLAMA3_JSON, f"{LLAMA} so", ("", "so", [("f", '{"a": 1}')])),
+    "json that is an answer": (LLAMA3_JSON, '{"name": "Bo", "age": 3}', ("", '{"name": "Bo", "age": 3}', [])),
+    "json of another kind": (LLAMA3_JSON, '{"city": "x"} f', ("", '{"city": "x"} f', [])),
+    "json behind text": (LLAMA3_JSON, f"so: {LLAMA}", ("", f"so: {LLAMA}", [])),
+    "code": (LLAMA3_JSON, "<|python_tag|>print(1)", ("", "<|python_tag|>print(1)", [])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "text", "answer"), CASES.values(), ids=CASES)
+def test_what_is_a_call_and_what_only_looks_like_one(form: CallFormat, text: str, answer: Answer) -> None:
+    assert read(form, [text]) == answer
+    assert read(form, [*text, ""]) == answer
+
+
+def test_arguments_are_passed_on_as_they_come() -> None:
+    reader = HERMES.reader(NAMES)
+    begun = '<tool_call>{"name": "f", "arguments": {"a": "long'
+    assert reader.push(begun, is_last=False) == ("", {0: CallPiece("f", '{"a": "long')})
+    assert reader.push(" text", is_last=False) == ("", {0: CallPiece(None, " text")})
+
+
+def test_only_the_first_call_where_one_is_wanted() -> None:
+    assert read(HERMES, [f"{CALL}\n{CALL}"], one_call=True)[2] == [("f", '{"a": 1}')]
+
+
+def test_what_cannot_become_a_call_is_not_held_back_for_ever() -> None:
+    reader = LLAMA3_JSON.reader(NAMES)
+    assert reader.push('{"name": "' + "x" * 5000, is_last=False)[0]
+
+
+def test_reasoning_that_the_prompt_has_begun() -> None:
+    assert read(HERMES, ["hm", "\n</thi", "nk>\n\nyes"], begun=True) == ("hm", "yes", [])
+    assert read(HERMES, ["hm"], begun=True) == ("hm", "", [])
+    assert read(HERMES, ["hm </think>"]) == ("", "hm </think>", [])
+
+
+QWEN = '{{- "<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}" }}'
+LLAMA_3 = '{{- \'Respond in the format {"name": function name, "parameters": dictionary}\' }}{% if tools %}'
+TEMPLATES = {
+    "none": (None, HERMES),
+    "qwen": (QWEN, HERMES),
+    "llama": (LLAMA_3, LLAMA3_JSON),
+    "qwen coder": ("<tool_call>\n<function=example>", None),
+    "plain": ("{{ messages[0].content }}", None),
+}
+
+
+@pytest.mark.parametrize(("template", "form"), TEMPLATES.values(), ids=TEMPLATES)
+def test_a_template_says_how_calls_are_written(template: str | None, form: CallFormat | None) -> None:
+    assert format_of(template) is form
