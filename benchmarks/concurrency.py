@@ -1,35 +1,43 @@
-"""Tokens per second of many sessions on one target: `python -m benchmarks.concurrency [--backend onnx] [--quick]`.
+"""Tokens per second of many sessions on one target: `python -m benchmarks.concurrency [--backends onnx] [--quick]`.
 
 Every session decodes the same number of tokens, greedily, without a draft, through the engine that a server runs. The
-counts of sessions take turns; the best round of each counts.
+counts of sessions take turns; the best round of each counts. With --beside TOKENS, instead, what four running streams
+notice of a prompt of so many tokens that is read beside them: the gaps between their tokens, with it and without.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import time
 from contextlib import aclosing
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.report import print_json, print_table
 from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint, workspace
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
-from inference.engine.target import TargetEngine
+from inference.engine.target import EngineLimits, TargetEngine
 from inference.model import Backend
 from inference.request import GenerationRequest
+from inference.serving.assembly import running
 from inference.speculation.slot_decoder import SlotDecoder
 
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT_LENGTH = 64
+NUM_STREAMS = 4
 
 
 def main() -> None:
     args = _parser().parse_args()
     with workspace(args.folder) as folder:
+        if args.beside:
+            _report_beside(args, folder)
+            return
         results = {backend: _measure(backend, args, folder) for backend in args.backends.split(",")}
     header = ["backend", *(f"{count} sessions" for count in COUNTS), f"{COUNTS[-1]} / 1"]
     rows = [
@@ -47,28 +55,72 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backends", default="torch,onnx", help="%(default)s")
     parser.add_argument("--threads", type=int, default=1, help="%(default)s")
     parser.add_argument("--tokens", type=int, default=64, help="per session (%(default)s)")
+    text = "read such a prompt beside streams; the model needs the room (15M has it)"
+    parser.add_argument("--beside", type=int, default=0, metavar="TOKENS", help=text)
     parser.add_argument("--folder", type=Path, help="keep random models here between runs")
     return parser
 
 
 def _measure(backend_name: str, args: argparse.Namespace, folder: Path) -> dict[int, float]:
     """Tokens per second by number of sessions."""
+    backend = _load(backend_name, args, folder, COUNTS[-1], MAX_LENGTH)
+    num_tokens, rounds = (16, 1) if args.quick else (args.tokens, 3)
+    return asyncio.run(_rates(backend, num_tokens=num_tokens, rounds=rounds))
+
+
+def _load(backend_name: str, args: argparse.Namespace, folder: Path, num_slots: int, max_length: int) -> Backend:
     torch.set_num_threads(args.threads)
     config = ModelConfig(
         checkpoint(args.model, folder),
         backend=backend_name,
         device="cpu",
-        num_slots=COUNTS[-1],
-        sequence_length=MAX_LENGTH,
+        num_slots=num_slots,
+        sequence_length=max_length,
         num_threads=args.threads,
     )
-    backend = load_backend(config)
-    num_tokens, rounds = (16, 1) if args.quick else (args.tokens, 3)
-    return asyncio.run(_rates(backend, num_tokens=num_tokens, rounds=rounds))
+    return load_backend(config)
+
+
+def _report_beside(args: argparse.Namespace, folder: Path) -> None:
+    backend = _load("onnx", args, folder, NUM_STREAMS + 1, max(args.beside, PROMPT_LENGTH) + 1024)
+    without, beside, read_s = asyncio.run(_gaps(backend, args.beside, num_tokens=args.tokens))
+    found = {
+        name: {percent: float(np.percentile(gaps, percent)) * 1e3 for percent in (50, 99, 100)}
+        for name, gaps in (("without", without), (f"a prompt of {args.beside} tokens beside them", beside))
+    }
+    rows = [[name, *(f"{gap:.1f}" for gap in gaps.values())] for name, gaps in found.items()]
+    title = f"gaps between tokens of {NUM_STREAMS} streams, ms; the prompt was read in {read_s:.2f} s"
+    print_table(title, ["", "median", "p99", "longest"], rows)
+    print_json("concurrency", {"model": args.model, "beside": args.beside, "read_s": read_s, "gaps_ms": found})
+
+
+async def _gaps(backend: Backend, length: int, *, num_tokens: int) -> tuple[list[float], list[float], float]:
+    """Seconds between tokens of streams alone, those while a long prompt is read, and how long reading took."""
+    async with running(TargetEngine(SlotDecoder(backend), EngineLimits(lookup=False))) as engine:
+        await asyncio.gather(*(_session(engine, index, 4) for index in range(NUM_STREAMS)))
+        without = await asyncio.gather(*(_stream(engine, index, num_tokens) for index in range(NUM_STREAMS)))
+        streams = [asyncio.create_task(_stream(engine, index, 800)) for index in range(NUM_STREAMS)]
+        await asyncio.sleep(0.2)
+        started = time.perf_counter()
+        await _session(engine, 99, 1, length)
+        ended = time.perf_counter()
+        beside = await asyncio.gather(*streams)
+    between = [gap for stream in beside for at, gap in stream if started <= at <= ended]
+    return [gap for stream in without for _, gap in stream], between, ended - started
+
+
+async def _stream(engine: TargetEngine, index: int, num_tokens: int) -> list[tuple[float, float]]:
+    """When each token but the first came, and how long after the one before it."""
+    arrivals = []
+    request = GenerationRequest(_prompt(index, PROMPT_LENGTH), max_new_tokens=num_tokens)
+    async with aclosing(engine.generate(request)) as commits:
+        async for _ in commits:
+            arrivals.append(time.perf_counter())
+    return [(at, at - before) for before, at in itertools.pairwise(arrivals)]
 
 
 async def _rates(backend: Backend, *, num_tokens: int, rounds: int) -> dict[int, float]:
-    engine = TargetEngine(SlotDecoder(backend))
+    engine = TargetEngine(SlotDecoder(backend), EngineLimits(lookup=False))
     engine.start()
     rates = dict.fromkeys(COUNTS, 0.0)
     try:
@@ -89,13 +141,17 @@ async def _run(engine: TargetEngine, count: int, *, num_tokens: int) -> int:
     return sum(await asyncio.gather(*(_session(engine, index, num_tokens) for index in range(count))))
 
 
-async def _session(engine: TargetEngine, index: int, num_tokens: int) -> int:
-    prompt = tuple((index * 131 + position * 7919) % 2000 + 3 for position in range(PROMPT_LENGTH))
+async def _session(engine: TargetEngine, index: int, num_tokens: int, length: int = PROMPT_LENGTH) -> int:
+    request = GenerationRequest(_prompt(index, length), max_new_tokens=num_tokens)
     num_committed = 0
-    async with aclosing(engine.generate(GenerationRequest(prompt, max_new_tokens=num_tokens))) as commits:
+    async with aclosing(engine.generate(request)) as commits:
         async for commit in commits:
             num_committed += len(commit.token_ids)
     return num_committed
+
+
+def _prompt(index: int, length: int) -> tuple[int, ...]:
+    return tuple((index * 131 + position * 7919) % 2000 + 3 for position in range(length))
 
 
 if __name__ == "__main__":

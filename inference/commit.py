@@ -90,6 +90,38 @@ NOTHING_COUNTED = Counts()
 
 
 @dataclass(frozen=True, slots=True)
+class OwnDrafts:
+    """Of the draft tokens of one pass, those that the target proposed to itself.
+
+    Attributes:
+        num_lookup_tokens, num_lookup_accepted: looked up in the sequence.
+        num_forced_tokens, num_forced_accepted: that a grammar left no choice for; not known across the wire.
+    """
+
+    num_lookup_tokens: int = 0
+    num_lookup_accepted: int = 0
+    num_forced_tokens: int = 0
+    num_forced_accepted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_lookup_tokens + self.num_forced_tokens
+
+    @property
+    def num_accepted(self) -> int:
+        return self.num_lookup_accepted + self.num_forced_accepted
+
+    def cut(self, num_tokens: int, num_accepted_tokens: int) -> OwnDrafts:
+        """Those among the first `num_tokens` tokens of a pass that accepted as many draft tokens, or more."""
+        num_lookup = min(self.num_lookup_accepted, num_tokens)
+        num_forced = max(0, num_tokens - (num_accepted_tokens - self.num_forced_accepted))  # forced ones come last
+        return OwnDrafts(num_lookup, num_lookup, num_forced, num_forced)
+
+
+NO_OWN_DRAFTS = OwnDrafts()
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Tokens that became final in one target pass.
 
@@ -106,6 +138,7 @@ class Commit:
         counts: what the draft worker counted meanwhile.
         prompt_logprobs: in the first commit, if the request asked for them: of the prompt's tokens but the first.
         num_cached_tokens: in the first commit: prompt tokens that a slot held already, from an earlier request.
+        own: what of the draft tokens no draft made.
         provenance: of the tokens, where they are another server's.
     """
 
@@ -121,6 +154,7 @@ class Commit:
     counts: Counts = Counts()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    own: OwnDrafts = NO_OWN_DRAFTS
     provenance: Provenance | None = None
 
     @property
@@ -158,7 +192,7 @@ class Delta:
 
     Attributes:
         piece_lengths: how many characters of `text` each token added.
-        counts, position: see `Commit`; a server of before says no position.
+        counts, own, position: see `Commit`; a server of before says no position.
     """
 
     token_ids: tuple[int, ...]
@@ -171,6 +205,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     counts: Counts = Counts()
     position: int | None = None
+    own: OwnDrafts = NO_OWN_DRAFTS
 
     def pieces(self) -> list[str]:
         """The text that each token added."""

@@ -325,6 +325,7 @@ class ServerConfig:
         stall_timeout_s: seconds that a peer may read nothing while there is something to read.
         pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
         max_worker_slots: sessions that one worker of the pool is given at most.
+        lookup: a target proposes from a request's own tokens where a pass has no draft tokens.
         probe_port: answers /livez and /readyz over plain HTTP, to anybody; None does not.
         security: of all other ports.
     """
@@ -340,6 +341,7 @@ class ServerConfig:
     pass_timeout_s: float = 60.0
     drain: str = "move"
     max_worker_slots: int = DEFAULT_WORKER_SLOTS
+    lookup: bool = True
     probe_port: int | None = None
     security: PortSecurity = OPEN
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from inference.commit import TokenLogprobs
+from inference.commit import NO_OWN_DRAFTS, OwnDrafts, TokenLogprobs
 from inference.errors import InvalidRequestError, SpecDecError
 from inference.request import GenerationRequest, SamplingParams
+from inference.tokens import Tally
 
 Array: TypeAlias = Any
 """A numpy array or a torch tensor; functions that take one return the same kind, on the same device."""
@@ -119,6 +120,8 @@ class Turn:
         scored: prompt tokens whose log-probabilities are wanted: those behind `start` that this pass makes known.
         prompt_logprobs: of how many of the best ones there, too.
         grammar: what the output must look like; None: anything.
+        lookup: what followed the last tokens where they stood before: verified where there are no draft tokens at all.
+        tally: has counted the tokens before for penalties, if anything has; of use on the thread of this pass alone.
     """
 
     slot: int
@@ -133,6 +136,8 @@ class Turn:
     scored: Sequence[int] = ()
     prompt_logprobs: int = 0
     grammar: Matcher | None = None
+    lookup: Sequence[int] = ()
+    tally: Tally | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,7 @@ class Verdict:
         logprobs: one per token, if the turn asked for them.
         prompt_logprobs: one per scored token.
         error: why the sequence cannot go on, if it cannot; there are no tokens then.
+        own: of the draft tokens, those that no draft made.
     """
 
     token_ids: tuple[int, ...]
@@ -156,6 +162,12 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: SpecDecError | None = None
+    own: OwnDrafts = NO_OWN_DRAFTS
+
+    @property
+    def of_draft(self) -> tuple[int, int]:
+        """Of the draft tokens those that a draft made: how many it verified, and accepted."""
+        return self.num_draft_tokens - self.own.num_tokens, self.num_accepted_tokens - self.own.num_accepted
 
 
 class Decoder(Protocol):
@@ -190,7 +202,7 @@ class Draft:
         limit: how many tokens are wanted at most, >= 1.
         output_start: as in `Turn`.
         source_slot: another slot that may hold more of the same tokens, and can be copied from.
-        grammar: as in `Turn`.
+        grammar, tally: as in `Turn`.
     """
 
     slot: int
@@ -200,6 +212,7 @@ class Draft:
     output_start: int = 0
     source_slot: int | None = None
     grammar: Matcher | None = None
+    tally: Tally | None = None
 
 
 @dataclass(frozen=True, slots=True)

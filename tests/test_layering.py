@@ -11,7 +11,7 @@ inference.speculation
 inference.scheduling                pure: arithmetic over what was measured
 inference.backends                  a concrete one is named by its registry alone
 inference.sampling, text, observe   arithmetic, text, figures
-inference.model, commit, request, config, caller, errors
+inference.model, commit, request, tokens, config, caller, errors
 grpc_comm                           knows nothing of inference
 """
 
@@ -29,7 +29,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-FOUNDATION = ("model", "commit", "request", "config", "caller", "errors")
+FOUNDATION = ("model", "commit", "request", "tokens", "config", "caller", "errors")
 ROOMS = (
     ("sampling", "text", "observe"),
     ("backends",),

@@ -403,6 +403,12 @@ def add_adaptive_gamma(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--adaptive_gamma", action=argparse.BooleanOptionalAction, default=True, help=text)
 
 
+def add_lookup(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("passes without draft tokens")
+    text = "propose what followed a request's last tokens where they stood before, as wide as pays (%(default)s)"
+    group.add_argument("--lookup", action=argparse.BooleanOptionalAction, default=True, help=text)
+
+
 def add_prompts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompts and output")
     source = group.add_mutually_exclusive_group()

@@ -19,6 +19,7 @@ from inference.request import SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
 from inference.speculation.tree import Branch
+from inference.tokens import Tally, TokenView, common_length
 
 
 class DraftSession:
@@ -43,6 +44,7 @@ class DraftSession:
         self.committed = list(token_ids)
         self.output_start = len(token_ids) if output_start is None else output_start
         self.sampling = sampling
+        self._tally = Tally(self.output_start) if sampling.penalizes else None
         self.grammar: Matcher | None = None
         self.cache_salt = ""
         self.pacing = Pacing()
@@ -123,12 +125,13 @@ class DraftSession:
         """Build the request that asks the proposer to extend `path`."""
         return Draft(
             path.slot,
-            [*self.committed, *self._whole(path)],
+            TokenView(self.committed, tail=self._whole(path)),
             self.sampling,
             self._num_wanted(path),
             self.output_start,
             None if path is self._path else self._path.slot,
             self.grammar,
+            self._tally,
         )
 
     def _begin_branches(self) -> None:
@@ -168,7 +171,7 @@ class DraftSession:
         """Apply a commit: the path that agrees with all of it becomes the chain, others are dropped."""
         self._learn(token_ids)
         paths = [self._path, *self._branches]
-        num_agreeing = [_common_length(self._whole(path), token_ids) for path in paths]
+        num_agreeing = [common_length(self._whole(path), token_ids) for path in paths]
         best = max(range(len(paths)), key=num_agreeing.__getitem__)
         self.num_branch_hits += bool(best and paths[best].nodes)
         num_tokens = self._num_tokens - num_agreeing[best]
@@ -272,9 +275,3 @@ class DraftSession:
             await self._changed.wait()
         if self._error is not None:
             raise self._error
-
-
-def _common_length(drafted: Sequence[int], committed: Sequence[int]) -> int:
-    """How many tokens from the first on are equal."""
-    pairs = zip(drafted, committed, strict=False)
-    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(drafted), len(committed)))

@@ -188,7 +188,7 @@ class DraftPool:
         if help_ is None or help_.worker is None:
             return
         help_.num_silent += 1
-        if commit.num_accepted_tokens:
+        if commit.num_accepted_tokens > commit.own.num_accepted:
             record = self._workers[help_.worker]
             record.trust = min(record.trust + 1, help_.worker.num_slots)
         if help_.num_silent >= MAX_SILENT_COMMITS:

@@ -44,6 +44,7 @@ class EngineLimits:
         eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
         pass_timeout_s: seconds after which a pass counts as one that may never end.
         prefix_caching: whether requests begin with what earlier ones have left in the slots.
+        lookup: propose from a session's own tokens where a pass has no draft tokens.
     """
 
     max_waiting: int = 64
@@ -51,6 +52,7 @@ class EngineLimits:
     eos_token_ids: frozenset[int] = frozenset()
     pass_timeout_s: float = PASS_TIMEOUT_S
     prefix_caching: bool = True
+    lookup: bool = True
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -136,6 +138,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             gamma=gamma,
             prompt_chunk=self._decoder.prompt_chunk_tokens,
             grammar=grammar,
+            looks_up=self._limits.lookup and not (drafted and request.gamma is None),
         )
         session.num_cached_tokens = self._admission.num_cached(session)
         self._enter(session)
@@ -186,8 +189,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             return False  # the pass goes anyway: the others go along
         now, costs = time.monotonic(), self._times.of(1)
         waits = [
-            wait_s(session.arrivals, session.acceptance.rate, costs, now=now, ready_s=session.ready_s)
-            for session, _ in turns
+            wait_s(s.arrivals, s.acceptance.rate, costs, now=now, ready_s=s.ready_s, num_own=s.num_own_tokens)
+            for s, _ in turns
         ]
         if not waits or min(waits) <= 0:
             return False
@@ -195,13 +198,14 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return True
 
     def _narrowed(self, turns: Sequence[tuple[TargetSession, Turn]]) -> list[tuple[TargetSession, Turn]]:
-        """The turns, with run-ahead proposals cut to the width that pays."""
-        free = [(session, turn) for session, turn in turns if session.runs_ahead and turn.chooses]
-        available = [len(turn.proposal) for _, turn in free]
-        rates = [session.acceptance.rate for session, _ in free]
-        widths = self._widths.choose(available, rates, self._times.of(len(turns)))
-        cut = {session: turn.proposal[:width] for (session, turn), width in zip(free, widths, strict=True)}
-        return [(session, replace(turn, proposal=cut.get(session, turn.proposal))) for session, turn in turns]
+        """The turns, with run-ahead proposals, and what was looked up, cut to the width that pays."""
+        free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
+        available = [len(turn.proposal or turn.lookup) for _, turn in free]
+        rates = [session.rate(turn) for session, turn in free]
+        probes = [len(turn.proposal) or len(turn.lookup[:1]) for _, turn in free]
+        widths = self._widths.choose(available, rates, self._times.of(len(turns)), probes=probes)
+        cut = {session: _cut(turn, width) for (session, turn), width in zip(free, widths, strict=True)}
+        return [(session, cut.get(session, turn)) for session, turn in turns]
 
     def _compute(self, work: list[Turn]) -> list[_Timed]:
         started = time.monotonic()
@@ -209,7 +213,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         ended = time.monotonic()
         self._recent_pass_s.append(ended - started)
         if all(_num_unread(turn) == 1 for turn in work):  # reading a prompt says nothing of draft tokens
-            self._times.record(len(work), sum(len(turn.proposal) for turn in work), ended - started)
+            num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
+            self._times.record(len(work), num_draft_tokens, ended - started - verdicts[0].draft_us / 1e6)
         return [(verdict, started, ended) for verdict in verdicts]
 
     def _can_replay(self, session: TargetSession) -> bool:
@@ -251,6 +256,10 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:
     return session.runs_ahead and turn.chooses and not turn.proposal
+
+
+def _cut(turn: Turn, width: int) -> Turn:
+    return replace(turn, proposal=turn.proposal[:width], lookup=turn.lookup[:width])
 
 
 def _num_unread(turn: Turn) -> int:

@@ -15,7 +15,9 @@ from inference.model import Matcher, Turn, Verdict
 from inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from inference.scheduling.acceptance import Acceptance
 from inference.scheduling.arrivals import Arrivals
+from inference.speculation.lookup import Lookup
 from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
+from inference.tokens import Tally, TokenView
 
 
 class CommitQueue:
@@ -60,6 +62,7 @@ MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""
 MAX_ADJUSTED_GAMMA = 16
 """Draft tokens of one pass at most where penalties or biases make each of them cost the others' time, too."""
+_OWN_WEIGHT = 0.25  # of the newest pass without a draft's tokens
 
 _numbers = itertools.count(1)
 
@@ -75,6 +78,7 @@ class TargetSession:
         gamma: draft tokens per pass at most, in run-ahead or where the decoder has a draft of its own.
         prompt_chunk: longest part of a prompt in one pass; 0 is MAX_CHUNK_TOKENS.
         grammar: the request's, compiled.
+        looks_up: the target proposes by itself, from the session's own tokens, where a pass has no draft tokens.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class TargetSession:
         gamma: int,
         prompt_chunk: int = 0,
         grammar: Matcher | None = None,
+        looks_up: bool = False,
     ) -> None:
         self.id = f"s{next(_numbers)}"
         self.request = request
@@ -100,6 +105,10 @@ class TargetSession:
         self._suspect_at: int | None = None
         self.schedule = schedule
         self.acceptance = Acceptance()
+        self.lookup = Lookup() if looks_up and gamma else None
+        self._tally = Tally(request.output_start) if request.sampling.penalizes else None
+        self.num_own_tokens = 1.0
+        """Tokens of a pass without a draft's, of late: looked up and forced ones make them more than one."""
         self.arrivals = Arrivals()
         self._gamma = gamma
         self._prompt_chunk = prompt_chunk or MAX_CHUNK_TOKENS
@@ -199,34 +208,41 @@ class TargetSession:
         """What the session wants from the next pass; None if it waits for its draft."""
         end, chunk_end = len(self.token_ids), self._num_cached + self._prompt_chunk
         if chunk_end < end:
-            return self._turn(self.token_ids[:chunk_end], chooses=False)
+            return self._turn(chunk_end, chooses=False)
         if self._ready:
             room = self._end - end - 1  # the pass adds one token of the target's own
             limit = min(self._widest, room)
-            return self._turn(self.token_ids, proposal=self.tree.path(limit), gamma=limit)
+            proposal = self.tree.path(limit)
+            lookup = [] if proposal else self._looked_up(limit)
+            return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit)
         if self._num_cached < end - 1:
-            return self._turn(self.token_ids[:-1], chooses=False)
+            return self._turn(end - 1, chooses=False)
         return None
 
-    def _turn(
-        self, token_ids: Sequence[int], *, proposal: Sequence[int] = (), gamma: int = 0, chooses: bool = True
-    ) -> Turn:
+    def rate(self, turn: Turn) -> float:
+        """How likely the target is to agree with a token of what the turn would verify."""
+        return self.acceptance.rate if turn.proposal or self.lookup is None else self.lookup.rate
+
+    def _looked_up(self, limit: int) -> list[int]:
+        limit = min(limit, self._gamma)
+        return self.lookup.propose(self.token_ids, limit) if self.lookup is not None and limit > 0 else []
+
+    def _turn(self, end: int, *, chooses: bool = True) -> Turn:
         if self.slot is None:
             raise RuntimeError(f"session {self.id} has no slot")
         request = self.request
         return Turn(
             slot=self.slot,
             start=self._num_cached,
-            token_ids=token_ids,
+            token_ids=TokenView(self.token_ids, end=end),
             sampling=request.sampling,
-            proposal=proposal,
-            gamma=gamma,
             chooses=chooses,
             output_start=request.output_start,
             logprobs=request.logprobs,
-            scored=self._scored(len(token_ids)) if request.prompt_logprobs is not None else (),
+            scored=self._scored(end) if request.prompt_logprobs is not None else (),
             prompt_logprobs=request.prompt_logprobs or 0,
             grammar=self._grammar,
+            tally=self._tally,
         )
 
     def _scored(self, end: int) -> Sequence[int]:
@@ -243,20 +259,23 @@ class TargetSession:
         self._compute_s += max(0.0, ended - max(started, self._ready_since))
         self._prompt_logprobs.extend(verdict.prompt_logprobs)
         if not turn.chooses:
+            if self.lookup is not None:
+                self.lookup.read(self.token_ids)
             return None
         position = len(self.token_ids)
         token_ids, reason = self._cut(verdict.token_ids)
         self.token_ids.extend(token_ids)
         self.tree.commit(token_ids)
         self._asked = False
-        self.acceptance.record(verdict.num_draft_tokens, verdict.num_accepted_tokens)
-        self.arrivals.committed(ended, all_accepted=verdict.num_accepted_tokens == verdict.num_draft_tokens)
+        self._learn(verdict, ended)
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
-        # Behind a stop token there is no place for draft tokens: they count as neither accepted nor rejected.
-        num_drafted = len(token_ids) if len(token_ids) < len(verdict.token_ids) else verdict.num_draft_tokens
+        num_drafted, own = verdict.num_draft_tokens, verdict.own
+        if len(token_ids) < len(verdict.token_ids):
+            # Behind a stop token there is no place for draft tokens: they count as neither accepted nor rejected.
+            num_drafted, own = len(token_ids), own.cut(len(token_ids), verdict.num_accepted_tokens)
         timings = self._timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
-        commit = Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs)
+        commit = Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs, own=own)
         if position == len(self.request.prompt_token_ids):
             scores, num_cached = tuple(self._prompt_logprobs), self.num_cached_tokens
             commit = replace(commit, prompt_logprobs=scores, num_cached_tokens=num_cached)
@@ -264,6 +283,16 @@ class TargetSession:
         self.commits.put(self._acknowledging(commit, ended))
         self._become_ready(ended)
         return reason
+
+    def _learn(self, verdict: Verdict, ended: float) -> None:
+        """Each source of draft tokens is judged by its own alone."""
+        num_draft_tokens, num_accepted_tokens = verdict.of_draft
+        self.acceptance.record(num_draft_tokens, num_accepted_tokens)
+        self.arrivals.committed(ended, all_accepted=num_accepted_tokens == num_draft_tokens)
+        if self.lookup is not None:
+            self.lookup.record(verdict.own.num_lookup_tokens, verdict.own.num_lookup_accepted)
+        if not num_draft_tokens:
+            self.num_own_tokens += _OWN_WEIGHT * (len(verdict.token_ids) - self.num_own_tokens)
 
     def _acknowledging(self, commit: Commit, ended: float) -> Commit:
         """The commit, telling the draft how far the target has heard it, if that is further than at the last one."""

@@ -22,6 +22,7 @@ from prometheus_client import (
 
 from inference import VERSION
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
+from inference.observe.stats import SOURCES, by_source
 from inference.request import MAX_GAMMA
 
 # Readers such as `vllm bench serve` add up every line of a name; a creation time among them would be nonsense.
@@ -107,6 +108,13 @@ class Metrics:
         self._num_drafts = self._counter("vllm:spec_decode_num_drafts", "Proposals verified.")
         self._num_draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
         self._num_accepted_tokens = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        text = "Draft tokens, by who proposed them (draft, lookup, forced) and whether the target accepted them."
+        sources = Counter("specdec_draft_tokens", text, (*_MODEL, "source", "accepted"), registry=self.registry)
+        self._sources = {
+            (source, accepted): sources.labels(self._name, source, str(accepted).lower())
+            for source in SOURCES
+            for accepted in (True, False)
+        }
         text = "Draft tokens accepted, by place in the proposal."
         name = "vllm:spec_decode_num_accepted_tokens_per_pos"
         self._accepted_per_pos = self._counter_by("position", name, text)
@@ -262,6 +270,8 @@ class RequestMetrics:
         metrics._pass_draft_tokens.observe(event.num_draft_tokens)
         if event.num_draft_tokens:
             metrics._count_speculation(event.num_draft_tokens, event.num_accepted_tokens)
+            for source, count in by_source(event).items():
+                metrics._sources[source].inc(count)
         else:
             metrics._own_tokens.inc(num_tokens)
         metrics._count_timings(event.timings)

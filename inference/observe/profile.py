@@ -17,7 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
-from inference.observe.stats import RequestStats
+from inference.observe.stats import SOURCES, RequestStats
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 MAX_REQUESTS = 10_000
@@ -136,9 +136,15 @@ def _acceptance(requests: Sequence[RequestStats]) -> dict[str, Any]:
         "num_draft_tokens": num_draft_tokens,
         "num_accepted_tokens": num_accepted_tokens,
         "acceptance_rate": num_accepted_tokens / num_draft_tokens if num_draft_tokens else None,
+        **{f"acceptance_rate_{source}": _rate_of(source, requests) for source in SOURCES},
         "acceptance_rate_by_position": [kept / made for made, kept in zip_longest(drafted, accepted, fillvalue=0)],
         "mean_acceptance_length": num_tokens / num_proposals if num_proposals else None,
     }
+
+
+def _rate_of(source: str, requests: Sequence[RequestStats]) -> float | None:
+    num_accepted, num_rejected = (sum(stats.by_source[source, kept] for stats in requests) for kept in (True, False))
+    return num_accepted / (num_accepted + num_rejected) if num_accepted + num_rejected else None
 
 
 def _scheduling(requests: Sequence[RequestStats]) -> dict[str, Any]:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.commit import Commit, Counts, Delta, Event, Started, Timings
+from inference.commit import Commit, Counts, Delta, Event, OwnDrafts, Started, Timings
 
 MAX_PASS_TOKENS = 4096
 """Draft tokens of one pass that are counted; no pass has more."""
+
+
+SOURCES = ("draft", "lookup", "forced")
+"""Who proposes draft tokens: a draft, the sequence's past, a grammar without a choice (to clients, a draft too)."""
+
+
+def by_source(one: Pass) -> dict[tuple[str, bool], int]:
+    """Draft tokens of one pass, by source and by whether they were accepted."""
+    own = one.own
+    num_verified = (one.num_draft_tokens - own.num_tokens, own.num_lookup_tokens, own.num_forced_tokens)
+    num_kept = (one.num_accepted_tokens - own.num_accepted, own.num_lookup_accepted, own.num_forced_accepted)
+    counts = zip(SOURCES, num_verified, num_kept, strict=True)
+    return {(source, kept): max(0, k if kept else n - k) for source, n, k in counts for kept in (True, False)}
 
 
 class Pass(Protocol):
@@ -29,6 +43,9 @@ class Pass(Protocol):
     @property
     def counts(self) -> Counts: ...
 
+    @property
+    def own(self) -> OwnDrafts: ...
+
 
 @dataclass(slots=True)
 class RequestStats:
@@ -41,6 +58,7 @@ class RequestStats:
         num_own_tokens: of passes that had no proposal to verify.
         passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
         drafted_by_position, accepted_by_position: [i] counts the proposals that had, or kept, a token number i.
+        by_source: draft tokens by who proposed them, and by whether they were accepted.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -57,6 +75,7 @@ class RequestStats:
     drafted_by_position: list[int] = field(default_factory=list)
     timings: list[Timings] = field(default_factory=list)
     counts: list[Counts] = field(default_factory=list)
+    by_source: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
     def take(self, event: Event | Commit, at: float | None = None) -> None:
         """Count what has arrived: now, or `at` this time (monotonic seconds)."""
@@ -90,6 +109,7 @@ class RequestStats:
             return
         self.num_verified_proposals += 1
         self.num_tokens_of_proposals += num_tokens
+        self.by_source.update(by_source(one))
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted_tokens
         _count_up_to(self.drafted_by_position, num_draft_tokens)

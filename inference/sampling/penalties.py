@@ -17,57 +17,71 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import array_api_compat
 import numpy as np
+import numpy.typing as npt
 
-from inference.model import Array
+from inference.model import Array, Draft, Turn
 from inference.request import HoldingParams, SamplingParams
 from inference.sampling.masks import mask_scores
+from inference.tokens import Tally, logged
 
-_Column = np.ndarray[Any, np.dtype[Any]]
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokensBefore:
     """What the tokens before a row mean for its choice.
 
     Attributes:
-        prompt: the ids in the prompt.
-        output: how often each id is in the output, draft tokens before the row included.
+        token_ids: int64 [num_seen], ascending: the ids in prompt or output.
+        counts: int64 [num_seen]: how often each is in the output, draft tokens before the row included.
+        in_prompt: bool [num_seen].
         allowed: the mask of the ids that the grammar allows, as `Matcher.masks` gives it; None: all.
     """
 
-    prompt: frozenset[int]
-    output: Counter[int]
+    token_ids: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    in_prompt: npt.NDArray[np.bool_]
     allowed: bytes | None = None
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], output_start: int) -> TokensBefore:
-        """Count a sequence whose first output token has position `output_start`."""
-        return cls(frozenset(token_ids[:output_start]), Counter(token_ids[output_start:]))
+    def of(cls, token_ids: Sequence[int], output_start: int, tally: Tally | None = None) -> TokensBefore:
+        """Count a sequence whose first output token has position `output_start`; `tally` may have counted it before."""
+        log, drafts = logged(token_ids)
+        row = cls(*(tally or Tally(output_start)).count(log))
+        for token_id in drafts:
+            row = row.followed_by(token_id)
+        return row
 
     def followed_by(self, token_id: int) -> TokensBefore:
         """The same with one more output token."""
-        output = self.output.copy()
-        output[token_id] += 1
-        return TokensBefore(self.prompt, output)
+        row = self.with_ids([token_id])
+        counts = row.counts.copy()
+        counts[np.searchsorted(row.token_ids, token_id)] += 1
+        return replace(row, counts=counts)
+
+    def with_ids(self, token_ids: Sequence[int]) -> TokensBefore:
+        """The same with places for these ids."""
+        merged = np.union1d(self.token_ids, np.asarray(token_ids, dtype=np.int64))
+        if len(merged) == len(self.token_ids):
+            return self
+        places = np.searchsorted(merged, self.token_ids)
+        counts, in_prompt = np.zeros(len(merged), dtype=np.int64), np.zeros(len(merged), dtype=bool)
+        counts[places], in_prompt[places] = self.counts, self.in_prompt
+        return TokensBefore(merged, counts, in_prompt, self.allowed)
 
 
-NONE_BEFORE = TokensBefore(frozenset(), Counter())
+NONE_BEFORE = TokensBefore.of((), 0)
 
 
-def rows_before(
-    token_ids: Sequence[int], proposal: Sequence[int], *, output_start: int, sampling: SamplingParams
-) -> list[TokensBefore]:
-    """What stands before each of the len(proposal) + 1 rows that verify a proposal behind `token_ids`."""
-    if not sampling.penalizes:
+def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[TokensBefore]:
+    """What stands before each of the len(proposal) + 1 rows that choose behind these tokens and the proposal."""
+    if not span.sampling.penalizes:
         return [NONE_BEFORE] * (len(proposal) + 1)
-    rows = [TokensBefore.of(token_ids, output_start)]
+    rows = [TokensBefore.of(span.token_ids, span.output_start, span.tally)]
     for token_id in proposal:
         rows.append(rows[-1].followed_by(token_id))
     return rows
@@ -111,55 +125,34 @@ def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Seq
     """
     xp = array_api_compat.array_namespace(logits)
     scores = xp.asarray(logits, dtype=xp.float64, copy=True)
-    found = [_entries(params, seen) for params, seen in zip(sampling, before, strict=True)]
-    rows = np.repeat(np.arange(len(found)), [len(entries.token_ids) for entries in found])
-    if len(rows):
-        _adjust(scores, rows, [np.concatenate(columns) for columns in zip(*found, strict=True)])
+    entries = [_entries(*row) for row in zip(sampling, before, strict=True)]
+    if any(len(token_ids) for token_ids, *_ in entries):
+        _adjust(scores, entries)
     mask_scores(scores, [row.allowed for row in before])
     return scores
 
 
-class _Entries(NamedTuple):
-    """The tokens of a row whose logits change, each once: columns of one length."""
-
-    token_ids: _Column
-    bias: _Column
-    repetition: _Column
-    frequency: _Column
-    presence: _Column
-
-
-def _adjust(scores: Array, rows: _Column, columns: Sequence[_Column]) -> None:
-    """Change entries (a row of each, then columns as in `_Entries`) of float64 [num_rows, vocab_size], in place."""
+def _adjust(scores: Array, entries: Sequence[tuple[npt.NDArray[Any], ...]]) -> None:
+    """Change the entries of each row, see `_entries`, of float64 [num_rows, vocab_size], in place."""
     xp, device = array_api_compat.array_namespace(scores), array_api_compat.device(scores)
-    token_ids, *numbers = columns
+    rows = np.repeat(np.arange(len(entries)), [len(token_ids) for token_ids, *_ in entries])
+    token_ids, *columns = (np.concatenate(column) for column in zip(*entries, strict=True))
     place = tuple(xp.asarray(ids, dtype=xp.int64, device=device) for ids in (rows, token_ids))
-    bias, repetition, frequency, presence = (xp.asarray(c, dtype=xp.float64, device=device) for c in numbers)
+    bias, repetition, frequency, presence = (xp.asarray(c, dtype=xp.float64, device=device) for c in columns)
     values = scores[place] + bias
     values = xp.where(values > 0.0, values / repetition, values * repetition)
     scores[place] = values - frequency - presence
 
 
-def _entries(params: SamplingParams, before: TokensBefore) -> _Entries:
-    """Bias, repetition factor, frequency and presence deductions of every token concerned.
-
-    Without a loop in Python: a long context has thousands, and everybody's pass waits for them.
-    """
-    biases = dict(params.logit_bias)
-    output = before.output if params.penalizes else Counter[int]()
-    prompt = before.prompt if params.repetition_penalty != 1.0 else frozenset[int]()
-    token_ids = list(biases.keys() | output.keys() | prompt)
-    counts = _column(map(output.get, token_ids, itertools.repeat(0)), token_ids)
-    is_out = counts > 0
-    is_in = is_out | _column(map(prompt.__contains__, token_ids), token_ids).astype(bool)
-    return _Entries(
-        np.asarray(token_ids, np.int64),
-        _column(map(biases.get, token_ids, itertools.repeat(0.0)), token_ids),
-        np.where(is_in, params.repetition_penalty, 1.0),
-        params.frequency_penalty * counts,
-        np.where(is_out, params.presence_penalty, 0.0),
-    )
-
-
-def _column(values: Iterable[float | None], token_ids: Sequence[int]) -> _Column:
-    return np.fromiter(values, np.float64, len(token_ids))
+def _entries(params: SamplingParams, before: TokensBefore) -> tuple[npt.NDArray[Any], ...]:
+    """[num_ids] each: token ids, biases, repetition factors, frequency and presence deductions of those concerned."""
+    seen = before if params.penalizes else NONE_BEFORE
+    biased = [token_id for token_id, _ in params.logit_bias]
+    if biased:
+        seen = seen.with_ids(biased)
+    bias = np.zeros(len(seen.token_ids))
+    bias[np.searchsorted(seen.token_ids, biased)] = [value for _, value in params.logit_bias]
+    in_output = seen.counts > 0
+    repetition = np.where(in_output | seen.in_prompt, params.repetition_penalty, 1.0)
+    presence = np.where(in_output, params.presence_penalty, 0.0)
+    return seen.token_ids, bias, repetition, params.frequency_penalty * seen.counts, presence

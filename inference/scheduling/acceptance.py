@@ -14,11 +14,12 @@ _PRIOR_TESTED = 4.0
 class Acceptance:
     """Decayed share of draft tokens that were accepted among those that were put to the test.
 
-    A rejected token ends a proposal: what comes behind it was not tested. A prior counts as `prior_tested` further
+    A rejected token ends a proposal: what comes behind it was not tested. `prior_rate` counts as `prior_tested` further
     tokens. Evidence fades with every pass, also without a test, so a draft that was given up gets another chance.
     """
 
     prior_tested: float = _PRIOR_TESTED
+    prior_rate: float = _PRIOR_RATE
     _tested: float = 0.0
     _accepted: float = 0.0
 
@@ -30,4 +31,4 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        return (self._accepted + _PRIOR_RATE * self.prior_tested) / (self._tested + self.prior_tested)
+        return (self._accepted + self.prior_rate * self.prior_tested) / (self._tested + self.prior_tested)

@@ -23,16 +23,22 @@ class Widths:
     def __init__(self) -> None:
         self._num_declined = 0
 
-    def choose(self, available: Sequence[int], rates: Sequence[float], costs: PassCosts) -> list[int]:
-        """How many draft tokens of each session to verify; see `choose_widths`."""
-        widths = choose_widths(available, rates, base_s=costs.base_s, slope_s=costs.slope_s)
-        return self._probed(available) if any(available) and not any(widths) else widths
+    def choose(
+        self, available: Sequence[int], rates: Sequence[float], costs: PassCosts, *, probes: Sequence[int] = ()
+    ) -> list[int]:
+        """How many draft tokens of each session to verify; see `choose_widths`.
 
-    def _probed(self, available: Sequence[int]) -> list[int]:
+        Args:
+            probes: of how many of them a try is made; all, unless it says.
+        """
+        widths = choose_widths(available, rates, base_s=costs.base_s, slope_s=costs.slope_s)
+        return self._probed(probes or available) if any(available) and not any(widths) else widths
+
+    def _probed(self, probes: Sequence[int]) -> list[int]:
         """No draft tokens at all, but every so often those of one session: what they cost may have changed."""
         self._num_declined += 1
-        probed = available.index(max(available)) if self._num_declined % PROBE_EVERY == 0 else None
-        return [number if place == probed else 0 for place, number in enumerate(available)]
+        probed = probes.index(max(probes)) if self._num_declined % PROBE_EVERY == 0 else None
+        return [number if place == probed else 0 for place, number in enumerate(probes)]
 
 
 def choose_widths(available: Sequence[int], rates: Sequence[float], *, base_s: float, slope_s: float) -> list[int]:

@@ -80,7 +80,7 @@ class RunningTarget:
 
 @asynccontextmanager
 async def target_engine(
-    config: ModelConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S
+    config: ModelConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S, lookup: bool = True
 ) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over one model."""
     compiled = await _load_compiled(config, None)
@@ -92,7 +92,8 @@ async def target_engine(
         return
     model = await load(config)
     gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
-    limits = EngineLimits(max_waiting, gamma, model.tokenizer.eos_token_ids, pass_timeout_s, config.prefix_caching)
+    eos, caching = model.tokenizer.eos_token_ids, config.prefix_caching
+    limits = EngineLimits(max_waiting, gamma, eos, pass_timeout_s, caching, lookup)
     grammars = Grammars(GrammarCompiler(model.tokenizer, model.backend.vocab_size))
     async with running(TargetEngine(SlotDecoder(model.backend), limits, grammars)) as engine:
         yield RunningTarget(engine, model.tokenizer, _arithmetic(config, model.backend))
@@ -107,7 +108,7 @@ def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
 
 @asynccontextmanager
 async def fused_engine(
-    config: FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S
+    config: FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S, lookup: bool = True
 ) -> AsyncGenerator[RunningTarget, None]:
     """A running engine over a target and what drafts for it.
 
@@ -122,7 +123,7 @@ async def fused_engine(
         decoder, tokenizer = compiled
         arithmetic = _arithmetic(config.target, decoder)
     caching = config.target.prefix_caching
-    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s, caching)
+    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s, caching, lookup)
     grammars = Grammars(GrammarCompiler(tokenizer, decoder.vocab_size))
     async with running(TargetEngine(decoder, limits, grammars)) as engine:
         yield RunningTarget(engine, tokenizer, arithmetic)

@@ -24,7 +24,7 @@ async def serve_fused(
     ports = Ports(server, observe, http)
     with observed(observe) as observers:
         async with fused_engine(
-            config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s
+            config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s, lookup=server.lookup
         ) as running:
             host = _host(running, config.target, ports, observers)
             with timeline(observe, running.engine):

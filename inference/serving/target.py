@@ -25,7 +25,7 @@ async def serve_target(
     ports = Ports(server, observe, http)
     with observed(observe) as observers:
         async with target_engine(
-            model, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s
+            model, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s, lookup=server.lookup
         ) as running:
             host = _host(running, model, ports, observers)
             with timeline(observe, running.engine):

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from inference.commit import OwnDrafts
 from inference.errors import SpecDecError
 from inference.model import Draft, DraftToken, Matcher, Turn, Verdict
+from inference.tokens import joined
 
 MAX_FORCED_TOKENS = 32
 """Of one pass or step: forced text may be as long as a schema's names, but other sequences share the pass."""
@@ -52,22 +54,52 @@ def allowed_by_grammar(turn: Turn) -> Allowed:
         return Allowed(error=exc)
 
 
-def fit(turn: Turn) -> Turn:
-    """Cut a turn's proposal behind the first token that its grammar refuses, or append forced ones."""
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A turn whose proposal is all that its pass verifies, and where that comes from.
+
+    Attributes:
+        num_refused: 1 if the grammar refuses the next token of the draft: rejected without a pass.
+        num_forced: last tokens of the proposal that the grammar forces.
+        is_lookup: what stands before them was looked up.
+    """
+
+    turn: Turn
+    num_refused: int = 0
+    num_forced: int = 0
+    is_lookup: bool = False
+
+    def counted(self, verdict: Verdict) -> Verdict:
+        """The verdict on the proposal, with what was refused, and by source."""
+        if not (self.num_refused or self.num_forced or self.is_lookup):
+            return verdict
+        num_others = len(self.turn.proposal) - self.num_forced
+        num_accepted = min(verdict.num_accepted_tokens, num_others)
+        num_forced_accepted = verdict.num_accepted_tokens - num_accepted
+        looked_up = (num_others + self.num_refused, num_accepted) if self.is_lookup else (0, 0)
+        own = OwnDrafts(*looked_up, self.num_forced, num_forced_accepted)
+        return replace(verdict, num_draft_tokens=verdict.num_draft_tokens + self.num_refused, own=own)
+
+
+def fit(turn: Turn) -> Fitted:
+    """Take what was looked up where nothing else is proposed; cut what the grammar refuses, append what it forces."""
+    is_lookup = turn.chooses and not turn.proposal and bool(turn.lookup)
+    turn = replace(turn, proposal=turn.lookup) if is_lookup else turn
     if turn.grammar is None or not turn.chooses:
-        return turn
+        return Fitted(turn, is_lookup=is_lookup)
     try:
-        return replace(turn, proposal=_fitting(turn, turn.grammar, turn.token_ids[turn.output_start :]))
+        return _fitted(turn, turn.grammar, is_lookup)
     except SpecDecError:  # as `allowed_by_grammar` will say again
-        return replace(turn, proposal=())
+        return Fitted(replace(turn, proposal=()))
 
 
-def _fitting(turn: Turn, grammar: Matcher, output: Sequence[int]) -> list[int]:
+def _fitted(turn: Turn, grammar: Matcher, is_lookup: bool) -> Fitted:
+    output = turn.token_ids[turn.output_start :]
     num_allowed = grammar.num_allowed(output, turn.proposal)
-    if num_allowed < len(turn.proposal):
-        return list(turn.proposal[: num_allowed + 1])  # the refused one stays: its rejection is a verdict on the draft
-    room = min(turn.gamma - len(turn.proposal), MAX_FORCED_TOKENS)
-    return [*turn.proposal, *grammar.forced([*output, *turn.proposal], room)]
+    kept = turn.proposal[:num_allowed]
+    forced = grammar.forced(joined(output, kept), min(turn.gamma - len(kept), MAX_FORCED_TOKENS))
+    refused = turn.proposal[num_allowed : num_allowed + 1]
+    return Fitted(replace(turn, proposal=[*kept, *forced]), len(refused), len(forced), is_lookup)
 
 
 def extend_within_grammar(

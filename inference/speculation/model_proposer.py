@@ -14,6 +14,7 @@ from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens, rank_tokens
 from inference.sampling.penalties import TokensBefore, rows_before, rows_within
 from inference.speculation.grammar import draft_mask, extend_within_grammar
+from inference.tokens import common_length
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt read in one step, so that a long prompt does not stall the other drafts."""
@@ -33,7 +34,7 @@ class ModelProposer:
         self._forking = backend if isinstance(backend, ForkingBackend) else None
         self._num_branches = num_branches if self._forking else 0
         self._prompt_chunk = prompt_chunk_tokens(backend)
-        self._held: list[list[int]] = [[] for _ in range(backend.num_slots)]
+        self._held: list[Sequence[int]] = [()] * backend.num_slots
 
     @property
     def num_slots(self) -> int:
@@ -54,15 +55,15 @@ class ModelProposer:
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`; `source_slot` may hold less of the tokens, and a branch of its sequence more."""
-        source = max(self._family(source_slot), key=lambda each: _common_prefix(self._held[each], token_ids))
-        num_held = _common_prefix(self._held[source], token_ids)
+        source = max(self._family(source_slot), key=lambda each: common_length(self._held[each], token_ids))
+        num_held = common_length(self._held[source], token_ids)
         for each in self._family(slot):  # what is left there belongs to another sequence
-            self._held[each] = []
+            self._held[each] = ()
         if source != slot and num_held:
             if self._forking is None:
                 return
             self._forking.fork(source, slot, 0, num_held)
-        self._held[slot] = list(token_ids[:num_held])
+        self._held[slot] = token_ids[:num_held]
 
     def _family(self, slot: int) -> list[int]:
         """A sequence's slot, and those of its branches."""
@@ -94,26 +95,28 @@ class ModelProposer:
             self._fork(draft)
         spans = [self._span(draft) for draft in drafts]
         for draft, span in zip(drafts, spans, strict=True):
-            del self._held[draft.slot][span.start :]  # a pass that fails may have written anything there
+            self._held[draft.slot] = self._held[draft.slot][
+                : span.start
+            ]  # a pass that fails may have written anything there
         logits = self._backend.forward(spans)
         for draft, span in zip(drafts, spans, strict=True):
-            self._held[draft.slot] = list(draft.token_ids[: span.start + len(span.token_ids)])
+            self._held[draft.slot] = draft.token_ids[: span.start + len(span.token_ids)]
         return spans, logits
 
     def _fork(self, draft: Draft) -> None:
         """Copy what the source slot holds of a draft's tokens beyond what its own does: cheaper than any pass."""
         if self._forking is None or draft.source_slot is None:
             return
-        start = _common_prefix(self._held[draft.slot], draft.token_ids)
-        end = min(_common_prefix(self._held[draft.source_slot], draft.token_ids), len(draft.token_ids) - 1)
+        start = common_length(self._held[draft.slot], draft.token_ids)
+        end = min(common_length(self._held[draft.source_slot], draft.token_ids), len(draft.token_ids) - 1)
         if end > start:
-            del self._held[draft.slot][start:]
+            self._held[draft.slot] = self._held[draft.slot][:start]
             self._forking.fork(draft.source_slot, draft.slot, start, end)
-            self._held[draft.slot] = list(draft.token_ids[:end])
+            self._held[draft.slot] = draft.token_ids[:end]
 
     def _span(self, draft: Draft) -> Span:
-        start = min(_common_prefix(self._held[draft.slot], draft.token_ids), len(draft.token_ids) - 1)
-        token_ids = draft.token_ids[start : start + (self._prompt_chunk or MAX_CHUNK_TOKENS)]
+        start = min(common_length(self._held[draft.slot], draft.token_ids), len(draft.token_ids) - 1)
+        token_ids = [*draft.token_ids[start : start + (self._prompt_chunk or MAX_CHUNK_TOKENS)]]
         reaches_end = start + len(token_ids) == len(draft.token_ids)
         return Span(slot=draft.slot, start=start, token_ids=token_ids, num_logits=int(reaches_end))
 
@@ -132,19 +135,7 @@ def _ranked(token_id: int, score: float, runner_up: int, next_score: float) -> D
 
 def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], list[TokensBefore]]:
     """How the next token of each draft is chosen: one row of logits each."""
-    before = [
-        row
-        for draft in drafts
-        for row in rows_before(draft.token_ids, (), output_start=draft.output_start, sampling=draft.sampling)
-    ]
+    before = [row for draft in drafts for row in rows_before(draft)]
     if any(draft.grammar is not None for draft in drafts):
         before = rows_within(before, [draft_mask(draft) for draft in drafts])
     return [draft.sampling for draft in drafts], [len(draft.token_ids) for draft in drafts], before
-
-
-def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    length = min(len(held), len(wanted))
-    if held[:length] == list(wanted[:length]):  # the usual case, at C speed
-        return length
-    return next(i for i in range(length) if held[i] != wanted[i])

@@ -8,16 +8,61 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from inference.model import Draft
 from inference.speculation.grammar import allowed_part, extend_within_grammar
+from inference.tokens import common_length, logged
 
 MAX_NGRAM_LENGTH = 1 << 20
-"""Tokens of a sequence that is still looked up; there is no KV to fill, only a search to keep short."""
-MAX_MATCH = 4
-MIN_MATCH = 1
+"""Tokens of a sequence that is still looked up; there is no KV to fill, only an index to keep small."""
+MATCHES = (3, 1)
+"""How many last tokens must have stood before: first so many are tried, then so many."""
+LONGEST_MATCH = 8
+"""Longer ones are not told apart."""
+
+
+class NgramIndex:
+    """Where short pieces of one sequence that only grows ended last. Constant time per token and per question."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in MATCHES}
+        self.num_read = 0
+
+    def read(self, token_ids: Sequence[int], end: int) -> None:
+        """Take in the tokens up to `end`; those that were taken in before must be the same."""
+        first = max(0, self.num_read + 1 - max(MATCHES))
+        piece = tuple(token_ids[first:end])
+        for stop in range(self.num_read + 1, end + 1):
+            for length, ends in self._ends.items():
+                if stop >= length:
+                    ends[piece[stop - length - first : stop - first]] = stop
+        self.num_read = max(self.num_read, end)
+
+    def find(self, token_ids: Sequence[int]) -> int | None:
+        """Where the last tokens ended before, as far as was read; None if they did not."""
+        last = tuple(token_ids[-max(MATCHES) :])
+        for length, ends in self._ends.items():
+            end = ends.get(last[-length:]) if len(last) >= length else None
+            if end is not None and end < len(token_ids):
+                return end
+        return None
+
+
+def continuation(token_ids: Sequence[int], end: int, limit: int) -> list[int]:
+    """The `limit` tokens behind position `end`, as if what follows it were repeated for ever."""
+    piece = [*token_ids[end : end + limit]]
+    period = len(token_ids) - end
+    while len(piece) < limit:
+        piece.append(piece[-period])
+    return piece
+
+
+def match_length(token_ids: Sequence[int], end: int) -> int:
+    """How many tokens before `end` are those at the end of the sequence, up to `LONGEST_MATCH`."""
+    num_tokens = len(token_ids)
+    length = 0
+    while length < min(LONGEST_MATCH, end) and token_ids[end - 1 - length] == token_ids[num_tokens - 1 - length]:
+        length += 1
+    return length
 
 
 class NgramProposer:
@@ -26,6 +71,7 @@ class NgramProposer:
     def __init__(self, *, num_slots: int, max_length: int) -> None:
         self._num_slots = num_slots
         self._max_length = max_length
+        self._held: dict[int, tuple[NgramIndex, Sequence[int]]] = {}
 
     @property
     def num_slots(self) -> int:
@@ -37,28 +83,17 @@ class NgramProposer:
 
     def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
         """Propose up to each draft's limit in one step, as far as its grammar allows."""
-        return extend_within_grammar(drafts, _look_up, int)
+        return extend_within_grammar(drafts, self._look_up, int)
 
+    def _look_up(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+        return [allowed_part(draft, self._continuation(draft)) for draft in drafts]
 
-def _look_up(drafts: Sequence[Draft]) -> list[list[int] | None]:
-    return [allowed_part(draft, lookup(draft.token_ids, draft.limit)) for draft in drafts]
-
-
-def lookup(token_ids: Sequence[int], limit: int) -> list[int]:
-    """Up to `limit` tokens that followed the latest earlier occurrence of the longest suffix that has one."""
-    sequence = np.asarray(token_ids, dtype=np.int64)
-    for length in range(min(MAX_MATCH, len(sequence) - 1), MIN_MATCH - 1, -1):
-        ends = _ends_of_suffix(sequence, length)
-        if len(ends):
-            continuation: list[int] = sequence[ends[-1] : ends[-1] + limit].tolist()
-            return continuation
-    return []
-
-
-def _ends_of_suffix(sequence: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.intp]:
-    """Where earlier occurrences of the last `length` tokens end (exclusive), ascending."""
-    num_starts = len(sequence) - length
-    matches = np.ones(num_starts, dtype=bool)
-    for offset in range(length):
-        matches &= sequence[offset : offset + num_starts] == sequence[num_starts + offset]
-    return np.flatnonzero(matches) + length
+    def _continuation(self, draft: Draft) -> list[int]:
+        token_ids, (log, _) = draft.token_ids, logged(draft.token_ids)
+        index, held = self._held.get(draft.slot, (NgramIndex(), ()))
+        if common_length(held, log) < len(held):  # another sequence
+            index = NgramIndex()
+        index.read(log, min(len(log), len(token_ids) - 1))
+        self._held[draft.slot] = index, log
+        end = index.find(token_ids)
+        return [] if end is None else continuation(token_ids, end, draft.limit)

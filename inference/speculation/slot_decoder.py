@@ -59,8 +59,12 @@ class SlotDecoder:
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Run one pass and verify each turn's proposal, as its grammar fits it."""
-        turns = [fit(turn) for turn in turns]
-        logits = self._backend.forward([_span(turn) for turn in turns])
+        fitted = [fit(turn) for turn in turns]
+        turns = [each.turn for each in fitted]
+        verdicts = self._verdicts(turns, self._backend.forward([_span(turn) for turn in turns]))
+        return [each.counted(verdict) for each, verdict in zip(fitted, verdicts, strict=True)]
+
+    def _verdicts(self, turns: Sequence[Turn], logits: Array) -> list[Verdict]:
         if not any(turn.scored for turn in turns):
             return decide(turns, logits)
         scores, logits = _scores(turns, logits)
@@ -125,7 +129,7 @@ def _choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
     for turn, allowed in turns:
         sampling.extend([turn.sampling] * _num_choices(turn))
         positions.extend(range(len(turn.token_ids), len(turn.token_ids) + _num_choices(turn)))
-        rows = rows_before(turn.token_ids, turn.proposal, output_start=turn.output_start, sampling=turn.sampling)
+        rows = rows_before(turn, turn.proposal)
         before.extend(rows if allowed.masks is None else rows_within(rows, allowed.masks))
     return choose_tokens(logits, sampling, positions, before) if sampling else []
 

@@ -20,10 +20,11 @@ from inference.model import (
 )
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.grammar import asked_model
+from inference.tokens import joined
 
 
 class SpeculativeDecoder:
-    """Drafts for every turn that has no proposal, then takes the target's step.
+    """Drafts for every turn that has no proposal, then takes the target's step; what was looked up fills what is left.
 
     Args:
         target: verifies.
@@ -140,8 +141,7 @@ class SpeculativeDecoder:
             return
         for turn, verdict in zip(turns, verdicts, strict=True):
             if turn.slot in chains:
-                chain = chains[turn.slot]  # behind it the target may have put what a grammar forces
-                self._length.record_verdict(turn.slot, chain, min(len(chain), verdict.num_accepted_tokens))
+                self._length.record_verdict(turn.slot, chains[turn.slot], verdict.of_draft[1])
         if all(len(turn.token_ids) - turn.start == 1 for turn in turns):  # reading a prompt says nothing of drafts
             self._length.record_pass(len(turns), sum(verdict.num_draft_tokens for verdict in verdicts), seconds)
 
@@ -153,5 +153,6 @@ def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
 
 
 def _draft(turn: Turn, chain: Sequence[DraftToken]) -> Draft:
-    token_ids = [*turn.token_ids, *(token.token_id for token in chain)]
-    return Draft(turn.slot, token_ids, turn.sampling, turn.gamma - len(chain), turn.output_start, grammar=turn.grammar)
+    token_ids = joined(turn.token_ids, [token.token_id for token in chain])
+    limit = turn.gamma - len(chain)
+    return Draft(turn.slot, token_ids, turn.sampling, limit, turn.output_start, None, turn.grammar, turn.tally)

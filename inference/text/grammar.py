@@ -19,6 +19,7 @@ from inference.request import Grammar, GrammarKind
 from inference.text.grammar_source import LIMITS, brief, source_of
 from inference.text.schema_fault import path_of_fault
 from inference.text.tokenizer import Tokenizer
+from inference.tokens import common_length, joined
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -110,7 +111,7 @@ class GrammarMatcher:
         self._matcher = matcher
         self._eos = eos_token_ids
         self._remake = remake
-        self._held: list[int] = []
+        self._held: Sequence[int] = ()
         self._fault = ""
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
@@ -127,7 +128,7 @@ class GrammarMatcher:
         masks: list[bytes | None] = [self._first_mask(output)]
         with suppress(_LimitError):
             while len(masks) <= len(proposal):
-                mask = self._mask([*output, *proposal[: len(masks)]])
+                mask = self._mask(joined(output, proposal[: len(masks)]))
                 if mask is None:
                     return masks + [None] * (len(proposal) + 1 - len(masks))
                 masks.append(mask)
@@ -138,7 +139,7 @@ class GrammarMatcher:
         if limit <= 0 or not self.goes_on(output):
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()[:limit]
-        if len(tokens) < limit and len(self._eos) == 1 and self.goes_on([*output, *tokens]):
+        if len(tokens) < limit and len(self._eos) == 1 and self.goes_on(joined(output, tokens)):
             tokens += self._eos if self._matcher.is_stopped() else ()
         return tokens
 
@@ -160,12 +161,12 @@ class GrammarMatcher:
 
     def _num_taken(self, output: Sequence[int], proposal: Sequence[int]) -> int:
         with suppress(_LimitError):
-            return self._go_to([*output, *proposal]) - len(output)
+            return self._go_to(joined(output, proposal)) - len(output)
         num_taken = 0  # one by one, to the token at which the limit is
         with suppress(_LimitError):
-            while self._go_to([*output, *proposal[: num_taken + 1]]) > len(output) + num_taken:
+            while self._go_to(joined(output, proposal[: num_taken + 1])) > len(output) + num_taken:
                 num_taken += 1
-        self._reach([*output, *proposal[:num_taken]])
+        self._reach(joined(output, proposal[:num_taken]))
         return num_taken
 
     def _go_to(self, tokens: Sequence[int]) -> int:
@@ -177,13 +178,13 @@ class GrammarMatcher:
         raise _LimitError
 
     def _advance(self, tokens: Sequence[int]) -> int:
-        common = _common_prefix(self._held, tokens)
+        common = common_length(self._held, tokens)
         if common < len(self._held):
             self._matcher.rollback(len(self._held) - common)
-        rest = list(tokens[common:])
+        rest = [*tokens[common:]]
         end = next((i for i, token_id in enumerate(rest) if token_id in self._eos), len(rest))
         num_taken: int = common + self._matcher.try_consume_tokens(rest[:end])
-        self._held = list(tokens[:num_taken])
+        self._held = tokens[:num_taken]
         return num_taken
 
     def _may_end(self, token_id: int) -> bool:
@@ -210,17 +211,9 @@ class GrammarMatcher:
         if not self._matcher.is_error():
             return False
         self._fault = self._matcher.get_error()
-        self._matcher, self._held = self._remake(), []
+        self._matcher, self._held = self._remake(), ()
         return True
 
     def _too_complex(self) -> InvalidRequestError:
         """That the grammar has no other fault, its compilation said."""
         return InvalidRequestError(f"grammar: {brief(self._fault)}", field="grammar")
-
-
-def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    length = min(len(held), len(wanted))
-    if held[:length] == list(wanted[:length]):  # the usual case, at C speed
-        return length
-    return next(i for i in range(length) if held[i] != wanted[i])

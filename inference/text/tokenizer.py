@@ -149,7 +149,7 @@ class TextStream:
         self._shown = shown
         self._stream = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
-        self._text = ""
+        self._pieces: list[str] = []
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text it completes, empty within a multi-byte character."""
@@ -159,13 +159,14 @@ class TextStream:
             return piece
         self._token_ids.append(token_id)
         piece = self._step(token_id)
-        self._text += piece
+        self._pieces.append(piece)
         return piece
 
     def rest(self) -> str:
         """Return what an unfinished character leaves after the last token."""
         text = self._tokenizer.decode(self._token_ids)
-        return text[len(self._text) :] if text.startswith(self._text) else ""
+        streamed = "".join(self._pieces)
+        return text.removeprefix(streamed) if text.startswith(streamed) else ""
 
     def _step(self, token_id: int) -> str:
         try:

@@ -13,6 +13,7 @@ from inference.commit import (
     Event,
     Finished,
     FinishReason,
+    OwnDrafts,
     Started,
     Timings,
     TokenLogprob,
@@ -329,6 +330,8 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         logprobs=map(logprobs_to_message, event.logprobs),
         finish_reason=_REASON_TO_MESSAGE[event.finish_reason] if event.finish_reason else None,
         position=event.position,
+        num_lookup_tokens=event.own.num_lookup_tokens,
+        num_lookup_accepted=event.own.num_lookup_accepted,
     )
     return pb.GenerateResponse(delta=delta)
 
@@ -356,6 +359,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
         counts_from_message(delta.timings),
         delta.position if delta.HasField("position") else None,
+        OwnDrafts(delta.num_lookup_tokens, delta.num_lookup_accepted),
     )
 
 
@@ -444,6 +448,8 @@ def commit_to_message(commit: Commit) -> pb.Commit:
         num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
         hold_us=commit.hold_us,
         prompt_logprobs=map(logprobs_to_message, commit.prompt_logprobs),
+        num_lookup_tokens=commit.own.num_lookup_tokens,
+        num_lookup_accepted=commit.own.num_lookup_accepted,
     )
 
 
@@ -460,6 +466,7 @@ def commit_from_message(message: pb.Commit) -> Commit:
         hold_us=message.hold_us,
         counts=counts_from_message(message.timings),
         prompt_logprobs=tuple(map(logprobs_from_message, message.prompt_logprobs)),
+        own=OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
     )
 
 

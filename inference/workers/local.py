@@ -286,6 +286,7 @@ class _Output:
             num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
             timings=commit.timings,
             counts=commit.counts,
+            own=commit.own.cut(len(pieces), commit.num_accepted_tokens) if cut else commit.own,
             piece_lengths=tuple(map(len, pieces)),
             logprobs=tuple(map(partial(_with_text, self._tokenizer), commit.logprobs, lengths)),
             finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,

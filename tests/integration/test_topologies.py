@@ -103,9 +103,13 @@ def rate(completions: list[Completion]) -> float:
 
 async def test_target_alone_equals_transformers(target: ServerProcess, greedy_tokens: list[list[int]]) -> None:
     assert len(set(PROMPTS)) >= 50
-    completions = await complete_all(target, greedy_requests())
+    """Half of the requests with what it looks up, half of them at one token a pass."""
+    requests = [replace(request, gamma=None if i % 2 else 0) for i, request in enumerate(greedy_requests())]
+    completions = await complete_all(target, requests)
     assert [completion.token_ids for completion in completions] == greedy_tokens
     assert sum(completion.num_draft_tokens for completion in completions) == 0
+    assert sum(completion.num_lookup_tokens for completion in completions[::2]) == 0
+    assert sum(completion.num_lookup_tokens for completion in completions[1::2]) > 0
 
 
 @pytest.mark.parametrize("gamma", range(1, 9))

@@ -50,12 +50,13 @@ def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContext
 
 @dataclass
 class Completion:
-    """What became of one request."""
+    """What became of one request; draft tokens without those that the target looked up."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_lookup_tokens: int = 0
     num_deltas: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -71,8 +72,9 @@ class Completion:
         else:
             self.token_ids += event.token_ids
             self.text += event.text
-            self.num_draft_tokens += event.num_draft_tokens
-            self.num_accepted_tokens += event.num_accepted_tokens
+            self.num_draft_tokens += event.num_draft_tokens - event.own.num_lookup_tokens
+            self.num_accepted_tokens += event.num_accepted_tokens - event.own.num_lookup_accepted
+            self.num_lookup_tokens += event.own.num_lookup_tokens
             self.num_deltas += 1
 
 

@@ -208,7 +208,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., num_characters: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason", "position")
+    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason", "position", "num_lookup_tokens", "num_lookup_accepted")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,8 @@ class Delta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOOKUP_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     num_draft_tokens: int
@@ -227,7 +229,9 @@ class Delta(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     finish_reason: FinishReason
     position: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ...) -> None: ...
+    num_lookup_tokens: int
+    num_lookup_accepted: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason",)
@@ -500,7 +504,7 @@ class Opened(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., max_length: _Optional[int] = ..., max_tree_tokens: _Optional[int] = ..., pass_us: _Optional[int] = ..., model_id: _Optional[str] = ..., grammar_version: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "logprobs", "num_received_tokens", "hold_us", "prompt_logprobs")
+    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "logprobs", "num_received_tokens", "hold_us", "prompt_logprobs", "num_lookup_tokens", "num_lookup_accepted")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -511,6 +515,8 @@ class Commit(_message.Message):
     NUM_RECEIVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOLD_US_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOOKUP_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_tokens: int
@@ -521,4 +527,6 @@ class Commit(_message.Message):
     num_received_tokens: int
     hold_us: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    num_lookup_tokens: int
+    num_lookup_accepted: int
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ...) -> None: ...

@@ -36,7 +36,7 @@ async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:
 
 async def run_alone(job: PromptJob, model: ModelConfig) -> int:
     """Complete prompts with one model of this process; returns the exit code."""
-    async with target_engine(model, max_waiting=len(job.prompts)) as running:
+    async with target_engine(model, max_waiting=len(job.prompts), lookup=False) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         with timeline(job.observe, running.engine):
             return await _complete(job, completer, TokenSink(running.tokenizer))

@@ -15,6 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_model_pair(parser)
     flags.add_speculation(parser, default=None, text=flags.GAMMA_THAT_PAYS)
     flags.add_adaptive_gamma(parser)
+    flags.add_lookup(parser)
     flags.add_listen(parser)
     flags.add_watchdog(parser)
     flags.add_http(parser, default_port=None)

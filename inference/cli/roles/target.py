@@ -14,6 +14,7 @@ from inference.config import BUNDLED_TARGET, usable_cores
 def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser, default=BUNDLED_TARGET, what="target")
     flags.add_verification(parser)
+    flags.add_lookup(parser)
     flags.add_listen(parser)
     flags.add_sessions(parser)
     flags.add_http(parser, default_port=None)

@@ -40,7 +40,7 @@ def _request(prompt: str, workload: WorkloadConfig, contender: Contender) -> Com
         sampling=SamplingParams(temperature=workload.temperature),
         seed=workload.seed,
         max_new_tokens=workload.max_new_tokens,
-        gamma=contender.gamma,
+        gamma=contender.gamma or 0,  # the target alone is what others are compared with: one token a pass
         schedule=contender.schedule,
     )
 
@@ -67,5 +67,5 @@ def _record(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: fl
 
 
 def _round(arrived_s: float, delta: Delta) -> Round:
-    num_tokens = len(delta.token_ids)
-    return Round(arrived_s, num_tokens, delta.num_draft_tokens, delta.num_accepted_tokens, delta.timings, delta.counts)
+    counted = delta.num_draft_tokens, delta.num_accepted_tokens, delta.timings, delta.counts, delta.own
+    return Round(arrived_s, len(delta.token_ids), *counted)

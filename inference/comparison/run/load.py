@@ -77,7 +77,7 @@ async def run_at_once(
         max_new_tokens=workload.max_new_tokens,
         temperature=workload.temperature,
         seed=workload.seed,
-        gamma=contender.gamma,
+        gamma=contender.gamma or 0,  # as in `client`
         schedule=contender.schedule.value if contender.schedule else None,
         deadline_s=workload.deadline_s,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from inference.commit import NOTHING_COUNTED, Counts, Timings
+from inference.commit import NO_OWN_DRAFTS, NOTHING_COUNTED, Counts, OwnDrafts, Timings
 from inference.observe.stats import RequestStats
 
 
@@ -26,6 +26,7 @@ class Round:
     num_accepted_tokens: int
     timings: Timings
     counts: Counts = NOTHING_COUNTED
+    own: OwnDrafts = NO_OWN_DRAFTS
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,13 @@ def record_from_json(values: Mapping[str, Any]) -> RequestRecord:
         sent_s=values["sent_s"],
         num_prompt_tokens=values["num_prompt_tokens"],
         token_ids=tuple(values["token_ids"]),
-        rounds=tuple(Round(**{**item, **_figures(item["timings"])}) for item in values["rounds"]),
+        rounds=tuple(map(_round, values["rounds"])),
     )
+
+
+def _round(item: Mapping[str, Any]) -> Round:
+    own = OwnDrafts(**item.get("own", {}))
+    return Round(**{**item, **_figures(item["timings"]), "own": own})
 
 
 def _figures(values: Mapping[str, int]) -> dict[str, Timings | Counts]:

@@ -243,7 +243,7 @@ def test_a_draft_trusts_nothing_behind_where_a_failed_pass_began() -> None:
     backend.num_failures = 1
     with pytest.raises(RuntimeError):
         proposer.extend([Draft(0, [*PROMPT[:20], 3, 4, 5, 6], SamplingParams(), limit=1)])
-    assert proposer._held[0] == list(PROMPT[:20])
+    assert [*proposer._held[0]] == [*PROMPT[:20]]
     assert_holds(backend.backend, 0, proposer._held[0], torch_backend(seed=2, num_slots=1))
 
 

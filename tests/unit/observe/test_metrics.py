@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference import VERSION
-from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
+from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, OwnDrafts, Started, Timings
 from inference.errors import CapacityError
 from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
@@ -156,3 +156,14 @@ def test_positions_are_bounded() -> None:
     record.take(Commit(0, (7,) * 300, 300, 300))
     positions = [labels for name, labels in samples(metrics) if name.endswith("per_pos_total")]
     assert len(positions) == MAX_GAMMA
+
+
+def test_draft_tokens_are_counted_by_who_proposed_them() -> None:
+    metrics = Metrics("tiny")
+    request = metrics.request()
+    request.take(Commit(0, (1, 2, 3), 4, 2))
+    request.take(Commit(3, (4,), 3, 0, own=OwnDrafts(num_lookup_tokens=3)))
+    request.take(Commit(4, (5, 6, 7), 2, 2, own=OwnDrafts(num_forced_tokens=1, num_forced_accepted=1)))
+    found = samples(metrics).items()
+    by_source = {labels: value for (name, labels), value in found if name == "specdec_draft_tokens_total" and value}
+    assert by_source == {"true,draft": 3, "false,draft": 2, "false,lookup": 3, "true,forced": 1}

@@ -5,7 +5,6 @@ A toy grammar says which token may follow which. As in test_law.py one G-test ju
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -16,7 +15,7 @@ import pytest
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens, process_logits
 from inference.sampling.noise import gumbel_noise, noise_keys
-from inference.sampling.penalties import TokensBefore
+from inference.sampling.penalties import NONE_BEFORE
 from inference.speculation.verify import verify
 from tests.support import law
 
@@ -49,7 +48,7 @@ def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
     """What the project does: masks beside the rows."""
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:
-        before = [TokensBefore(frozenset(), Counter(), allowed=bits(allowed[u])) for u in previous]
+        before = [replace(NONE_BEFORE, allowed=bits(allowed[u])) for u in previous]
         return choose_tokens(logits[previous], sampling, at, before)
 
     return choose

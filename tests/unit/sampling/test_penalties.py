@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from inference.request import GenerationRequest, SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, rows_before
 from inference.speculation.slot_decoder import SlotDecoder
+from inference.tokens import Tally, TokenView
 
 VOCAB_SIZE = 12
 relaxed = settings(deadline=None, max_examples=60)
@@ -119,13 +121,30 @@ def test_numpy_and_torch_agree_and_rows_are_their_own_affair(
 def test_each_row_of_a_proposal_sees_the_draft_tokens_before_it(
     committed: list[int], proposal: list[int], output_start: int
 ) -> None:
-    rows = rows_before(committed, proposal, output_start=output_start, sampling=SamplingParams(presence_penalty=1.0))
-    assert rows == [
-        TokensBefore(
-            frozenset(committed[:output_start]), TokensBefore.of([*committed[output_start:], *proposal[:i]], 0).output
-        )
-        for i in range(len(proposal) + 1)
-    ]
+    turn = Turn(0, 0, committed, SamplingParams(presence_penalty=1.0), output_start=output_start)
+    rows = rows_before(turn, proposal)
+    for i, row in enumerate(rows):
+        output = [*committed[output_start:], *proposal[:i]]
+        assert counted(row) == (Counter(output), set(committed[:output_start]))
+
+
+def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
+    """What a row says: how often each id is in the output, and which are in the prompt."""
+    counts = Counter(dict(zip(row.token_ids.tolist(), row.counts.tolist(), strict=True)))
+    return +counts, set(row.token_ids[row.in_prompt].tolist())
+
+
+@relaxed
+@given(sequences, st.lists(st.tuples(st.lists(token_ids, max_size=4), st.lists(token_ids, max_size=3))))
+def test_a_sequence_that_is_counted_as_it_grows_is_counted_as_a_whole(
+    log: list[int], steps: list[tuple[list[int], list[int]]]
+) -> None:
+    """Penalties counted every token of prompt and output in every pass once: a long context paid for each token."""
+    tally, output_start = Tally(len(log)), len(log)
+    for committed, drafts in steps:
+        log += committed
+        row = TokensBefore.of(TokenView(log, tail=drafts), output_start, tally)
+        assert counted(row) == counted(TokensBefore.of([*log, *drafts], output_start))
 
 
 class TableBackend:
@@ -196,7 +215,7 @@ def test_penalties_without_the_tokens_before_are_refused() -> None:
     with pytest.raises(ValueError, match="look back"):
         choose_tokens(random_logits(0, 1), [SamplingParams(presence_penalty=1.0)], [3])
     assert choose_tokens(random_logits(0, 1), [SamplingParams(logit_bias=((7, 100.0),))], [3]) == [7]
-    assert TokensBefore.of([], 0) == NONE_BEFORE
+    assert counted(TokensBefore.of([], 0)) == counted(NONE_BEFORE) == (Counter(), set())
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,14 @@ def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
 
 def test_nothing_is_waited_for_before_anything_came() -> None:
     assert wait_s(Arrivals(), 0.8, PassCosts(), now=100.0, ready_s=0.0) == 0.0
+
+
+def test_who_has_more_of_its_own_waits_less() -> None:
+    """With tokens that are looked up or forced, a pass without the draft's is worth several."""
+
+    def longest(num_own: float) -> int:
+        waits = [waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, slope_s=0.0, num_own=num_own) for ms in range(40)]
+        return sum(waits)
+
+    assert longest(1.0) > longest(1.5) > longest(5.0)
+    assert longest(1.0) == sum(waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, slope_s=0.0) for ms in range(40))

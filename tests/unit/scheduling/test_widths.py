@@ -54,3 +54,11 @@ def test_what_draft_tokens_cost_is_tried_again_now_and_then() -> None:
     taken = [widths.choose([2, 3], [0.1, 0.1], costs) for _ in range(2 * PROBE_EVERY)]
     assert [chosen for chosen in taken if any(chosen)] == [[0, 3]] * 2
     assert taken[PROBE_EVERY - 1] == [0, 3]
+
+
+def test_a_probe_is_as_wide_as_was_said() -> None:
+    widths, costs = Widths(), PassCosts()
+    for width in (0, 4) * 20:
+        costs.record(width, 0.001 + 0.1 * width)
+    taken = [widths.choose([2, 9], [0.1, 0.1], costs, probes=[2, 1]) for _ in range(PROBE_EVERY)]
+    assert [chosen for chosen in taken if any(chosen)] == [[2, 0]]

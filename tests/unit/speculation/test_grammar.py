@@ -108,6 +108,20 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
     assert TOKENIZER.decode(verdict.token_ids).startswith('{"n')
 
 
+def test_a_refused_draft_token_leaves_its_place_to_forced_ones() -> None:
+    """Where draft and target took turns, an ungrammared draft made structured output 2.6 times as slow as plain
+    decoding: each of its proposals was refused in the middle, and what the grammar forced there was not proposed."""
+    decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
+    proposal = TOKENIZER.encode('{"nonsense')
+    turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)
+    (verdict,) = decoder.step([turn])
+    assert TOKENIZER.decode(verdict.token_ids).startswith('{"name":"')
+    assert verdict.own.num_forced_tokens == verdict.own.num_forced_accepted > 0
+    verified, accepted = verdict.of_draft
+    assert verified == accepted + 1  # the refused one counts against the draft
+    assert verdict.num_accepted_tokens == accepted + verdict.own.num_accepted == len(verdict.token_ids) - 1
+
+
 def test_a_refused_output_ends_one_session_and_no_other() -> None:
     decoder = SlotDecoder(backend())
     bad = Turn(0, 0, [*PROMPT, 200], SamplingParams(), output_start=3, grammar=COMPILER.compile(GRAMMAR))

@@ -13,6 +13,7 @@ from inference.commit import (
     Delta,
     Finished,
     FinishReason,
+    OwnDrafts,
     Started,
     Timings,
     TokenLogprob,
@@ -55,6 +56,7 @@ timings = st.builds(
     network_us=microseconds,
     round_trip_us=microseconds,
 )
+looked_up = st.builds(OwnDrafts, num_lookup_tokens=counts, num_lookup_accepted=counts)
 figures = st.builds(
     Counts,
     bytes_up=microseconds,
@@ -133,6 +135,7 @@ def test_open(request: GenerationRequest) -> None:
         counts=figures,
         finish_reason=st.sampled_from([None, *FinishReason]),
         prompt_logprobs=scores,
+        own=looked_up,
     )
 )
 def test_commit(commit: Commit) -> None:
@@ -156,6 +159,7 @@ def test_commit(commit: Commit) -> None:
             num_accepted_tokens=counts,
             timings=timings,
             counts=figures,
+            own=looked_up,
         ),
         st.builds(Finished, reason=st.sampled_from(FinishReason)),
     )

@@ -1,0 +1,103 @@
+"""Long sequences of tokens, looked at and counted without walking all of them. Imports nothing of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+
+class TokenView(Sequence[int]):
+    """Tokens start .. end-1 of a list, and a few behind them; slices and sums are views again, and cost as little.
+
+    Args:
+        log: only ever grows while there are views of it, so that two views of one log need not be compared there.
+        end: None is the log's present end.
+        tail: tokens behind them.
+    """
+
+    __slots__ = ("_end", "_log", "_start", "tail")
+
+    def __init__(self, log: Sequence[int], start: int = 0, end: int | None = None, tail: Sequence[int] = ()) -> None:
+        self._log = log
+        self._start = start
+        self._end = len(log) if end is None else end
+        self.tail = tail
+
+    def __len__(self) -> int:
+        return self._end - self._start + len(self.tail)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> TokenView: ...
+
+    def __getitem__(self, index: int | slice) -> int | TokenView:
+        num_logged = self._end - self._start
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError(f"step {step}: a view is of tokens in a row")
+            first, end = (self._start + min(place, num_logged) for place in (start, max(start, stop)))
+            return TokenView(self._log, first, end, self.tail[max(0, start - num_logged) : max(0, stop - num_logged)])
+        place = index if index >= 0 else index + len(self)
+        if not 0 <= place < len(self):
+            raise IndexError(f"token {index} of {len(self)}")
+        return self._log[self._start + place] if place < num_logged else self.tail[place - num_logged]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._log[self._start : self._end], self.tail)
+
+    def __add__(self, others: Sequence[int]) -> TokenView:
+        return TokenView(self._log, self._start, self._end, [*self.tail, *others])
+
+
+def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
+    """Both in a row."""
+    return token_ids + others if isinstance(token_ids, TokenView) else [*token_ids, *others]
+
+
+def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """What of the tokens will never change, and what stands behind it; of tokens that are no view, all."""
+    if not isinstance(token_ids, TokenView):
+        return token_ids, ()
+    return token_ids[: len(token_ids) - len(token_ids.tail)], token_ids.tail
+
+
+def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens from the first on are equal; of one log, what both views have of it is known to be."""
+    start, length = 0, min(len(ours), len(theirs))
+    if isinstance(ours, TokenView) and isinstance(theirs, TokenView) and ours._log is theirs._log:
+        start = min(ours._end, theirs._end) - ours._start if ours._start == theirs._start else 0
+    if [*ours[start:length]] == [*theirs[start:length]]:  # the usual case, at C speed
+        return length
+    return next(i for i in range(start, length) if ours[i] != theirs[i])
+
+
+class Tally:
+    """Counts the tokens of one sequence that only grows, each of them once; belongs to one thread at a time.
+
+    Args:
+        output_start: position of its first output token.
+    """
+
+    def __init__(self, output_start: int) -> None:
+        self._output_start = output_start
+        self._num_counted = 0
+        self._counts = np.zeros((2, 0), dtype=np.int64)  # [2, largest id + 1]: in prompt, in output
+
+    def count(self, log: Sequence[int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """Ids in the sequence, ascending, how often each is in its output, and whether it is in its prompt."""
+        token_ids = np.fromiter(log[self._num_counted :], dtype=np.int64)
+        in_output = np.arange(self._num_counted, len(log)) >= self._output_start
+        self._num_counted = len(log)
+        num_more = 1 + int(token_ids.max(initial=-1)) - self._counts.shape[1]
+        if num_more > 0:
+            self._counts = np.pad(self._counts, ((0, 0), (0, num_more)))
+        np.add.at(self._counts, (in_output.astype(np.int64), token_ids), 1)
+        seen = np.flatnonzero(self._counts.any(axis=0))
+        return seen, self._counts[1, seen], self._counts[0, seen] > 0

@@ -1,0 +1,221 @@
+"""Drafts in the gaps: what a target looks up changes no token, takes no draft's place, and is nobody else's merit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from inference.commit import Commit
+from inference.engine.grammars import Grammars
+from inference.engine.pool import DraftPool
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.engine.target_session import TargetSession
+from inference.model import Decoder, Draft, Span
+from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
+from inference.scheduling.draft_length import DraftLength
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from inference.speculation.tree import Branch
+from inference.text.grammar import GrammarCompiler
+from inference.text.tokenizer import Tokenizer
+from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
+
+TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
+LIMITS = EngineLimits(gamma=8, eos_token_ids=TOKENIZER.eos_token_ids)
+PLAIN = GenerationRequest(tuple(range(20, 40)), max_new_tokens=64, logprobs=1)
+OBJECTS = Grammar(GrammarKind.REGEX, r'(\{"name":[a-e],"value":[0-9]+\}, ?){3,}')
+REQUESTS = {
+    "greedy": PLAIN,
+    "sampled": replace(PLAIN, sampling=SamplingParams(temperature=0.3, seed=5)),
+    "hot": replace(PLAIN, sampling=SamplingParams(temperature=2.0, top_p=0.9, seed=6)),
+    "penalties": replace(PLAIN, sampling=SamplingParams(repetition_penalty=1.2, frequency_penalty=0.1)),
+    "stops": replace(PLAIN, stop_token_ids=frozenset(range(60, 64))),
+    "grammar": replace(PLAIN, grammar=OBJECTS, stop_at_eos=True),
+}
+
+
+class TableModel:
+    """A first-order model: its greedy text must repeat itself, and so gives lookups something to find."""
+
+    vocab_size, num_slots, max_length, slot_bytes = DEFAULT_VOCAB_SIZE, 4, 400, 0
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(1)
+        self._table = generator.normal(scale=3.0, size=(self.vocab_size, self.vocab_size)).astype(np.float32)
+
+    def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
+        last = [t for span in spans for t in span.token_ids[len(span.token_ids) - span.num_logits :]]
+        return self._table[last]
+
+
+class Moody:
+    """A `Proposer` that gives up half of the time, and is wrong half of the other half."""
+
+    num_slots, max_length = 4, 400
+
+    def __init__(self) -> None:
+        self._rng = random.Random(3)
+
+    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+        return [[self._rng.randrange(DEFAULT_VOCAB_SIZE)] if self._rng.random() < 0.5 else [] for _ in drafts]
+
+
+@asynccontextmanager
+async def running(decoder: Decoder, limits: EngineLimits = LIMITS) -> AsyncGenerator[TargetEngine, None]:
+    engine = TargetEngine(decoder, limits, Grammars(GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+_truths: dict[GenerationRequest, list[Commit]] = {}
+
+
+async def plainly(request: GenerationRequest) -> list[Commit]:
+    """What one token a pass gives, computed once."""
+    request = replace(request, gamma=0)
+    if request not in _truths:
+        _truths[request] = await alone(request)
+    return _truths[request]
+
+
+def tokens(commits: Sequence[Commit]) -> list[int]:
+    return [token_id for commit in commits for token_id in commit.token_ids]
+
+
+async def alone(request: GenerationRequest) -> list[Commit]:
+    async with running(SlotDecoder(TableModel())) as engine:
+        return [commit async for commit in engine.generate(request)]
+
+
+async def fused(request: GenerationRequest) -> list[Commit]:
+    async with running(SpeculativeDecoder(SlotDecoder(TableModel()), Moody(), DraftLength())) as engine:
+        return [commit async for commit in engine.generate(request)]
+
+
+def proposals(session: TargetSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
+    """Nothing, or a chain whose tokens are right nine times out of ten, and sometimes a branch beside it."""
+    if rng.random() < 0.5:
+        return []
+    start = len(session.token_ids)
+    right = truth[start - len(PLAIN.prompt_token_ids) :][: rng.randrange(1, 6)] or [5]
+    chain = [each if rng.random() < 0.9 else rng.randrange(DEFAULT_VOCAB_SIZE) for each in right]
+    return [Branch(None, start, chain), Branch(None, start, [rng.randrange(DEFAULT_VOCAB_SIZE), 7])]
+
+
+def drafted(schedule: Schedule) -> Callable[[GenerationRequest], asyncio.Future[list[Commit]]]:
+    async def run(request: GenerationRequest) -> list[Commit]:
+        truth = tokens(await plainly(request))
+        commits, rng = [], random.Random(4)
+        async with running(SlotDecoder(TableModel())) as engine:
+            wanted = replace(request, schedule=schedule, gamma=8)
+            session = engine.open(wanted, drafted=True, grammar=await engine.compiled(wanted))
+            engine.propose(session, [])
+            async for commit in engine.commits(session):
+                commits.append(commit)
+                branches = proposals(session, truth, rng)
+                if branches or schedule is Schedule.SYNC:
+                    engine.propose(session, branches)
+        return commits
+
+    return run  # type: ignore[return-value]
+
+
+class Helper:
+    """A `Worker` of the pool that proposes after some commits."""
+
+    num_slots = 4
+
+    def __init__(self, pool: DraftPool, truth: Sequence[int], name: str = "helper") -> None:
+        self.id = name
+        self._pool, self._truth, self._rng = pool, truth, random.Random(5)
+
+    def open(self, session: TargetSession) -> None:
+        pass
+
+    def commit(self, session: TargetSession, commit: Commit) -> None:
+        branches = proposals(session, self._truth, self._rng)
+        if branches:
+            asyncio.get_running_loop().call_soon(self._pool.propose, self, session.id, branches)
+
+    def close(self, session: TargetSession) -> None:
+        pass
+
+
+async def pooled(request: GenerationRequest) -> list[Commit]:
+    truth = tokens(await plainly(request))
+    async with running(SlotDecoder(TableModel())) as engine:
+        pool = DraftPool(engine)
+        pool.attach(Helper(pool, truth))
+        return [commit async for commit in pool.generate(request)]
+
+
+TOPOLOGIES = {
+    "alone": alone,
+    "fused": fused,
+    "rounds": drafted(Schedule.SYNC),
+    "run-ahead": drafted(Schedule.ASYNC),
+    "pool": pooled,
+}
+
+
+@pytest.mark.parametrize("asked", REQUESTS)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -> None:
+    """And every source is counted by itself: a pass has draft tokens or looked up ones, and never both."""
+    request = REQUESTS[asked]
+    expected = await plainly(request)
+    commits = await TOPOLOGIES[topology](request)
+    assert tokens(commits) == tokens(expected)
+    assert commits[-1].finish_reason is expected[-1].finish_reason
+    chosen = [each.chosen for commit in commits for each in commit.logprobs]
+    assert chosen == [each.chosen for commit in expected for each in commit.logprobs]
+    for commit in commits:
+        own = commit.own
+        num_of_draft = commit.num_draft_tokens - own.num_tokens
+        assert num_of_draft >= commit.num_accepted_tokens - own.num_accepted >= 0
+        assert own.num_lookup_tokens >= own.num_lookup_accepted >= 0
+        assert own.num_forced_tokens >= own.num_forced_accepted >= 0
+        assert not (num_of_draft and own.num_lookup_tokens)
+    if asked == "greedy":
+        assert sum(commit.own.num_lookup_accepted for commit in commits) > 0
+    if asked == "grammar":
+        assert sum(commit.own.num_forced_accepted for commit in commits) > 0
+
+
+async def test_gamma_0_and_the_setting_switch_it_off() -> None:
+    assert not any(commit.num_draft_tokens for commit in await alone(replace(PLAIN, gamma=0)))
+    async with running(SlotDecoder(TableModel()), replace(LIMITS, lookup=False)) as engine:
+        assert not any([commit.num_draft_tokens async for commit in engine.generate(PLAIN)])
+
+
+async def test_a_silent_worker_is_not_trusted_for_what_the_target_looked_up() -> None:
+    """Accepted tokens make a worker's trust; those that the target had from itself would make any worker's."""
+    async with running(SlotDecoder(TableModel())) as engine:
+        pool = DraftPool(engine)
+        silent = Helper(pool, (), "silent")
+        silent.num_slots, silent.commit = 100, lambda session, commit: None  # type: ignore[method-assign]
+        pool.attach(silent)
+        trust = pool._workers[silent].trust
+        commits = [commit async for commit in pool.generate(replace(PLAIN, max_new_tokens=150))]
+        assert sum(commit.own.num_lookup_accepted for commit in commits) > 10
+        assert pool._workers[silent].trust <= trust
+
+
+async def test_a_long_prompt_is_taken_in_part_by_part() -> None:
+    """And looked up all the same: the words of a prompt are what an answer repeats."""
+    truth = tokens(await plainly(PLAIN))
+    prompt = (*PLAIN.prompt_token_ids, *truth[:40])
+    request = GenerationRequest(prompt, max_new_tokens=20)
+    commits = await alone(request)
+    assert tokens(commits) == tokens(await plainly(request))
+    assert commits[0].own.num_lookup_accepted + commits[1].own.num_lookup_accepted > 0
