@@ -167,6 +167,8 @@ async def ask_http(client: httpx.AsyncClient, stream: Stream) -> None:
     prompt, seed = stream.question
     body = {"prompt": prompt, "seed": seed, "temperature": TEMPERATURE, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"HTTP {answer.status_code}: {(await answer.aread()).decode()}")
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 chunk = json.loads(line.removeprefix("data: "))
