@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := build/tools
 
-.PHONY: install demo test test-nxdi hostile chaos soak suites-short trainium-report proto format clean
+.PHONY: install demo test manifests images lock audit sbom test-nxdi hostile chaos soak suites-short trainium-report proto \
+        format clean
 
 install: $(STAMP)
 
@@ -20,6 +22,32 @@ demo: install
 # Two processes, one thread each: a model in a test is tiny, and threads of several processes would fight for cores.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+
+# deploy/: manifests, units, images' recipes and alerts, as far as that goes without a cluster. What needs a program that is
+# missing (kubectl from 1.21 on, promtool, systemd-analyze) is skipped and named.
+manifests: install $(TOOLS)/.installed
+	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(BIN)/python -m pytest -m deploy -rs tests/deploy
+
+# deploy/images: lint of all three, and the cpu image built and asked for a completion; deploy/images/build.sh says how, and
+# what its variables are.
+images: $(TOOLS)/.installed
+	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" deploy/images/build.sh
+
+# Hashes of what is in the images; known vulnerabilities of it (asks PyPI); what it is, as CycloneDX.
+lock: $(TOOLS)/.installed
+	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" deploy/images/lock.sh
+
+audit: $(TOOLS)/.installed
+	$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes --requirement deploy/images/cuda.lock
+
+sbom: $(TOOLS)/.installed
+	$(TOOLS)/bin/cyclonedx-py requirements deploy/images/cpu.lock --output-file build/sbom.cpu.json
+
+# In an environment of their own: they are no part of what is served, tested or locked.
+$(TOOLS)/.installed: requirements-deploy.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements-deploy.txt
+	touch $@
 
 # The neuron tests on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
 # neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache.

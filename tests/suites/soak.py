@@ -230,7 +230,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
     args = parser.parse_args()
     body = partial(soak, sessions=args.sessions, seed=args.seed)
-    return run("soak", body, limit_s=240 + 0.5 * args.sessions)
+    return run("soak", body, limit_s=480 + 0.5 * args.sessions)
 
 
 if __name__ == "__main__":

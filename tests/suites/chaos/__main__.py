@@ -153,7 +153,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
     args = parser.parse_args()
     runs = range(args.runs) if args.run is None else range(args.run, args.run + 1)
-    return run("chaos", partial(chaos, runs=runs, seed=args.seed), limit_s=120 + 20 * len(runs))
+    return run("chaos", partial(chaos, runs=runs, seed=args.seed), limit_s=480 + 20 * len(runs))
 
 
 if __name__ == "__main__":

@@ -218,7 +218,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
     args = parser.parse_args()
     body = partial(hostile, seconds=args.seconds, bound_s=args.bound_ms / 1e3, factor=args.factor, seed=args.seed)
-    return run("hostile", body, limit_s=240 + 2 * args.seconds)
+    return run("hostile", body, limit_s=480 + 3 * args.seconds)
 
 
 if __name__ == "__main__":

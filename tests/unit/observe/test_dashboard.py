@@ -27,8 +27,16 @@ def test_a_request_that_passes_a_gateway_and_a_server_is_counted_once() -> None:
 
 
 def test_every_variable_reads_a_series_that_every_process_has() -> None:
-    for name in ("job", "role", "instance", "model"):
+    for name in ("job", "variant", "topology", "role", "instance", "model"):
         assert VARIABLES[name]["query"]["query"].startswith("label_values(specdec_server_info")
+
+
+def test_two_services_stand_side_by_side() -> None:
+    """A variant is a label that not every Prometheus gives: "All" must match series without it, too."""
+    for name in ("variant", "topology"):
+        assert VARIABLES[name]["allValue"] == ".*"
+        assert all(f'{name}=~"${name}"' in each for each in EXPRESSIONS)
+    assert len([each for each in EXPRESSIONS if "by (variant, topology)" in each]) >= 2
 
 
 def test_every_panel_has_a_place_of_its_own() -> None:

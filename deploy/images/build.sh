@@ -1,0 +1,46 @@
+#!/bin/sh
+# Build the cpu image, run it and ask it; lint all three, and build what cuda and neuron add on stand-ins for their bases.
+# Needs buildah (no daemon, no registry if BASE is at hand) and hadolint. build.sh cpu, stand-ins, or all (the default).
+#
+#   BASE         a Debian with python3 and its venv; unset is what cpu.Dockerfile names
+#   PYTORCH      where torch without CUDA lies: a page of links, or a folder that BUILD_FLAGS mounts
+#   BUILD_FLAGS  further flags of buildah build, such as --volume
+#   STORE        folder of images; with what was built at the end
+set -eu
+cd "$(dirname "$0")/../.."
+store=${STORE:-build/images}
+mkdir -p "$store"
+export BUILDAH_ISOLATION=chroot # no user namespaces, no daemon
+buildah() { command buildah --root "$PWD/$store/root" --runroot "$PWD/$store/run" "$@"; }
+build() { # NAME BASE FLAGS...
+    name=$1 base=$2
+    shift 2
+    # shellcheck disable=SC2086  # several words
+    buildah build --network host --format docker ${BUILD_FLAGS:-} ${base:+--build-arg BASE=$base} "$@" \
+        --file "deploy/images/${name%%-*}.Dockerfile" --tag "specdec:$name" .
+}
+report() { buildah images --format '{{.Name}}:{{.Tag}} {{.Size}}' | grep "specdec:.*$1"; }
+
+build_cpu() {
+    build cpu "${BASE:-}" ${PYTORCH:+--build-arg PYTORCH=$PYTORCH}
+    report cpu
+    container=$(buildah from --pull-never specdec:cpu)
+    buildah run --network host "$container" -- python3 - < deploy/images/smoke.py
+    buildah run --network host "$container" -- sh -c 'test "$(id -u)" = 1000 && ! command -v cc gcc g++ > /dev/null'
+    echo "runs as user 1000, without a compiler"
+    buildah rm "$container" > /dev/null
+}
+# cuda and neuron without packages: their own steps, not their bases, which are gigabytes from elsewhere.
+build_stand_ins() {
+    build cuda-stand-in "${BASE:-}" --build-arg LOCK=deploy/images/stand-in.lock
+    build neuron-stand-in "${BASE:-docker.io/library/python:3.11-slim-bookworm}" --build-arg INSTALL=true
+    report stand-in
+}
+
+hadolint deploy/images/*.Dockerfile
+case "${1:-all}" in
+    cpu) build_cpu ;;
+    stand-ins) build_stand_ins ;;
+    all) build_cpu && build_stand_ins ;;
+    *) echo "build.sh cpu, stand-ins or all, not $1" >&2 && exit 2 ;;
+esac

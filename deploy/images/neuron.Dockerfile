@@ -1,0 +1,35 @@
+# A server on AWS Trainium: context is the repository. BASE is AWS's container with NxD Inference; its SDK pins torch and
+# Transformers, so that there is no lock: what it lacks is installed as requirements-neuron.txt says. The compiler stays.
+#
+#   docker build -f deploy/images/neuron.Dockerfile -t specdec:neuron .
+ARG BASE=public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04
+FROM ${BASE}
+LABEL org.opencontainers.image.title="specdec" \
+      org.opencontainers.image.description="Speculative decoding as a service, on AWS Trainium" \
+      org.opencontainers.image.licenses="MIT"
+ENV HOME=/cache \
+    XDG_CACHE_HOME=/cache \
+    HF_HOME=/cache/huggingface \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /app
+COPY requirements-neuron.txt ./
+# The packages of the SDK itself come with BASE, and must not be replaced.
+ARG INSTALL="python3 -m pip install --no-cache-dir --disable-pip-version-check"
+RUN sed -n '/^# The runtime/,$p' requirements-neuron.txt > runtime.txt && ${INSTALL} --requirement runtime.txt
+COPY main.py specdec.py compare_architectures.py LICENSE ./
+COPY inference inference
+COPY grpc_comm grpc_comm
+COPY scripts scripts
+COPY configs configs
+COPY prompts prompts
+RUN python3 -m compileall -q inference grpc_comm scripts && mkdir --mode=0700 /cache && chown 1000:1000 /cache
+USER 1000:1000
+VOLUME /cache
+EXPOSE 8000 50051
+STOPSIGNAL SIGTERM
+# An hour for the first load of a large model.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=3600s \
+    CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/livez', timeout=4)"]
+ENTRYPOINT ["python3", "main.py"]
+CMD ["--help"]

@@ -1,0 +1,78 @@
+"""Manifests as `kubectl kustomize` builds them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inference.config import ROOT
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+OVERLAYS = ("cpu-demo", "trn2-baseline", "trn2-fused", "trn2-distributed", "gpu")
+COMPILED = ("trn2-baseline", "trn2-fused", "trn2-distributed")
+KUSTOMIZATIONS = (
+    *(f"overlays/{name}" for name in OVERLAYS),
+    *(f"compile/{name}" for name in COMPILED),
+    *("nodes/reserved", "nodes/dynamic", "weights", "benchmark"),
+)
+
+Manifest = dict[str, Any]
+
+
+@cache
+def _why_not() -> str | None:
+    """Why this machine's kubectl cannot build what is here; None where it can."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        return "there is no kubectl"
+    shown = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r'(?:Client Version: v|GitVersion:"v)(\d+)\.(\d+)', shown)
+    if version is None or (int(version[1]), int(version[2])) < (1, 21):
+        return f"kubectl is older than 1.21, whose kustomize knows no components: {shown.strip()}"
+    return None
+
+
+def need_kubectl() -> None:
+    """Skip the test, saying why, where there is no kubectl that builds components."""
+    if (why := _why_not()) is not None:
+        pytest.skip(why)
+
+
+@cache
+def text_of(folder: Path) -> str:
+    """The YAML that a folder builds."""
+    need_kubectl()
+    built = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return built.stdout
+
+
+def complaints(*command: str | Path) -> str:
+    """What a checking program says; nothing if it is content."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr or f"exit code {done.returncode}"
+
+
+def manifests(folder: Path) -> list[Manifest]:
+    """What a folder builds, anew for each caller, who may spoil it."""
+    return [each for each in yaml.safe_load_all(text_of(folder)) if each]
+
+
+def of_kind(documents: list[Manifest], *kinds: str) -> list[Manifest]:
+    return [each for each in documents if each["kind"] in kinds]
+
+
+def with_components(folder: Path, resource: str, *components: str) -> list[Manifest]:
+    """What `resource` builds with further components behind it, from a kustomization written into `folder`."""
+    up = Path(*[".."] * len(folder.resolve().relative_to("/").parts))
+    root = up / KUBERNETES.relative_to("/")
+    lines = ["resources:", f"  - {root / resource}", "components:", *(f"  - {root / each}" for each in components)]
+    (folder / "kustomization.yaml").write_text("\n".join(lines) + "\n")
+    return manifests(folder)

@@ -1,0 +1,52 @@
+"""deploy/images: recipes that keep their rules, and locks of what requirements.txt names. `make images` builds them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from inference.config import ROOT
+
+pytestmark = pytest.mark.deploy
+
+FOLDER = ROOT / "deploy" / "images"
+RECIPES = sorted(FOLDER.glob("*.Dockerfile"))
+LOCKS = ("cpu.lock", "cuda.lock")
+
+
+def pins(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^([\w.-]+)==([\w.+]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: str(recipe.stem))
+def test_a_recipe_keeps_the_rules(recipe: Path) -> None:
+    done = subprocess.run(["hadolint", str(recipe)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 0)
+    last_stage = recipe.read_text().rpartition("\nFROM ")[2]
+    for line in ("USER 1000:1000", "STOPSIGNAL SIGTERM", "VOLUME /cache", "HEALTHCHECK", "LABEL org.opencontainers."):
+        assert f"\n{line}" in last_stage
+    assert 'ENTRYPOINT ["python3", "main.py"]' in last_stage
+    for copied in re.findall(r"^COPY (?!--from)(.*) \S+$", recipe.read_text(), re.MULTILINE):
+        assert all(name.startswith("$") or (ROOT / name).exists() for name in copied.split())
+
+
+def test_a_broken_rule_is_noticed(tmp_path: Path) -> None:
+    recipe = tmp_path / "Dockerfile"
+    recipe.write_text("FROM debian\nRUN cd /tmp && sudo ls\n")
+    assert subprocess.run(["hadolint", recipe], capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_is_that_of_the_requirements(name: str) -> None:
+    """`make lock` was run after the last change of pyproject.toml."""
+    files = ("requirements.txt", "requirements-tracing.txt")
+    wanted = {name: pin for file in files for name, pin in pins((ROOT / file).read_text()).items()}
+    lock = (FOLDER / name).read_text()
+    locked = pins(lock)
+    differing = {each: (pin, locked.get(each)) for each, pin in wanted.items() if locked.get(each) != pin}
+    assert differing == ({"torch": (wanted["torch"], f"{wanted['torch']}+cpu")} if name == "cpu.lock" else {})
+    unhashed = [each for each in re.split(r"\n(?=\w)", lock)[1:] if "--hash=sha256:" not in each]
+    assert unhashed == []

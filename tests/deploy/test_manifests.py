@@ -1,0 +1,257 @@
+"""deploy/kubernetes: every kustomization builds, fits the schemas of Kubernetes, and is consistent in itself.
+
+No cluster is needed, and none has taken these manifests: schemas and our own parsers are the limit of what is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from inference.config import ROOT
+from tests.deploy.consistency import arguments_of, faults, pod_of
+from tests.deploy.kustomize import (
+    COMPILED,
+    KUBERNETES,
+    KUSTOMIZATIONS,
+    OVERLAYS,
+    Manifest,
+    complaints,
+    manifests,
+    need_kubectl,
+    of_kind,
+    with_components,
+)
+
+pytestmark = pytest.mark.deploy
+
+VERSIONS = ("1.34", "1.35", "1.36")
+SCHEMAS = Path(__file__).parent / "schemas"
+
+
+@pytest.fixture(autouse=True)
+def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of flags are relative to the image's work directory, which has this tree's."""
+    need_kubectl()
+    monkeypatch.chdir(ROOT)
+
+
+def validated(documents: list[Manifest], version: str, folder: Path) -> str:
+    """What kubernetes-validate complains of; resources that it does not know are not its."""
+    file = folder / "all.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    return complaints("kubernetes-validate", "--strict", "--quiet", "--no-warn", "-k", version, file)
+
+
+def custom_faults(kind: str, documents: list[Manifest], folder: Path) -> str:
+    """What check-jsonschema complains of in resources of another project's kind."""
+    files = [folder / f"{kind}-{number}.yaml" for number in range(len(documents))]
+    for file, document in zip(files, documents, strict=True):
+        file.write_text(yaml.safe_dump(document))
+    return complaints("check-jsonschema", "--schemafile", SCHEMAS / f"{kind}.json", *files)
+
+
+def core(documents: list[Manifest]) -> list[Manifest]:
+    """Those of Kubernetes itself."""
+    return [each for each in documents if not (SCHEMAS / f"{each['kind']}.json").exists()]
+
+
+def custom(documents: list[Manifest]) -> list[Manifest]:
+    return [each for each in documents if (SCHEMAS / f"{each['kind']}.json").exists()]
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_it_is_consistent(folder: str) -> None:
+    assert faults(manifests(KUBERNETES / folder)) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_all_of_it(version: str, tmp_path: Path) -> None:
+    documents = [each for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))]
+    assert len(documents) > 60
+    assert validated(documents, version, tmp_path) == ""
+
+
+def test_custom_resources_fit_their_schemas(tmp_path: Path) -> None:
+    documents = [each for folder in KUSTOMIZATIONS for each in custom(manifests(KUBERNETES / folder))]
+    kinds = {each["kind"] for each in documents}
+    assert {"NodePool", "EC2NodeClass", "PodMonitor", "PrometheusRule"} <= kinds
+    for kind in sorted(kinds):
+        assert custom_faults(kind, of_kind(documents, kind), tmp_path) == ""
+
+
+def test_every_kind_has_a_schema() -> None:
+    """A kind that nobody knows would only be warned about, and is refused instead."""
+    known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
+    assert known <= {
+        *("v1", "apps/v1", "batch/v1", "policy/v1", "autoscaling/v2", "networking.k8s.io/v1", "resource.k8s.io/v1"),
+    }
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
+    server = of_kind(serving := manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0]
+    compiling = manifests(KUBERNETES / "compile" / name)
+    job = of_kind(compiling, "Job")[0]
+    served, compiled = arguments_of(server, serving), arguments_of(job, compiling)
+    assert (served.pop("--compile"), compiled.pop("--compile")) == ("never", "only")
+    assert served == compiled
+    assert of_kind(compiling, "StatefulSet", "Deployment", "Service") == []
+    assert pod_of(job)["containers"][0]["resources"]["requests"]["cpu"] == "190"
+    assert pod_of(server)["containers"][0]["resources"]["requests"]["cpu"] == "90"
+
+
+def test_every_overlay_keeps_apart_from_the_others() -> None:
+    namespaces, volumes = set(), set()
+    for name in OVERLAYS:
+        documents = manifests(KUBERNETES / "overlays" / name)
+        namespaces.add(documents[0]["metadata"]["name"])
+        volumes |= {each["metadata"]["name"] for each in of_kind(documents, "PersistentVolume")}
+        apart = {each["metadata"].get("namespace") for each in documents} - {documents[0]["metadata"]["name"]}
+        assert apart == {None}
+    assert len(namespaces) == len(OVERLAYS)
+    assert len(volumes) == len(COMPILED)
+
+
+def test_claims_of_older_clusters(tmp_path: Path) -> None:
+    documents = with_components(tmp_path, "overlays/trn2-fused", "components/claims/v1beta1")
+    assert of_kind(documents, "ResourceClaimTemplate")[0]["apiVersion"] == "resource.k8s.io/v1beta1"
+    assert validated(core(documents), "1.32", tmp_path) == ""
+    assert faults(documents) == []
+
+
+@pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
+def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
+    """Instead of claims/xl; the file of flags shards over 32 cores, which a whole instance is not."""
+    overlay = (KUBERNETES / "overlays" / "trn2-fused" / "kustomization.yaml").read_text()
+    copy = tmp_path / "overlay"
+    copy.mkdir()
+    (copy / "namespace.yaml").write_text((KUBERNETES / "overlays" / "trn2-fused" / "namespace.yaml").read_text())
+    up = "/".join([".."] * len(copy.resolve().relative_to("/").parts))
+    here = f"{up}/{KUBERNETES.relative_to('/')}"
+    text = overlay.replace("../../", f"{here}/").replace("claims/xl\n", f"claims/{component}\n")
+    (copy / "kustomization.yaml").write_text(text)
+    documents = manifests(copy)
+    assert validated(core(documents), "1.34", tmp_path) == ""
+    found = faults(documents)
+    assert bool(found) == bool(fault)
+    assert all(fault in each for each in found)
+
+
+@pytest.mark.parametrize("overlay", ["cpu-demo", "trn2-distributed", "trn2-fused"])
+def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
+    documents = with_components(tmp_path, f"overlays/{overlay}", "components/tls")
+    assert faults(documents) == []
+    assert validated(core(documents), "1.34", tmp_path) == ""
+    for kind in ("Certificate", "Issuer", *(["PodMonitor"] if overlay != "cpu-demo" else [])):
+        assert custom_faults(kind, of_kind(documents, kind), tmp_path) == ""
+    for workload in of_kind(documents, "StatefulSet", "Deployment"):
+        arguments = arguments_of(workload, documents)
+        assert "--insecure" not in arguments
+        assert "--tls_cert" in arguments or "--tls_ca" in arguments
+
+
+def lose_tokens(documents: list[Manifest]) -> None:
+    del pod(documents)["volumes"][0]["secret"]["items"]
+
+
+def pod(documents: list[Manifest], kind: str = "StatefulSet") -> Manifest:
+    return pod_of(of_kind(documents, kind)[0])
+
+
+def rename_label(documents: list[Manifest]) -> None:
+    of_kind(documents, "StatefulSet")[0]["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] = "spec"
+
+
+def lose_claim(documents: list[Manifest]) -> None:
+    documents.remove(of_kind(documents, "ResourceClaimTemplate")[0])
+
+
+def lose_pod_claim(documents: list[Manifest]) -> None:
+    del pod(documents)["resourceClaims"]
+
+
+def claim_fewer(documents: list[Manifest]) -> None:
+    requests = of_kind(documents, "ResourceClaimTemplate")[0]["spec"]["spec"]["devices"]["requests"]
+    requests[0]["exactly"]["count"] = 4
+
+
+def probe_grpc(documents: list[Manifest]) -> None:
+    pod(documents)["containers"][0]["livenessProbe"]["httpGet"]["port"] = "grpc"
+
+
+def probe_nowhere(documents: list[Manifest]) -> None:
+    pod(documents)["containers"][0]["readinessProbe"]["httpGet"]["path"] = "/healthz"
+
+
+def wrong_port(documents: list[Manifest]) -> None:
+    pod(documents)["containers"][0]["ports"][1]["containerPort"] = 8001
+
+
+def unknown_flag(documents: list[Manifest]) -> None:
+    pod(documents)["containers"][0]["args"].append("--max-model-len=1024")
+
+
+def unset_variable(documents: list[Manifest]) -> None:
+    del of_kind(documents, "ConfigMap")[0]["data"]["TARGET_MODEL"]
+
+
+def wrong_service(documents: list[Manifest]) -> None:
+    of_kind(documents, "ConfigMap")[0]["data"]["TARGETS"] = "target-0.target:50051"
+
+
+def one_replica_less(documents: list[Manifest]) -> None:
+    of_kind(documents, "StatefulSet")[0]["spec"]["replicas"] = 1
+
+
+def short_grace(documents: list[Manifest]) -> None:
+    pod(documents)["terminationGracePeriodSeconds"] = 30
+
+
+def run_as_root(documents: list[Manifest]) -> None:
+    pod(documents)["securityContext"]["runAsNonRoot"] = False
+
+
+def lose_volume(documents: list[Manifest]) -> None:
+    documents.remove(of_kind(documents, "PersistentVolumeClaim")[0])
+
+
+@pytest.mark.parametrize(
+    ("overlay", "spoil", "complaint"),
+    [
+        ("cpu-demo", rename_label, "no pod has"),
+        ("trn2-fused", lose_claim, "no ResourceClaimTemplate xl-trn2"),
+        ("trn2-fused", lose_pod_claim, "claims neurons, which the pod does not"),
+        ("trn2-fused", claim_fewer, "4 devices are 16 logical cores, tp_degree is 32"),
+        ("trn2-baseline", lose_volume, "no PersistentVolumeClaim models"),
+        ("cpu-demo", probe_grpc, "at port grpc"),
+        ("cpu-demo", probe_nowhere, "nobody answers GET /healthz"),
+        ("cpu-demo", lose_tokens, "there is no file /access/auth.toml"),
+        ("cpu-demo", wrong_port, "port http is 8001, --http_port 8000"),
+        ("cpu-demo", unknown_flag, "--max-model-len"),
+        ("cpu-demo", unset_variable, "a variable is not set"),
+        ("cpu-demo", wrong_service, "there is nothing at target-0.target:50051"),
+        ("cpu-demo", one_replica_less, "there is nothing at target-1.targets:50051"),
+        ("cpu-demo", short_grace, "may need 67"),
+        ("cpu-demo", run_as_root, "it may run as root"),
+    ],
+)
+def test_a_mistake_is_noticed(overlay: str, spoil: Callable[[list[Manifest]], None], complaint: str) -> None:
+    documents = manifests(KUBERNETES / "overlays" / overlay)
+    spoil(documents)
+    assert any(complaint in fault for fault in faults(documents)), faults(documents)
+
+
+def test_a_misspelled_field_is_noticed(tmp_path: Path) -> None:
+    documents = core(manifests(KUBERNETES / "overlays" / "cpu-demo"))
+    pod(documents)["terminationGracePeriod"] = 3
+    assert "terminationGracePeriod" in validated(documents, "1.34", tmp_path)
+
+
+def test_a_misspelled_field_of_a_custom_resource_is_noticed(tmp_path: Path) -> None:
+    pool = of_kind(manifests(KUBERNETES / "nodes" / "reserved"), "NodePool")[0]
+    pool["spec"]["replica"] = 2
+    assert "replica" in custom_faults("NodePool", [pool], tmp_path)

@@ -1,0 +1,111 @@
+"""deploy/compose and deploy/systemd: their commands are ours, and their ends leave time for a drain."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inference.config import ROOT
+from tests.deploy.consistency import FORCED_END_S
+from tests.test_tutorials import check_role
+
+pytestmark = pytest.mark.deploy
+
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose" / "compose.yaml").read_text())
+SERVERS = [name for name in COMPOSE["services"] if name != "tokens"]
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+
+
+def with_defaults(text: str) -> str:
+    """A word of compose.yaml as it is without an .env."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def arguments_of(service: str) -> dict[str, str]:
+    words = [with_defaults(word) for word in COMPOSE["services"][service]["command"]]
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def check(arguments: dict[str, str]) -> None:
+    rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
+    check_role(["--role", arguments["--role"], *rest])
+
+
+def needed_s(arguments: dict[str, str]) -> float:
+    return float(arguments.get("--drain_delay_s", 0)) + float(arguments.get("--grace_s", 0)) + FORCED_END_S
+
+
+@pytest.mark.parametrize("service", SERVERS)
+def test_a_service_of_compose_takes_its_command(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    arguments, settings = arguments_of(service), COMPOSE["services"][service]
+    check(arguments)
+    if "--grace_s" in arguments:
+        assert int(settings["stop_grace_period"].removesuffix("s")) > needed_s(arguments)
+    if "--probe_port" in arguments:
+        assert f":{arguments['--probe_port']}/readyz" in settings["healthcheck"]["test"][-1]
+    assert (settings["read_only"], settings["cap_drop"]) == (True, ["ALL"])
+
+
+def test_services_of_compose_name_each_other() -> None:
+    assert arguments_of("draft")["--attach"] == f"target:{arguments_of('target')['--port']}"
+    assert arguments_of("gateway")["--target_host"] == "target"
+    assert arguments_of("gateway")["--port"] == arguments_of("target")["--port"]
+    example = (ROOT / "deploy" / "compose" / ".env.example").read_text()
+    variables = set(re.findall(r"\$\{(\w+):-", (ROOT / "deploy" / "compose" / "compose.yaml").read_text()))
+    assert set(re.findall(r"^(\w+)=", example, re.MULTILINE)) <= variables
+
+
+def test_compose_makes_tokens_by_our_own_role() -> None:
+    script = COMPOSE["services"]["tokens"]["command"][0]
+    lines = [line.partition(">")[0] for line in script.splitlines() if "main.py" in line]
+    for line in lines:
+        check_role(shlex.split(line)[2:])
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
+def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    parsed = configparser.ConfigParser(interpolation=None, strict=False)
+    parsed.optionxform = str  # type: ignore[assignment, method-assign]
+    parsed.read_string(unit.read_text())
+    service = parsed["Service"]
+    role = unit.stem.removeprefix("specdec-")
+    assert service["EnvironmentFile"] == f"/etc/specdec/{role}.env"
+    flags = re.findall(r"^FLAGS=(.*)$", (unit.parent / f"{role}.env").read_text(), re.MULTILINE)[0]
+    words = shlex.split(service["ExecStart"].replace("$FLAGS", flags))
+    assert words[1:4] == ["main.py", "--role", role]
+    check_role(words[2:])
+    arguments = dict(zip(words[4::2], words[5::2], strict=True))
+    assert int(service["TimeoutStopSec"]) > needed_s(arguments)
+
+
+def complaints_of_systemd(folder: Path, *, spoil: tuple[str, str] = ("", "")) -> list[str]:
+    """Of `systemd-analyze verify`, with programs and folders that are here in place of an installation's."""
+    if (program := shutil.which("systemd-analyze")) is None:
+        pytest.skip("there is no systemd-analyze")
+    for unit in UNITS:
+        text = unit.read_text().replace("/opt/specdec/.venv/bin/python", "/bin/true").replace("=/opt/specdec", "=/")
+        text = re.sub(r"^(User|Group|EnvironmentFile)=.*$", "", text.replace(*spoil), flags=re.MULTILINE)
+        (folder / unit.name).write_text(text)
+    command = [program, "verify", "--man=no", "--recursive-errors=no", *sorted(folder.glob("*.service"))]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    return [line for line in done.stderr.splitlines() if "specdec-" in line]
+
+
+def test_units_are_systemds(tmp_path: Path) -> None:
+    assert complaints_of_systemd(tmp_path) == []
+
+
+def test_a_misspelled_setting_is_noticed(tmp_path: Path) -> None:
+    found = complaints_of_systemd(tmp_path, spoil=("ProtectSystem", "ProtectSytem"))
+    assert any("ProtectSytem" in line for line in found)
