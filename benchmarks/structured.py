@@ -14,12 +14,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-import grpc
-
 from benchmarks.decoding import read_prompts
 from benchmarks.report import print_json, print_table
 from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta
 from inference.config import (
     BUNDLED_DRAFT,
@@ -37,6 +34,7 @@ from inference.serving.assembly import draft_worker, fused_engine, load_proposer
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.draft.worker import DraftWorker
+from inference.workers.fleet import Fleet
 from inference.workers.local import LocalCompleter
 from inference.workers.remote import RemoteCompleter
 
@@ -127,8 +125,8 @@ async def _rows() -> AsyncGenerator[dict[str, Row], None]:
         target = await stack.enter_async_context(server_process("target", "target", *flags, port=port))
         channel = await stack.enter_async_context(open_channel(target.address))
         alone = RemoteCompleter(channel, target.address, deadline_s=120.0)
-        drafted = await stack.enter_async_context(_distributed(target, channel, grammared=True))
-        ungrammared = await stack.enter_async_context(_distributed(target, channel, grammared=False))
+        drafted = await stack.enter_async_context(_distributed(target, grammared=True))
+        ungrammared = await stack.enter_async_context(_distributed(target, grammared=False))
         yield {
             "plain": Row(alone, gamma=0),
             "target alone, forced tokens": Row(alone),
@@ -145,19 +143,18 @@ def _draft_config() -> ProposerConfig:
 
 
 @asynccontextmanager
-async def _distributed(
-    target: ServerProcess, channel: grpc.aio.Channel, *, grammared: bool
-) -> AsyncGenerator[Completer, None]:
+async def _distributed(target: ServerProcess, *, grammared: bool) -> AsyncGenerator[Completer, None]:
     loaded = await load_proposer(_draft_config())
     config = DraftConfig(ConnectionConfig("127.0.0.1", target.port))
-    if grammared:
-        async with draft_worker(loaded, config, channel) as (worker, _):
+    async with Fleet([target.address]) as fleet:
+        if grammared:
+            async with draft_worker(loaded, config, fleet) as (worker, _):
+                yield LocalCompleter(worker, loaded.tokenizer)
+            return
+        async with running(DraftEngine(loaded.proposer)) as engine:
+            words, max_length = loaded.vocabulary, loaded.proposer.max_length
+            worker = DraftWorker(engine, fleet, config=config, vocabulary=words, max_length=max_length)
             yield LocalCompleter(worker, loaded.tokenizer)
-        return
-    async with running(DraftEngine(loaded.proposer)) as engine:
-        stub, words = rpc.VerificationServiceStub(channel), loaded.vocabulary
-        worker = DraftWorker(engine, stub, config=config, vocabulary=words, max_length=loaded.proposer.max_length)
-        yield LocalCompleter(worker, loaded.tokenizer)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -39,9 +39,11 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     call = stub.Watch(health_pb2.HealthCheckRequest())
     try:
-        with suppress(grpc.aio.AioRpcError):
-            async for answer in call:
-                yield bool(answer.status == SERVING)
+        async for answer in call:
+            yield bool(answer.status == SERVING)
+    except grpc.aio.AioRpcError as exc:
+        if exc.code() is grpc.StatusCode.UNIMPLEMENTED:  # a server without health is well, as gRPC's own clients see it
+            yield True
     finally:
         call.cancel()
 

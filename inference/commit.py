@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from inference.request import GenerationRequest
+from inference.request import UNKNOWN, GenerationRequest, Provenance, RequestDefaults
 
 
 class FinishReason(enum.Enum):
@@ -139,6 +139,7 @@ class Commit:
         prompt_logprobs: in the first commit, if the request asked for them: of the prompt's tokens but the first.
         num_cached_tokens: in the first commit: prompt tokens that a slot held already, from an earlier request.
         own: what of the draft tokens no draft made.
+        provenance: of the tokens, where they are another server's.
     """
 
     position: int
@@ -154,6 +155,7 @@ class Commit:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
     own: OwnDrafts = NO_OWN_DRAFTS
+    provenance: Provenance | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -170,6 +172,8 @@ class Started:
         prompt_logprobs: one per prompt token, if the request asked for them; the first one's value says nothing.
         has_grammar: the output will keep to the grammar that it asked for.
         num_cached_tokens: prompt tokens that were not read again.
+        provenance: of the output.
+        defaults: how the server resolves what the request left open; None if that was nothing.
     """
 
     num_prompt_tokens: int
@@ -178,6 +182,8 @@ class Started:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     has_grammar: bool = False
     num_cached_tokens: int = 0
+    provenance: Provenance = UNKNOWN
+    defaults: RequestDefaults | None = None
 
 
 @dataclass(frozen=True, slots=True)

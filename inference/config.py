@@ -32,6 +32,9 @@ SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
 
 
+DRAINS = ("move", "wait")
+"""move: they go there, unless they end within a second; wait: like all others they have their grace."""
+
 DEFAULT_BRANCHES = 3
 MAX_BRANCHES = 16
 """Branches of one sequence at once; each has a slot of the draft model."""
@@ -41,6 +44,9 @@ FUSED_GAMMA = 16
 """Draft tokens per pass at most where draft and target take turns in one process: as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
 """Sessions that one worker of the pool is given at most, whatever it claims to have room for."""
+
+
+_DNS = "dns:///"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -190,8 +196,9 @@ class DialSecurity:
         for name, value in (("client_cert", self.cert), ("server_name", self.server_name)):
             _require(value is None or self.ca is not None, f"--tls_{name} without --tls_ca: nothing would be encrypted")
 
-    def check(self, host: str) -> None:
-        """Raise ConfigError if dialling a host would give the token away."""
+    def check(self, target: str) -> None:
+        """Raise ConfigError if dialling one of `targets` would give the token away."""
+        host = target.removeprefix(_DNS).rpartition(":")[0]
         is_safe = self.token_file is None or self.ca is not None or self.insecure or is_loopback(host)
         ways = "--tls_ca encrypts it; --insecure sends it all the same"
         _require(is_safe, f"the token would go to {host} in plain text: {ways}")
@@ -202,29 +209,36 @@ PLAIN = DialSecurity()
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """Which server a client dials, how patient it is, and what it shows.
+    """Which servers a client dials, replicas of one model, how patient it is, and what it shows.
 
     Attributes:
+        host: of one server, or several comma-separated: HOST, HOST:PORT, or dns:///NAME[:PORT] for all of a name.
+        port: of those that name none.
         connect_timeout_s: seconds to wait for the server at start.
         deadline_s: seconds a request may take.
+        reconnect_timeout_s: seconds after a lost link within which a request goes on; 0 gives up at once.
     """
 
     host: str
     port: int
     connect_timeout_s: float = 10.0
     deadline_s: float = 600.0
+    reconnect_timeout_s: float = 30.0
     security: DialSecurity = PLAIN
 
     def __post_init__(self) -> None:
-        self.security.check(self.host)
         _require(1 <= self.port <= 65535, f"port {self.port} is outside 1..65535")
+        _require(bool(self.targets), "target_host names no server")
+        for target in self.targets:
+            self.security.check(target)
+        _require(self.reconnect_timeout_s >= 0, f"reconnect_timeout_s {self.reconnect_timeout_s} is below 0")
         _require(self.connect_timeout_s > 0, f"connect_timeout_s {self.connect_timeout_s} is not above 0")
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
 
     @property
-    def address(self) -> str:
-        """HOST:PORT."""
-        return address(self.host, self.port)
+    def targets(self) -> tuple[str, ...]:
+        """HOST:PORT or dns:///NAME:PORT of each."""
+        return targets(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,20 +249,16 @@ class DraftConfig:
         connection: to the target.
         gamma: draft tokens per round, or per pass at most in run-ahead.
         schedule: who waits for whom.
-        reconnect_timeout_s: seconds after a lost link within which a request resumes; 0 gives up at once.
         max_waiting: requests that may queue for a slot of the draft model.
     """
 
     connection: ConnectionConfig
     gamma: int = DEFAULT_GAMMA
     schedule: Schedule = Schedule.ASYNC
-    reconnect_timeout_s: float = 30.0
     max_waiting: int = 64
 
     def __post_init__(self) -> None:
         check_gamma(self.gamma)
-        timeout_s = self.reconnect_timeout_s
-        _require(timeout_s >= 0, f"reconnect_timeout_s {timeout_s} is below 0")
         _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
 
 
@@ -310,6 +320,7 @@ class ServerConfig:
         idle_timeout_s: seconds a session may hold its slot without a proposal.
         grace_s: seconds that running requests get on SIGTERM.
         defaults: for requests that do not say; of a draft worker or gateway, the target's own count instead.
+        drain: one of DRAINS, what becomes of requests on SIGTERM whose callers have another server to go on at.
         drain_delay_s: seconds before that, in which the server says that it is not ready, and still takes requests.
         stall_timeout_s: seconds that a peer may read nothing while there is something to read.
         pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
@@ -328,12 +339,14 @@ class ServerConfig:
     drain_delay_s: float = 0.0
     stall_timeout_s: float = 30.0
     pass_timeout_s: float = 60.0
+    drain: str = "move"
     max_worker_slots: int = DEFAULT_WORKER_SLOTS
     lookup: bool = True
     probe_port: int | None = None
     security: PortSecurity = OPEN
 
     def __post_init__(self) -> None:
+        _require(self.drain in DRAINS, f"drain {self.drain} is none of {', '.join(DRAINS)}")
         is_safe = self.on_loopback or self.security.cert is not None or self.security.insecure
         ways = "--tls_cert and --tls_key (or --tls_self_signed DIR) encrypt, --insecure serves all the same"
         _require(is_safe, f"host {self.host} is not loopback, and others could read along in plain text: {ways}")
@@ -403,6 +416,29 @@ class ObserveConfig:
     timeline: Path | None = None
     otlp_endpoint: str | None = None
     metrics_port: int | None = None
+
+
+def targets(text: str, port: int | None = None) -> tuple[str, ...]:
+    """HOST:PORT or dns:///NAME:PORT of servers that are named with commas between them, each once.
+
+    Args:
+        port: of those that name none; None: each must.
+
+    Raises:
+        ConfigError: naming the one that is neither.
+    """
+    return tuple(dict.fromkeys(_target(where.strip(), port) for where in text.split(",") if where.strip()))
+
+
+def _target(where: str, default_port: int | None) -> str:
+    scheme = _DNS if where.startswith(_DNS) else ""
+    host, _, port = (text := where.removeprefix(scheme)).rpartition(":")
+    if not host or (":" in host and not host.endswith("]")):  # no port, or a bare IPv6 address
+        host, port = text, "" if default_port is None else str(default_port)
+    is_plain = bool(host.strip("[]")) and "/" not in host and port.isdigit() and 1 <= int(port) <= 65535
+    form = "HOST:PORT or dns:///NAME:PORT" if default_port is None else "HOST, HOST:PORT or dns:///NAME[:PORT]"
+    _require(is_plain, f"{where!r} is not {form}, with a port in 1..65535")
+    return scheme + address(host.strip("[]"), int(port))
 
 
 def is_loopback(host: str) -> bool:

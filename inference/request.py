@@ -230,6 +230,24 @@ class Schedule(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Provenance:
+    """What an output comes from. Whoever goes on with it must agree in all of it, or would write another text.
+
+    Attributes:
+        model_id: of the model; empty: not known, or nobody can go on, since a device draws the noise.
+        grammar_version: of what masks come from, if the output keeps to a grammar.
+        prompt_digest: of the prompt's token ids.
+    """
+
+    model_id: str = ""
+    grammar_version: str = ""
+    prompt_digest: str = ""
+
+
+UNKNOWN = Provenance()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request, already tokenized.
 
@@ -246,6 +264,7 @@ class GenerationRequest:
         prompt_logprobs: the same for the prompt's tokens, with the first commit.
         grammar: of the output; it ends with an end-of-sequence token, so `stop_at_eos` must be set.
         cache_salt: what was computed of a prompt serves prompts of an equal salt alone.
+        provenance: of the committed tokens, where they are another server's.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -264,6 +283,7 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     cache_salt: str = ""
+    provenance: Provenance = UNKNOWN
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens

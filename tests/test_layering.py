@@ -46,7 +46,8 @@ ROOMS = (
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli", "comparison")
 DOORS_OF_BACKENDS = ("inference.backends.registry", "inference.backends.identity")
-PURE = ("__future__", "bisect", "collections", "dataclasses", "enum", "heapq", "itertools", "math", "operator")
+ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator")
+PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
 """What scheduling/ may import beside the foundation: no clock, no loop, no model, no network."""
 
 

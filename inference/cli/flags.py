@@ -17,6 +17,7 @@ from inference.config import (
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
     DEFAULT_WORKER_SLOTS,
+    DRAINS,
     DTYPES,
     FUSED_GAMMA,
     REASONING_PARSERS,
@@ -217,6 +218,7 @@ def add_listen(parser: argparse.ArgumentParser) -> None:
         "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
     )
     _add_grace(group)
+    _add_drain(group)
     _add_port_security(parser, group)
 
 
@@ -316,6 +318,14 @@ def _add_grace(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--stall_timeout_s", type=float, default=30.0, metavar="S", help=text)
 
 
+def _add_drain(group: argparse._ArgumentGroup) -> None:
+    text = (
+        "on SIGTERM, requests whose callers have another server go on there after a second, with the same tokens, or "
+        "wait for their end like all others (%(default)s)"
+    )
+    group.add_argument("--drain", choices=DRAINS, default=DRAINS[0], help=text)
+
+
 def add_serve(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("service (instead of prompts)")
     group.add_argument(
@@ -332,13 +342,15 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
     )
     _add_grace(group)
+    _add_drain(group)
     _add_port_security(parser, group)
 
 
 def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool = True) -> None:
     group = parser.add_argument_group("connection")
-    group.add_argument("--target_host", default="127.0.0.1", metavar="HOST", help=f"{what} (%(default)s)")
-    group.add_argument("--port", type=int, default=DEFAULT_PORT, help="its port (%(default)s)")
+    text = f"{what}, or several replicas: HOST[:PORT],... or dns:///NAME[:PORT] (%(default)s)"
+    group.add_argument("--target_host", default="127.0.0.1", metavar="HOST", help=text)
+    group.add_argument("--port", type=int, default=DEFAULT_PORT, help="the port of hosts without one (%(default)s)")
     group.add_argument(
         "--connect_timeout_s",
         type=float,
@@ -349,6 +361,8 @@ def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool =
     group.add_argument(
         "--deadline_s", type=float, default=600.0, metavar="S", help="time a request may take (%(default)s s)"
     )
+    text = "a request whose server is lost goes on within this time, at another one or there (%(default)s s)"
+    group.add_argument("--reconnect_timeout_s", type=float, default=30.0, metavar="S", help=text)
     _add_dial_security(parser, insecure=not serves)
 
 
@@ -370,13 +384,11 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         "each takes a slot of the draft model, 0 is none (%(default)s)"
     )
     group.add_argument("--branches", type=int, default=DEFAULT_BRANCHES, metavar="N", help=text)
-    text = "after a lost link, resume within this time (%(default)s s)"
-    group.add_argument("--reconnect_timeout_s", type=float, default=30.0, metavar="S", help=text)
 
 
 def add_attach(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pool (instead of prompts)")
-    text = "draft for the sessions of these targets, comma-separated, until stopped"
+    text = "draft for the sessions of these targets, comma-separated, until stopped; dns:///NAME:PORT: all of a name"
     group.add_argument("--attach", metavar="HOST:PORT[,...]", help=text)
 
 

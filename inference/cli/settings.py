@@ -150,7 +150,8 @@ def request_defaults(args: argparse.Namespace, model: Path) -> RequestDefaults:
 
 def connection_config(args: argparse.Namespace) -> ConnectionConfig:
     """Which server the flags name."""
-    return ConnectionConfig(args.target_host, args.port, args.connect_timeout_s, args.deadline_s, dial_security(args))
+    patience = (args.connect_timeout_s, args.deadline_s, args.reconnect_timeout_s)
+    return ConnectionConfig(args.target_host, args.port, *patience, dial_security(args))
 
 
 def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
@@ -159,7 +160,6 @@ def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
         connection=connection_config(args),
         gamma=args.gamma,
         schedule=Schedule(args.schedule),
-        reconnect_timeout_s=args.reconnect_timeout_s,
         max_waiting=max_waiting,
     )
 

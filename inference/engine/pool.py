@@ -101,6 +101,11 @@ class DraftPool:
     def vocab_size(self) -> int:
         return self._engine.vocab_size
 
+    @property
+    def seed_invariant(self) -> bool:
+        """Whether equal seeds give equal tokens."""
+        return self._engine.seed_invariant
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
         """See `Generator`; gamma 0 keeps the workers out."""
         session = self._engine.open(request, drafted=False, grammar=await self._engine.compiled(request))

@@ -10,9 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import grpc
-
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.backends.identity import model_identity
 from inference.backends.registry import load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
@@ -40,6 +38,7 @@ from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import FEATURES, ModelCard
 from inference.workers.draft.worker import DraftWorker
+from inference.workers.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +72,10 @@ class RunningTarget:
     @property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.tokenizer.fingerprint, self.engine.vocab_size)
+
+    def identity(self, model: ModelConfig) -> str:
+        """The id that all servers of this target have, alone or with a draft beside it, and no other."""
+        return model_identity(model.path, self.arithmetic, str(sorted(self.tokenizer.eos_token_ids)))
 
 
 @asynccontextmanager
@@ -113,21 +116,27 @@ async def fused_engine(
         IncompatibleDraftError: they do not share a vocabulary.
     """
     compiled = None if config.draft.model is None else await _load_compiled(config.target, config.draft.model)
-    decoder, tokenizer = compiled or await _load_pair(config)
+    decoder: Decoder
+    if compiled is None:
+        decoder, tokenizer, arithmetic = await _load_pair(config)
+    else:
+        decoder, tokenizer = compiled
+        arithmetic = _arithmetic(config.target, decoder)
     caching = config.target.prefix_caching
     limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s, caching, lookup)
     grammars = Grammars(GrammarCompiler(tokenizer, decoder.vocab_size))
     async with running(TargetEngine(decoder, limits, grammars)) as engine:
-        yield RunningTarget(engine, tokenizer)
+        yield RunningTarget(engine, tokenizer, arithmetic)
 
 
-async def _load_pair(config: FusedConfig) -> tuple[Decoder, Tokenizer]:
-    """Two slot models that take turns."""
+async def _load_pair(config: FusedConfig) -> tuple[Decoder, Tokenizer, str]:
+    """Two slot models that take turns, and the arithmetic of the target."""
     model, drafting = await load(config.target), await load_proposer(config.draft)
     words = Vocabulary(model.tokenizer.fingerprint, model.backend.vocab_size)
     require_one_vocabulary(drafting.vocabulary, words)
     length = DraftLength() if config.adaptive_gamma else None
-    return SpeculativeDecoder(SlotDecoder(model.backend), drafting.proposer, length), model.tokenizer
+    decoder = SpeculativeDecoder(SlotDecoder(model.backend), drafting.proposer, length)
+    return decoder, model.tokenizer, _arithmetic(config.target, model.backend)
 
 
 async def load_proposer(config: ProposerConfig) -> LoadedDraft:
@@ -185,13 +194,12 @@ async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
 
 @asynccontextmanager
 async def draft_worker(
-    draft: LoadedDraft, config: DraftConfig, channel: grpc.aio.Channel
+    draft: LoadedDraft, config: DraftConfig, fleet: Fleet
 ) -> AsyncGenerator[tuple[DraftWorker, DraftEngine], None]:
-    """A running draft engine, and the worker that joins it to the target at the channel's other end."""
+    """A running draft engine, and the worker that joins it to the targets."""
     async with running(draft_engine(draft, max_waiting=config.max_waiting)) as engine:
-        stub = rpc.VerificationServiceStub(channel)
         max_length = draft.proposer.max_length
-        yield DraftWorker(engine, stub, config=config, vocabulary=draft.vocabulary, max_length=max_length), engine
+        yield DraftWorker(engine, fleet, config=config, vocabulary=draft.vocabulary, max_length=max_length), engine
 
 
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:

@@ -10,29 +10,24 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-import grpc
-
-from grpc_comm.health import served
 from inference.errors import SpecDecError
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
+from inference.workers.fleet import Fleet
 from inference.workers.remote import card_of_target
 
 logger = logging.getLogger(__name__)
 
 
 class TargetBehind:
-    """What is known of the target at a channel's other end.
+    """What is known of the target behind a fleet's addresses.
 
     Args:
-        channel: to it.
-        address: HOST:PORT, for messages.
         words: vocabulary of the draft.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, words: Vocabulary) -> None:
-        self._channel = channel
-        self._address = address
+    def __init__(self, fleet: Fleet, words: Vocabulary) -> None:
+        self._fleet = fleet
         self._words = words
         self.card: ModelCard | None = None
         self.serves = True  # or it would not have been dialled
@@ -43,7 +38,7 @@ class TargetBehind:
         Raises:
             IncompatibleDraftError: it is no target, or one of another vocabulary.
         """
-        card = await card_of_target(self._channel, self._address)
+        card = await card_of_target(self._fleet)
         if card is not None:
             require_one_vocabulary(self._words, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
         return card
@@ -54,7 +49,7 @@ class TargetBehind:
         Args:
             adopt: is told of its card before, when that is another one.
         """
-        async with aclosing(served(self._channel)) as changes:
+        async with aclosing(self._fleet.serves()) as changes:
             async for serves in changes:
                 self.serves = serves and await self._fits(adopt)
                 yield self.serves
@@ -66,7 +61,7 @@ class TargetBehind:
                 await adopt(card)
                 self.card = card
         except SpecDecError as exc:
-            logger.error("not ready until another target is at %s: %s", self._address, exc)
+            logger.error("not ready until another target is at %s: %s", self._fleet.label, exc)
             return False
         return True
 

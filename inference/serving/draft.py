@@ -27,11 +27,13 @@ from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import ModelCard
+from inference.workers.dialling import credentials_of
 from inference.workers.draft.pool_member import Offer, PoolHelp
 from inference.workers.draft.worker import DraftWorker
+from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.remote import card_of_target, connected, credentials_of
+from inference.workers.remote import card_of_target
 
 logger = logging.getLogger(__name__)
 
@@ -47,20 +49,19 @@ async def serve_draft(
 
     Raises:
         ConfigError: the draft cannot be loaded, or a port is taken.
-        UnavailableError: the target does not answer.
+        UnavailableError: no target answers.
         IncompatibleDraftError: what answers is no target.
     """
     ports = Ports(server, observe, http)
     with observed(observe) as observers:
-        async with connected(draft.connection) as channel:
-            address = draft.connection.address
-            await card_of_target(channel, address)  # before a model is loaded for minutes
+        async with connected(draft.connection, observers.continuing) as fleet:
+            await card_of_target(fleet)  # before a model is loaded for minutes
             loaded = await load_proposer(proposer)
-            behind = TargetBehind(channel, address, loaded.vocabulary)
+            behind = TargetBehind(fleet, loaded.vocabulary)
             behind.card = await behind.ask()
-            async with draft_worker(loaded, draft, observers.continuing(channel)) as (worker, engine):
+            async with draft_worker(loaded, draft, fleet) as (worker, engine):
                 card = behind.card or model_card(
-                    f"target of {address}", "target", worker, loaded.tokenizer, NO_DEFAULTS
+                    f"target of {fleet.label}", "target", worker, loaded.tokenizer, NO_DEFAULTS
                 )
                 metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
@@ -105,7 +106,7 @@ class _Face:
             ConfigError: its chat template is too long.
         """
         tokenizer = await asyncio.to_thread(self._tokenizer.with_template, target.chat_template, self._path)
-        self._local.stand_for(tokenizer, target.defaults)
+        self._local.stand_for(tokenizer, target.defaults, target.model_id)
         about = (target.defaults, target.model_id)
         self._generation.card = model_card(target.name, "distributed", self._worker, tokenizer, *about)
         logger.info("the target serves %s", target.name)
@@ -113,7 +114,7 @@ class _Face:
 
 async def help_targets(
     proposer: ProposerConfig,
-    addresses: Sequence[str],
+    targets: Sequence[str],
     server: ServerConfig | None,
     observe: ObserveConfig,
     *,
@@ -135,7 +136,7 @@ async def help_targets(
         async with running(draft_engine(loaded, max_waiting=0)) as engine:
             metrics.watch(engine)
             offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security)
-            pool_help = PoolHelp(engine, addresses, offer, metrics)
+            pool_help = PoolHelp(engine, targets, offer, metrics)
             fronts = ports.side_fronts(observers, metrics) if server is None else ports.fronts(observers, metrics, [])
             with timeline(observe, engine):
                 await Host(pool_help, fronts, config=config, metrics=metrics).run(until=pool_help.refused())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from grpc_comm.interceptors import StallInterceptor
+from grpc_comm.moving import MoveInterceptor
 from grpc_comm.server import Gate, PortTakenError, Server, Servicer
 from grpc_comm.tls import ServerTls
 from grpc_comm.watched import UnusableError
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOVE_AFTER_S = 1.0
+"""What ends within so long of a drain is not worth reading its prompt anew elsewhere."""
+
 
 class GrpcFront(Server):
     """A gRPC server that says in the log where it serves."""
@@ -43,8 +48,10 @@ class GrpcFront(Server):
         gate: Gate,
     ) -> None:
         self._host = config.host
+        self._moving = MoveInterceptor()
+        self._moves = config.drain == "move"
         where = address(config.host, config.port)
-        inner = [*observers.interceptors(), StallInterceptor(config.stall_timeout_s)]
+        inner = [*observers.interceptors(), self._moving, StallInterceptor(config.stall_timeout_s)]
         try:
             super().__init__(where, servicers, status_of=told_status, inner=inner, gate=gate)
         except PortTakenError as exc:
@@ -56,6 +63,12 @@ class GrpcFront(Server):
         logger.info("serving on %s", address(self._host, self.port))
         if self.mtls_port is not None:
             logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
+
+    async def refuse_new(self) -> None:
+        """See `Front`. Requests that can go on elsewhere do, unless they end in a moment."""
+        await super().refuse_new()
+        if self._moves:
+            asyncio.get_running_loop().call_later(MOVE_AFTER_S, self._moving.move)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.config import FusedConfig, HttpConfig, ObserveConfig, ServerConfig
+from inference.config import FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import RunningTarget, fused_engine, model_card
 from inference.serving.fronts import Ports
@@ -26,17 +26,18 @@ async def serve_fused(
         async with fused_engine(
             config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s, lookup=server.lookup
         ) as running:
-            host = _host(running, config.target.name, ports, observers)
+            host = _host(running, config.target, ports, observers)
             with timeline(observe, running.engine):
                 await host.run()
 
 
-def _host(running: RunningTarget, name: str, ports: Ports, observers: Observers) -> Host:
-    engine, metrics = running.engine, Metrics(name, role="fused_target")
+def _host(running: RunningTarget, target: ModelConfig, ports: Ports, observers: Observers) -> Host:
+    engine, name, model_id = running.engine, target.name, running.identity(target)
+    metrics, defaults = Metrics(name, role="fused_target"), ports.server.defaults
     metrics.watch(engine)
-    local = LocalCompleter(engine, running.tokenizer, ports.server.defaults)
+    local = LocalCompleter(engine, running.tokenizer, defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=name)
-    card = model_card(name, "fused", engine, running.tokenizer, ports.server.defaults)
+    card = model_card(name, "fused", engine, running.tokenizer, defaults, model_id=model_id)
     generation = GenerationServicer(completer, card, local.codec)
     fronts = ports.fronts(observers, metrics, [generation])
     return Host(engine, fronts, config=ports.server, metrics=metrics)

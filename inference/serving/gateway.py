@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 
-import grpc
-
-from grpc_comm.health import is_serving, served
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.errors import SpecDecError
 from inference.gateway.app import Gateway
@@ -16,7 +13,9 @@ from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import observed
 from inference.workers.draining import DrainingCompleter
-from inference.workers.remote import CARD_TIMEOUT_S, RemoteCompleter, connected
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import Fleet, connected
+from inference.workers.remote import CARD_TIMEOUT_S
 
 
 async def serve_gateway(
@@ -26,19 +25,18 @@ async def serve_gateway(
 
     Raises:
         ConfigError: the port is taken.
-        UnavailableError: the server behind it does not answer.
+        UnavailableError: no server behind it answers.
     """
     ports = Ports(server, observe)
     with observed(observe) as observers:
-        async with connected(connection) as channel:
-            continuing = observers.continuing(channel)
-            remote = RemoteCompleter(continuing, connection.address, deadline_s=connection.deadline_s)
+        async with connected(connection, observers.continuing) as fleet:
+            remote = FailoverCompleter(fleet, connection)
             card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
             metrics, draining = Metrics(card.name, role="gateway"), DrainingCompleter(remote)
             completer = observers.around(draining, metrics, model=card.name)
             metrics.watch(completer)
-            gateway = Gateway(completer, card, metrics, lambda: is_serving(channel), http, observers.spans, remote)
-            following = asyncio.create_task(_follow_model(gateway, remote, channel))
+            gateway = Gateway(completer, card, metrics, fleet.is_serving, http, observers.spans, remote)
+            following = asyncio.create_task(_follow_model(gateway, remote, fleet))
             try:
                 fronts = [*ports.side_fronts(observers, metrics), ports.http_front(gateway)]
                 await Host(draining, fronts, config=server, metrics=metrics).run()
@@ -46,9 +44,9 @@ async def serve_gateway(
                 following.cancel()
 
 
-async def _follow_model(gateway: Gateway, remote: RemoteCompleter, channel: grpc.aio.Channel) -> None:
-    """Ask for the model whenever the server behind says that it serves: it, or one behind it, may be another now."""
-    async with aclosing(served(channel)) as changes:
+async def _follow_model(gateway: Gateway, remote: FailoverCompleter, fleet: Fleet) -> None:
+    """Ask for the model whenever a server behind says that it serves: it, or one behind it, may be another now."""
+    async with aclosing(fleet.serves()) as changes:
         async for serves in changes:
             if serves:
                 with suppress(SpecDecError):  # it left again, and will be asked when it is back

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inference.backends.identity import model_identity
 from inference.config import HttpConfig, ModelConfig, ObserveConfig, ServerConfig
 from inference.engine.pool import DraftPool
 from inference.observe.metrics import Metrics
@@ -38,7 +37,7 @@ def _host(running: RunningTarget, model: ModelConfig, ports: Ports, observers: O
     server = ports.server
     metrics.watch(engine)
     pool = DraftPool(engine, max_worker_slots=server.max_worker_slots)
-    model_id = model_identity(model.path, running.arithmetic, str(sorted(running.tokenizer.eos_token_ids)))
+    model_id = running.identity(model)
     verification = VerificationServicer(
         engine,
         pool,
@@ -46,7 +45,7 @@ def _host(running: RunningTarget, model: ModelConfig, ports: Ports, observers: O
         idle_timeout_s=server.idle_timeout_s,
         observer=observers.of_sessions(metrics),
     )
-    local = LocalCompleter(pool, running.tokenizer, server.defaults)
+    local = LocalCompleter(pool, running.tokenizer, server.defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=name)
     card = model_card(name, "target", pool, running.tokenizer, server.defaults, model_id)
     generation = GenerationServicer(completer, card, local.codec)

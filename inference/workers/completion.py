@@ -8,14 +8,22 @@ from typing import Protocol
 
 from inference.commit import Event
 from inference.errors import InvalidRequestError
-from inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS, Grammar, RequestDefaults, SamplingParams, Schedule
+from inference.request import (
+    DEFAULT_MAX_NEW_TOKENS,
+    NO_DEFAULTS,
+    Grammar,
+    Provenance,
+    RequestDefaults,
+    SamplingParams,
+    Schedule,
+)
 from inference.text.chat import Chat
 from inference.text.stop_strings import check_stops
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Description of a served model, as GetModel answers it."""
+    """Description of a served model, as GetModel answers it; `model_id` is empty where nobody knows it."""
 
     name: str
     topology: str
@@ -38,6 +46,19 @@ FEATURES = frozenset([TOOLS])
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """How far another server came with a request, for the one that goes on.
+
+    Attributes:
+        token_ids: of the output, committed so far.
+        provenance: of them, as the other server's Started said.
+    """
+
+    token_ids: tuple[int, ...]
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """What a client asks for.
 
@@ -52,6 +73,7 @@ class CompletionRequest:
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
         min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
         deadline: the event loop's time from which nobody waits for the rest any more; None waits for ever.
+        resume: go on behind what is committed; all else is as it was asked of the first server. None begins.
 
     Raises:
         InvalidRequestError: `stop` is beyond its limits.
@@ -73,6 +95,7 @@ class CompletionRequest:
     prompt_logprobs: int | None = None
     unsaid: frozenset[str] = frozenset()
     grammar: Grammar | None = None
+    resume: Resume | None = None
     cache_salt: str = ""
 
     def __post_init__(self) -> None:

@@ -15,11 +15,13 @@ class Continuity:
     Args:
         address: HOST:PORT of the server that answers.
         has_tokens: the answer has at least one.
+        num_committed: tokens of its output that another server gave.
     """
 
-    def __init__(self, address: str, *, has_tokens: bool) -> None:
+    def __init__(self, address: str, *, has_tokens: bool, num_committed: int = 0) -> None:
         self._address = address
         self._is_open = has_tokens  # something must come before the end
+        self._num_committed = num_committed
         self._position: int | None = None
         self._ended = False
 
@@ -30,7 +32,7 @@ class Continuity:
             UnavailableError: one before it is missing.
         """
         if isinstance(event, Started):
-            self._position = event.num_prompt_tokens
+            self._position = event.num_prompt_tokens + self._num_committed
         elif self._position is None:
             raise self._lost("the answer has no beginning")
         elif isinstance(event, Delta):

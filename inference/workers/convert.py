@@ -29,6 +29,7 @@ from inference.request import (
     Grammar,
     GrammarKind,
     Preamble,
+    Provenance,
     RequestDefaults,
     SamplingParams,
     Schedule,
@@ -213,7 +214,23 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         message.chat.CopyFrom(_chat_to_message(request.prompt))
     else:
         message.token_ids.ids.extend(request.prompt)
+    if request.resume is not None:
+        _add_resume(message, request.resume)
     return message
+
+
+def _add_resume(message: pb.GenerateRequest, resume: completion.Resume) -> None:
+    message.committed_token_ids.CopyFrom(pb.TokenIds(ids=resume.token_ids))  # also none: that it is there says it
+    message.model_id, message.prompt_digest = resume.provenance.model_id, resume.provenance.prompt_digest
+    if message.HasField("grammar"):
+        message.grammar.version = resume.provenance.grammar_version
+
+
+def _wanted_resume(message: pb.GenerateRequest) -> completion.Resume | None:
+    if not message.HasField("committed_token_ids"):
+        return None
+    provenance = Provenance(message.model_id, message.grammar.version, message.prompt_digest)
+    return completion.Resume(tuple(message.committed_token_ids.ids), provenance)
 
 
 def _chat_to_message(chat: Chat) -> pb.Chat:
@@ -273,6 +290,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         prompt_logprobs=_wanted_prompt_logprobs(message),
         grammar=_wanted_grammar(message),
         cache_salt=message.cache_salt,
+        resume=_wanted_resume(message),
     )
 
 
@@ -294,6 +312,10 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
                 prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
                 has_grammar=event.has_grammar,
                 num_cached_tokens=event.num_cached_tokens,
+                model_id=event.provenance.model_id,
+                grammar_version=event.provenance.grammar_version,
+                prompt_digest=event.provenance.prompt_digest,
+                defaults=None if event.defaults is None else _defaults_to_message(event.defaults),
             )
         )
     if isinstance(event, Finished):
@@ -319,7 +341,10 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     if kind == "started":
         begun = message.started
         scores, num_cached = tuple(map(logprobs_from_message, begun.prompt_logprobs)), begun.num_cached_tokens
-        return Started(begun.num_prompt_tokens, begun.seed, begun.prompt_text, scores, begun.has_grammar, num_cached)
+        origin = Provenance(begun.model_id, begun.grammar_version, begun.prompt_digest)
+        defaults = _defaults_from_message(begun.defaults) if begun.HasField("defaults") else None
+        told = (begun.num_prompt_tokens, begun.seed, begun.prompt_text, scores, begun.has_grammar, num_cached)
+        return Started(*told, origin, defaults)
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
@@ -453,10 +478,18 @@ def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
         vocab_size=card.vocab_size,
         tokenizer_fingerprint=card.tokenizer_fingerprint,
         chat_template=card.chat_template,
-        defaults=pb.RequestDefaults(max_new_tokens=card.defaults.max_new_tokens, **card.defaults.sampling),
+        defaults=_defaults_to_message(card.defaults),
         model_id=card.model_id,
         features=sorted(card.features),
     )
+
+
+def _defaults_to_message(defaults: RequestDefaults) -> pb.RequestDefaults:
+    return pb.RequestDefaults(max_new_tokens=defaults.max_new_tokens, **defaults.sampling)
+
+
+def _defaults_from_message(message: pb.RequestDefaults) -> RequestDefaults:
+    return RequestDefaults(**{field.name: value for field, value in message.ListFields()})
 
 
 def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
@@ -467,7 +500,7 @@ def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
         message.vocab_size,
         message.tokenizer_fingerprint,
         message.chat_template if message.HasField("chat_template") else None,
-        RequestDefaults(**{field.name: value for field, value in message.defaults.ListFields()}),
+        _defaults_from_message(message.defaults),
         message.model_id,
         frozenset(message.features),
     )

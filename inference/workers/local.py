@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import secrets
+import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,25 +22,30 @@ from inference.commit import (
     TokenLogprob,
     TokenLogprobs,
 )
-from inference.errors import InvalidRequestError
-from inference.model import check_seed
+from inference.engine.target import check_token_ids
+from inference.errors import IncompatibleDraftError, InvalidRequestError
+from inference.model import check_seed, is_seed_invariant
 from inference.request import (
     NO_DEFAULTS,
     GenerationRequest,
     Grammar,
     Preamble,
+    Provenance,
     RequestDefaults,
     check_logit_bias,
 )
 from inference.text.chat import Chat
+from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
 from inference.text.reasoning import is_begun, is_over
 from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import CompletionRequest
+from inference.workers.completion import CompletionRequest, Resume
 from inference.workers.prompt import PromptReader
 
 _END_TOKENS = 16
 """Of a prompt, in which the mark of a reasoning stands if it is the last that is said."""
+REPLAY_TOKENS = 256
+"""Tokens of a resumed output that become text in one go: a few milliseconds in which nobody else is served."""
 
 
 class LocalCodec:
@@ -66,38 +74,54 @@ class LocalCodec:
 
 
 class LocalCompleter:
-    """A tokenizer around a generator; `defaults` are for requests that do not say."""
+    """A tokenizer around a generator.
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer, defaults: RequestDefaults = NO_DEFAULTS) -> None:
+    Args:
+        defaults: for requests that do not say.
+        model_id: of the target; empty: not known, and nobody else can go on with what it begins.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        defaults: RequestDefaults = NO_DEFAULTS,
+        *,
+        model_id: str = "",
+    ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
         self._defaults = defaults
+        self._model_id = model_id
         self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size, max_length=generator.max_length)
 
-    def stand_for(self, tokenizer: Tokenizer, defaults: RequestDefaults) -> None:
+    def stand_for(self, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str) -> None:
         """Answer for another model of the same vocabulary from now on."""
-        self._tokenizer, self._defaults = tokenizer, defaults
+        self._tokenizer, self._defaults, self._model_id = tokenizer, defaults, model_id
         self.codec.write_with(tokenizer)
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        request = request.resolved(self._defaults)
+        asked, request = request, request.resolved(self._defaults)
         prompt = request.prompt
         token_ids = prompt if isinstance(prompt, tuple) else await self.codec.encode(prompt)
         generation = self._generation(request, token_ids)
         output = _Output(self._tokenizer, request)
+        beginning = self._started(request, generation, self._left_open(asked))
+        if request.resume is not None:
+            generation = await self._resumed(generation, request.resume, output)
         if request.max_new_tokens == 0 and request.prompt_logprobs is None:  # no pass is needed
-            yield self._started(request, generation)
+            yield beginning
             yield Finished(FinishReason.LENGTH)
             return
-        started: Started | None = self._started(request, generation)
+        started: Started | None = beginning
         async with aclosing(self._generator.generate(generation)) as commits:
             async for commit in commits:
                 if started is not None:  # only now: a request that is refused has never started
                     started = replace(started, num_cached_tokens=commit.num_cached_tokens)
-                    if request.prompt_logprobs is not None:
+                    if generation.prompt_logprobs is not None:
                         started = replace(started, prompt_logprobs=self._of_prompt(generation, commit))
-                    yield started
+                    yield _told(started, request.resume, commit.provenance)
                     started = None
                 if request.max_new_tokens == 0:  # the pass that read the prompt chose a token too, which nobody wants
                     yield Finished(FinishReason.LENGTH)
@@ -109,11 +133,43 @@ class LocalCompleter:
                     yield Finished(delta.finish_reason)
                     return  # a stop string ends the text here; what goes on underneath is cancelled
 
-    def _started(self, request: CompletionRequest, generation: GenerationRequest) -> Started:
-        token_ids, text = generation.prompt_token_ids, ""
+    def _started(
+        self, request: CompletionRequest, generation: GenerationRequest, defaults: RequestDefaults | None
+    ) -> Started:
+        token_ids, text, has_grammar = generation.prompt_token_ids, "", request.grammar is not None
         if request.echo:
             text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
-        return Started(len(token_ids), generation.sampling.seed, text, has_grammar=request.grammar is not None)
+        seed, origin = generation.sampling.seed, self._provenance(generation)
+        return Started(len(token_ids), seed, text, has_grammar=has_grammar, provenance=origin, defaults=defaults)
+
+    def _left_open(self, request: CompletionRequest) -> RequestDefaults | None:
+        """The defaults, of a request that needs any."""
+        return self._defaults if request.unsaid or request.max_new_tokens is None else None
+
+    def _provenance(self, generation: GenerationRequest) -> Provenance:
+        goes_on = generation.sampling.greedy or is_seed_invariant(self._generator)
+        return Provenance(
+            self._model_id if goes_on else "",
+            "" if generation.grammar is None else GRAMMAR_VERSION,
+            _digest(generation.prompt_token_ids),
+        )
+
+    async def _resumed(self, generation: GenerationRequest, resume: Resume, output: _Output) -> GenerationRequest:
+        """The rest of a request that another server began; brings the output's text to where it was.
+
+        Raises:
+            IncompatibleDraftError: here it would become another text.
+            InvalidRequestError: there is no rest.
+        """
+        _check_same(resume.provenance, self._provenance(generation))
+        check_token_ids(resume.token_ids, vocab_size=self._generator.vocab_size)
+        await output.replay(resume.token_ids)
+        num_committed, limit = len(resume.token_ids), generation.max_new_tokens
+        if num_committed >= limit or output.has_ended:
+            why = "a stop string is among them" if output.has_ended else f"max_new_tokens is {limit}"
+            message = f"committed_token_ids: behind these {num_committed} there is nothing more: {why}"
+            raise InvalidRequestError(message, field="committed_token_ids")
+        return replace(generation.resumed(resume.token_ids), provenance=resume.provenance)
 
     def _of_prompt(self, generation: GenerationRequest, commit: Commit) -> tuple[TokenLogprobs, ...]:
         """What the first commit says of the prompt, with the first token, which follows nothing, and with texts."""
@@ -159,6 +215,35 @@ class LocalCompleter:
         return replace(grammar, preamble=Preamble.REST_OF_REASONING) if is_begun(end) else grammar
 
 
+def _digest(token_ids: Sequence[int]) -> str:
+    """16 hex digits of SHA-256 over token ids, 32 bits each, little-endian."""
+    return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()[:16]
+
+
+def _check_same(begun: Provenance, here: Provenance) -> None:
+    """Refuse to go on with an output in any other way than it began.
+
+    Raises:
+        IncompatibleDraftError: naming both.
+    """
+    for what in ("model_id", "grammar_version", "prompt_digest"):
+        there, own = getattr(begun, what), getattr(here, what)
+        if there != own or (what == "model_id" and not own):
+            raise IncompatibleDraftError(
+                f"the output began with {what} {there or 'unknown'}, here it is {own or 'unknown'}: it cannot resume"
+            )
+
+
+def _told(started: Started, resume: Resume | None, tokens: Provenance | None) -> Started:
+    """Started, with the model that gave the first tokens, where that is another server's."""
+    if tokens is None:
+        return started
+    origin = replace(tokens, prompt_digest=started.provenance.prompt_digest)
+    if resume is not None:
+        _check_same(resume.provenance, origin)
+    return replace(started, provenance=origin)
+
+
 def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
     def named(token: TokenLogprob) -> TokenLogprob:
         return replace(token, text=tokenizer.token_bytes(token.token_id))
@@ -174,6 +259,17 @@ class _Output:
         has_tools = isinstance(request.prompt, Chat) and request.prompt.tools_json
         self._stream = tokenizer.stream(tokenizer.call_markers if has_tools else {})
         self._stops = StopStrings(request.stop)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a stop string is complete."""
+        return self._stops.found
+
+    async def replay(self, token_ids: Sequence[int]) -> None:
+        """Come to where the text of these tokens left another server; lets the event loop run meanwhile."""
+        for start in range(0, len(token_ids), REPLAY_TOKENS):
+            self._pieces(token_ids[start : start + REPLAY_TOKENS])
+            await asyncio.sleep(0)
 
     def delta(self, commit: Commit) -> Delta:
         """The commit with its text, cut behind the token that completed a stop string."""
@@ -197,7 +293,7 @@ class _Output:
             position=commit.position,
         )
 
-    def _pieces(self, token_ids: tuple[int, ...]) -> tuple[list[str], list[int]]:
+    def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
         """What each token adds to the text, up to the one that completes a stop string.
 
         Also how many characters it would add if no stop string held any back.

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
 
 import grpc
 
-from grpc_comm.channel import check_handshake, open_channel, wait_until_ready
-from grpc_comm.secured import Credentials, watched_token
-from grpc_comm.spans import carrying
+from grpc_comm.moving import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from grpc_comm.tls import ClientTls
-from grpc_comm.watched import UnusableError
 from inference.commit import Event, Started
-from inference.config import ConnectionConfig, DialSecurity
 from inference.errors import (
-    ConfigError,
     ForbiddenError,
     HandshakeError,
     IncompatibleDraftError,
@@ -27,8 +20,7 @@ from inference.errors import (
     UnauthenticatedError,
 )
 from inference.text.chat import Chat
-from inference.workers.admitting import passed_on
-from inference.workers.completion import CompletionRequest, ModelCard
+from inference.workers.completion import CompletionRequest, ModelCard, Resume
 from inference.workers.continuity import Continuity
 from inference.workers.convert import (
     card_from_message,
@@ -36,6 +28,7 @@ from inference.workers.convert import (
     event_from_message,
     tokenize_to_message,
 )
+from inference.workers.fleet import Fleet
 from inference.workers.status import calls_to
 
 CARD_TIMEOUT_S = 5.0
@@ -52,17 +45,21 @@ class RemoteCompleter:
         channel: to the server; stays open.
         address: HOST:PORT, for messages.
         deadline_s: seconds a request may take.
+        can_move: whether its caller would go on elsewhere.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, *, deadline_s: float) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, *, deadline_s: float, can_move: bool = False) -> None:
         self._stub = rpc.GenerationServiceStub(channel)
         self._address = address
         self._deadline_s = min(deadline_s, MAX_DEADLINE_S)
+        self._metadata = CAN_MOVE if can_move else None
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        call = self._stub.Generate(completion_to_message(request), timeout=self._timeout_s(request))
-        answer = Continuity(self._address, has_tokens=request.max_new_tokens != 0)
+        message, timeout_s = completion_to_message(request), self._timeout_s(request)
+        call = self._stub.Generate(message, timeout=timeout_s, metadata=self._metadata)
+        num_committed = 0 if request.resume is None else len(request.resume.token_ids)
+        answer = Continuity(self._address, has_tokens=request.max_new_tokens != 0, num_committed=num_committed)
         try:
             with calls_to(self._address):
                 async for message in call:
@@ -70,6 +67,8 @@ class RemoteCompleter:
                     if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
                         fault = "grammar: this server knows none, and would have answered without"
                         raise InvalidRequestError(fault, field="grammar", address=self._address)
+                    if isinstance(event, Started) and request.resume is not None:
+                        _check_resumed(event, request.resume, self._address)
                     answer.check(event)
                     yield event
             answer.check_end()
@@ -104,73 +103,32 @@ class RemoteCompleter:
             return str((await self._stub.Detokenize(message, timeout=self._deadline_s)).text)
 
 
-@asynccontextmanager
-async def connected(connection: ConnectionConfig) -> AsyncGenerator[grpc.aio.Channel, None]:
-    """A channel to a server, once it answers.
+def _check_resumed(started: Started, resume: Resume, address: str) -> None:
+    """A server that knows of no resuming would begin the answer anew, behind what is there already.
 
     Raises:
-        ConfigError: a file of certificates, or with the token, cannot be used.
-        UnavailableError: it does not answer in time.
+        IncompatibleDraftError: it does not say that it goes on with the same.
     """
-    address, keys = connection.address, credentials_of(connection.security)
-    async with open_channel(address, keys) as channel:
-        with calls_to(address):
-            tls = None if keys is None else keys.tls
-            await wait_until_ready(channel, address, timeout_s=connection.connect_timeout_s, tls=tls)
-        yield carrying(channel, passed_on)
+    if started.provenance != resume.provenance:
+        raise IncompatibleDraftError("the server is of before: it cannot go on with another's answer", address=address)
 
 
-def credentials_of(security: DialSecurity) -> Credentials | None:
-    """What a channel is opened with; None: nothing but an address.
-
-    Raises:
-        ConfigError: a file of certificates, or with the token, cannot be used.
-    """
-    if security.ca is None and security.token_file is None:
-        return None
-    try:
-        token = None if security.token_file is None else watched_token(security.token_file)
-        tls = _tls_of(security)
-        if tls is not None:
-            tls.grpc_credentials()
-    except (UnusableError, OSError) as exc:
-        raise ConfigError(str(exc)) from exc
-    return Credentials(tls, token)
-
-
-def _tls_of(security: DialSecurity) -> ClientTls | None:
-    if security.ca is None:
-        return None
-    return ClientTls(security.ca, security.cert, security.key, security.server_name)
-
-
-async def check_link(address: str, security: DialSecurity) -> None:
-    """After a lost link: tell a server that is gone from one that can be reached and not be trusted.
-
-    Raises:
-        HandshakeError: there is no TLS with it, for a reason that is named.
-    """
-    tls = _tls_of(security)
-    if tls is not None:
-        with calls_to(address):
-            await check_handshake(address, tls)
-
-
-async def card_of_target(channel: grpc.aio.Channel, address: str) -> ModelCard | None:
-    """The card of the target at the channel's other end; None of one that only verifies.
+async def card_of_target(fleet: Fleet) -> ModelCard | None:
+    """The card of a fleet's targets; None of those that only verify.
 
     Raises:
         IncompatibleDraftError: it is another kind of server, whose requests have their draft already.
     """
-    try:
-        card = await RemoteCompleter(channel, address, deadline_s=CARD_TIMEOUT_S).model()
-    except (HandshakeError, UnauthenticatedError, ForbiddenError):
-        raise
-    except SpecDecError:
-        return None
+    with fleet.lease() as replica:
+        try:
+            card = await RemoteCompleter(replica.channel, replica.address, deadline_s=CARD_TIMEOUT_S).model()
+        except (HandshakeError, UnauthenticatedError, ForbiddenError):
+            raise
+        except SpecDecError:
+            return None
     if card.topology != TARGET:
         raise IncompatibleDraftError(
             f"a {card.topology} server answers there, which no draft worker can help: it wants a --role target",
-            address=address,
+            address=replica.address,
         )
     return card

@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 from transformers import AutoModelForCausalLM
 
-from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Delta
@@ -32,6 +31,7 @@ from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.draft.pool_member import Offer, PoolHelp
+from inference.workers.fleet import Fleet
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.observed import Observer
@@ -117,11 +117,9 @@ def proposer_config(model: Path) -> ProposerConfig:
 async def worker(model: Path, link: DelayProxy) -> AsyncGenerator[tuple[LocalCompleter, list[DraftSession]], None]:
     """A draft worker of this process, and the sessions it opens."""
     loaded = await load_proposer(proposer_config(model))
-    config = DraftConfig(ConnectionConfig("127.0.0.1", link.port), schedule=Schedule.ASYNC, reconnect_timeout_s=10.0)
-    async with (
-        open_channel(link.address) as channel,
-        draft_worker(loaded, config, channel) as (draft, engine),
-    ):
+    connection = ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0)
+    config = DraftConfig(connection, schedule=Schedule.ASYNC)
+    async with Fleet(connection.targets) as fleet, draft_worker(loaded, config, fleet) as (draft, engine):
         yield LocalCompleter(draft, loaded.tokenizer), watched(engine)
 
 

@@ -32,6 +32,7 @@ from inference.serving.assembly import draft_engine, draft_worker, fused_engine,
 from inference.workers import convert
 from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.draft.pool_member import Offer, PoolHelp
+from inference.workers.fleet import Fleet
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.observed import Observer
@@ -142,8 +143,8 @@ async def worker(
     """A draft worker of this process; None looks drafts up."""
     config = ProposerConfig(draft or models.target, model(draft) if draft else None, num_slots=4, branches=2)
     loaded = await load_proposer(config)
-    link_config = DraftConfig(ConnectionConfig("127.0.0.1", link.port), reconnect_timeout_s=10.0)
-    async with open_channel(link.address) as channel, draft_worker(loaded, link_config, channel) as (draft_side, _):
+    link_config = DraftConfig(ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0))
+    async with Fleet([link.address]) as fleet, draft_worker(loaded, link_config, fleet) as (draft_side, _):
         yield LocalCompleter(draft_side, loaded.tokenizer)
 
 

@@ -112,7 +112,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., version: _Optional[str] = ..., after_reasoning: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt")
+    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "committed_token_ids", "model_id", "prompt_digest")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,9 @@ class GenerateRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -145,7 +148,10 @@ class GenerateRequest(_message.Message):
     prompt_logprobs: int
     grammar: Grammar
     cache_salt: str
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    committed_token_ids: TokenIds
+    model_id: str
+    prompt_digest: str
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")
@@ -158,20 +164,28 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("num_prompt_tokens", "seed", "prompt_text", "prompt_logprobs", "has_grammar", "num_cached_tokens")
+    __slots__ = ("num_prompt_tokens", "seed", "prompt_text", "prompt_logprobs", "has_grammar", "num_cached_tokens", "model_id", "grammar_version", "prompt_digest", "defaults")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     HAS_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     seed: int
     prompt_text: str
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     has_grammar: bool
     num_cached_tokens: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_text: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., has_grammar: bool = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+    model_id: str
+    grammar_version: str
+    prompt_digest: str
+    defaults: RequestDefaults
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_text: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., has_grammar: bool = ..., num_cached_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., grammar_version: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "text")

@@ -12,25 +12,26 @@ from inference.observe.profile import Profile
 from inference.serving.assembly import draft_worker, load_proposer, target_engine
 from inference.serving.observers import report_profile, timeline
 from inference.workers.completion import Completer
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
 from inference.workers.local import LocalCompleter
-from inference.workers.remote import RemoteCompleter, card_of_target, connected
+from inference.workers.remote import card_of_target
 
 
 async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig) -> int:
     """Complete prompts with a local draft and a remote target; returns the exit code."""
-    async with connected(draft.connection) as channel:
-        await card_of_target(channel, draft.connection.address)
+    async with connected(draft.connection) as fleet:
+        await card_of_target(fleet)
         loaded = await load_proposer(proposer)
-        async with draft_worker(loaded, draft, channel) as (worker, engine):
+        async with draft_worker(loaded, draft, fleet) as (worker, engine):
             with timeline(job.observe, engine):
                 return await _complete(job, LocalCompleter(worker, loaded.tokenizer), TextSink())
 
 
 async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:
     """Complete prompts at any GenerationService; returns the exit code."""
-    async with connected(connection) as channel:
-        completer = RemoteCompleter(channel, connection.address, deadline_s=connection.deadline_s)
-        return await _complete(job, completer, TextSink())
+    async with connected(connection) as fleet:
+        return await _complete(job, FailoverCompleter(fleet, connection), TextSink())
 
 
 async def run_alone(job: PromptJob, model: ModelConfig) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from inference.cli import flags, settings
 from inference.cli.compiling import compile_ahead
 from inference.cli.roles.role import Role
-from inference.config import DEFAULT_GAMMA, ProposerConfig, check_gamma
+from inference.config import DEFAULT_GAMMA, ProposerConfig, check_gamma, targets
 from inference.errors import ConfigError
 from inference.request import Schedule
 
@@ -66,29 +66,21 @@ async def _serve(args: argparse.Namespace, proposer: ProposerConfig) -> int:
 
 
 async def _attach(args: argparse.Namespace, proposer: ProposerConfig) -> int:
-    addresses, gamma = _addresses(args.attach), check_gamma(args.gamma)
+    if not (attached := targets(args.attach)):
+        raise ConfigError("--attach names no target")
+    gamma = check_gamma(args.gamma)
     for flag, given in (("--profile", args.profile), ("--http_port", args.http_port is not None)):
         if given:
             raise ConfigError(f"{flag} with --attach: the requests live at the target; give it there")
     server = None if args.serve is None else settings.server_config(args, args.serve)
     observe, security = settings.observe_server(args), settings.dial_security(args)
-    for where in addresses:
-        security.check(where.rpartition(":")[0])
+    for where in attached:
+        security.check(where)
 
     from inference.serving.draft import help_targets
 
-    await help_targets(proposer, addresses, server, observe, gamma=gamma, security=security)
+    await help_targets(proposer, attached, server, observe, gamma=gamma, security=security)
     return 0
-
-
-def _addresses(text: str) -> list[str]:
-    """The targets of --attach."""
-    addresses = [where.strip() for where in text.split(",")]
-    for where in addresses:
-        host, _, port = where.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"--attach {text}: {where!r} is not HOST:PORT")
-    return addresses
 
 
 ROLE = Role("draft", "Draft here, verify at a target: complete prompts, or --serve clients.", add_flags, run)

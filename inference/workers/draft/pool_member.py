@@ -8,11 +8,12 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
 from grpc_comm.channel import open_channel
+from grpc_comm.names import Addresses, addresses_of
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Commit
@@ -33,9 +34,9 @@ from inference.request import Grammar, check_logit_bias
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
+from inference.workers.dialling import check_link, credentials_of, named
 from inference.workers.draft.proposals import ProposalSender
 from inference.workers.draft.run_ahead import Runner, send_drafts
-from inference.workers.remote import check_link, credentials_of
 from inference.workers.status import calls_to
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class PoolMember:
 
     def __init__(self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics) -> None:
         self._engine = engine
-        self._address = address
+        self.address = address
         self._offer = offer
         self._metrics = metrics
         self.is_attached = False
@@ -88,7 +89,7 @@ class PoolMember:
             HandshakeError: it is reached, and not trusted.
         """
         lost = False
-        async with open_channel(self._address, credentials_of(self._offer.security)) as channel:
+        async with open_channel(self.address, credentials_of(self._offer.security)) as channel:
             stub = rpc.VerificationServiceStub(channel)
             while True:
                 try:
@@ -96,7 +97,7 @@ class PoolMember:
                 except RequestError:
                     raise
                 except SpecDecError as exc:
-                    await check_link(self._address, self._offer.security)
+                    await check_link(self.address, self._offer.security)
                     if not lost:
                         logger.warning("no target, dialling until there is one: %s", exc)
                     lost = True
@@ -109,7 +110,7 @@ class PoolMember:
         call = stub.Assist()
         dialled = time.monotonic()
         try:
-            with calls_to(self._address):
+            with calls_to(self.address):
                 await call.write(pb.AssistRequest(attach=self._attach()))
                 answer = await call.read()
                 if isinstance(answer, pb.AssistResponse):
@@ -273,21 +274,22 @@ class PoolHelp:
 
     Args:
         engine: drafts.
-        addresses: HOST:PORT of each target.
+        targets: HOST:PORT of each, or dns:///NAME:PORT for all of a name.
         offer: to all targets together.
         metrics: count the sessions.
     """
 
-    def __init__(self, engine: DraftEngine, addresses: Sequence[str], offer: Offer, metrics: Metrics) -> None:
-        share = replace(offer, num_slots=max(1, offer.num_slots // len(addresses)))
+    def __init__(self, engine: DraftEngine, targets: Sequence[str], offer: Offer, metrics: Metrics) -> None:
         self._engine = engine
-        self._members = [PoolMember(engine, address, share, metrics) for address in addresses]
-        self._task = asyncio.create_task(_help_all(self._members))
+        self._offer = offer
+        self._metrics = metrics
+        self._members: dict[asyncio.Task[None], PoolMember] = {}
+        self._task = asyncio.create_task(self._help_all(targets))
 
     @property
     def fault(self) -> str | None:
         """See `Work`."""
-        if not any(member.is_attached for member in self._members):
+        if not any(member.is_attached for member in self._members.values()):
             return self._engine.fault or "no target has this worker in its pool"
         return self._engine.fault
 
@@ -314,17 +316,45 @@ class PoolHelp:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
+    async def _help_all(self, targets: Sequence[str]) -> None:
+        names = addresses_of(targets)
+        news: asyncio.Future[Addresses | None] = asyncio.ensure_future(anext(names, None))
+        try:
+            while True:
+                waiting: set[asyncio.Future[Any]] = {news, *self._members}
+                ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if news in ended:
+                    with calls_to(", ".join(targets)):
+                        found = news.result()
+                    if found is not None:
+                        self._take(found)
+                    news = asyncio.ensure_future(anext(names, None) if found is not None else _nothing())
+                for task in [each for each in self._members if each in ended]:
+                    del self._members[task]
+                    _go_on_without(task, is_last=not self._members)
+        finally:
+            news.cancel()
+            for task in self._members:
+                task.cancel()
 
-async def _help_all(members: Sequence[PoolMember]) -> None:
-    helping = {asyncio.create_task(member.run()) for member in members}
-    try:
-        while True:
-            ended, helping = await asyncio.wait(helping, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                _go_on_without(task, is_last=not helping)
-    finally:
-        for task in helping:
-            task.cancel()
+    def _take(self, addresses: Addresses) -> None:
+        """There are these targets now."""
+        for task, member in list(self._members.items()):
+            if member.address not in addresses:
+                del self._members[task]
+                task.cancel()
+        share = max(1, self._offer.num_slots // max(1, len(addresses)))
+        known = {member.address for member in self._members.values()}
+        for address in addresses.keys() - known:
+            security = named(self._offer.security, addresses[address])
+            offer = replace(self._offer, num_slots=share, security=security)
+            member = PoolMember(self._engine, address, offer, self._metrics)
+            self._members[asyncio.create_task(member.run())] = member
+
+
+async def _nothing() -> None:
+    """What names have to say that never change."""
+    await asyncio.Event().wait()
 
 
 def _go_on_without(member: asyncio.Task[None], *, is_last: bool) -> None:

@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 
 import grpc
 
+from grpc_comm.moving import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import NOTHING_COUNTED, Commit, Counts
 from inference.errors import IncompatibleDraftError, UnavailableError
-from inference.request import GenerationRequest
+from inference.request import GenerationRequest, Provenance
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import commit_from_message, open_to_message
 from inference.workers.draft.proposals import ProposalSender
+from inference.workers.fleet import Replica
 from inference.workers.status import calls_to
 
 _FRAME_BYTES = 5  # gRPC's length prefix of each message
@@ -42,6 +44,11 @@ class Origin:
     has_begun: bool = False
     answered: bool = False
     is_cautious: bool = False
+
+    @classmethod
+    def of(cls, provenance: Provenance) -> Origin:
+        """Of a request that may have begun at another server."""
+        return cls(provenance.model_id, provenance.grammar_version)
 
 
 class VerifyStream:
@@ -134,7 +141,8 @@ class VerifyStream:
         )
         counts = replace(counts, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0
-        return replace(commit, timings=timings, counts=counts)
+        origin = Provenance(self._origin.model_id, self._origin.grammar_version)
+        return replace(commit, timings=timings, counts=counts, provenance=origin)
 
     async def _propose(self, message: pb.Propose) -> None:
         await self._write(pb.VerifyRequest(propose=message))
@@ -158,11 +166,16 @@ class VerifyStream:
 
 @asynccontextmanager
 async def verify_stream(
-    stub: rpc.VerificationServiceStub, address: str, origin: Origin, *, deadline_s: float
+    target: Replica, origin: Origin, *, deadline_s: float, can_move: bool
 ) -> AsyncGenerator[VerifyStream, None]:
-    """Open a Verify stream; leaving the block cancels it, which frees the target's slot."""
-    call = stub.Verify(timeout=deadline_s)
+    """Open a Verify stream; leaving the block cancels it, which frees the target's slot.
+
+    Args:
+        can_move: whether the session would go on at another target.
+    """
+    stub = rpc.VerificationServiceStub(target.channel)
+    call = stub.Verify(timeout=deadline_s, metadata=CAN_MOVE if can_move else None)
     try:
-        yield VerifyStream(call, address, origin)
+        yield VerifyStream(call, target.address, origin)
     finally:
         call.cancel()

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Commit
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
@@ -19,13 +18,13 @@ from inference.engine.loop import SHUTTING_DOWN
 from inference.engine.target import check_token_ids
 from inference.errors import UnavailableError
 from inference.request import GenerationRequest, Schedule
-from inference.scheduling.retry_budget import RetryBudget
 from inference.text.vocabulary import Vocabulary
-from inference.workers.draft.resuming import RESUMABLE, Resuming
 from inference.workers.draft.rounds import rounds
 from inference.workers.draft.run_ahead import run_ahead
 from inference.workers.draft.verify_stream import Origin, verify_stream
-from inference.workers.remote import check_link
+from inference.workers.failover import prefix_of
+from inference.workers.fleet import Fleet, Replica
+from inference.workers.resuming import RESUMABLE, Resuming
 
 
 class DraftWorker:
@@ -33,8 +32,8 @@ class DraftWorker:
 
     Args:
         engine: drafts for all requests together.
-        stub: of the target.
-        config: the target's address; schedule and speculation length of requests that ask for none.
+        fleet: of targets.
+        config: how patient it is with them; schedule and speculation length of requests that ask for none.
         vocabulary: of the draft.
         max_length: of the draft; the target's own limit decides where a request is refused.
     """
@@ -42,18 +41,17 @@ class DraftWorker:
     def __init__(
         self,
         engine: DraftEngine,
-        stub: rpc.VerificationServiceStub,
+        fleet: Fleet,
         *,
         config: DraftConfig,
         vocabulary: Vocabulary,
         max_length: int,
     ) -> None:
         self._engine = engine
-        self._stub = stub
+        self._fleet = fleet
         self._config = config
         self._vocabulary = vocabulary
         self._max_length = max_length
-        self._budget = RetryBudget()
 
     @property
     def max_length(self) -> int:
@@ -83,25 +81,26 @@ class DraftWorker:
 
     async def _commits(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
         """Commits to the last one, over as many streams as it takes."""
-        origin = Origin()
-        resuming = Resuming(origin, self._budget, self._config)
+        origin, prefix = Origin.of(request.provenance), prefix_of(request.prompt_token_ids)
+        resuming = Resuming(origin, self._fleet, self._config.connection, waits_to_begin=True)
         while True:
             # 1. Ask for what is not committed yet; the target of a new stream knows none of the chain.
             draft.forget_sent()
             rest = request.resumed(draft.committed[len(request.prompt_token_ids) :])
             try:
                 # 2. Pass on commits, to the last one or for as long as the link holds.
-                async with aclosing(self._stream(rest, draft, origin, deadline_s=resuming.left_s)) as commits:
-                    async for commit in commits:
-                        resuming.progressed()
-                        yield commit
+                with resuming.attempt(prefix) as replica:
+                    async with aclosing(
+                        self._stream(rest, draft, origin, replica, deadline_s=resuming.left_s)
+                    ) as commits:
+                        async for commit in commits:
+                            resuming.progressed()
+                            yield commit
                 return
             except RESUMABLE as exc:
-                # 3. Lost: dial again, until it has taken too long.
-                resuming.failed(exc, has_tokens=len(draft.committed) > len(request.prompt_token_ids))
+                # 3. Lost: go to another target, or dial again, until it has taken too long.
+                origin.is_cautious = not origin.answered
                 self._require_serving(draft)
-                if isinstance(exc, UnavailableError):  # a target that is not trusted is not lost
-                    await check_link(self._config.connection.address, self._config.connection.security)
                 await resuming.pause(exc)
 
     def _require_serving(self, draft: DraftSession) -> None:
@@ -114,7 +113,7 @@ class DraftWorker:
             raise UnavailableError(SHUTTING_DOWN)
 
     async def _stream(
-        self, request: GenerationRequest, draft: DraftSession, origin: Origin, *, deadline_s: float
+        self, request: GenerationRequest, draft: DraftSession, origin: Origin, replica: Replica, *, deadline_s: float
     ) -> AsyncGenerator[Commit, None]:
         """Commits of one stream."""
         gamma = self._config.gamma if request.gamma is None else request.gamma
@@ -122,8 +121,8 @@ class DraftWorker:
         if gamma == 0:
             schedule = Schedule.ASYNC  # without drafts, rounds would cost a round trip a token
         opening = replace(request, gamma=gamma, schedule=schedule)
-        address = self._config.connection.address
-        async with verify_stream(self._stub, address, origin, deadline_s=deadline_s) as target:
+        can_move = self._fleet.has_other(replica.address)
+        async with verify_stream(replica, origin, deadline_s=deadline_s, can_move=can_move) as target:
             await target.open(opening, self._vocabulary)
             if schedule.target_waits:
                 commits = rounds(opening, self._engine, draft, target, gamma=gamma)

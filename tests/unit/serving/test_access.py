@@ -18,7 +18,10 @@ from inference.config import ConnectionConfig, DialSecurity, PortSecurity
 from inference.errors import ForbiddenError, HandshakeError, UnauthenticatedError
 from inference.workers.access import Access
 from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter, card_of_target, connected, credentials_of
+from inference.workers.dialling import credentials_of
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
+from inference.workers.remote import card_of_target
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD, ScriptedCompleter
 from tests.support.ports import Served, https, served
@@ -198,8 +201,8 @@ async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_f
     """Also on connections that are open; a half-written file changes nothing."""
     security = dialling(trust, token=token_of("client"))
     link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=security)
-    async with connected(link) as channel:
-        remote = RemoteCompleter(channel, link.address, deadline_s=5)
+    async with connected(link) as fleet:
+        remote = FailoverCompleter(fleet, link)
         assert await remote.model() == CARD
         cut_in_half(auth_file)
         assert await remote.model() == CARD
@@ -213,9 +216,9 @@ async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_f
 async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: Pki) -> None:
     for token, error in (("wrong", UnauthenticatedError), (token_of("ops"), ForbiddenError)):
         link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token))
-        async with connected(link) as channel:
+        async with connected(link) as fleet:
             with pytest.raises(error):
-                await card_of_target(channel, link.address)
+                await card_of_target(fleet)
 
 
 @pytest.mark.parametrize("insecure", [True, False])
@@ -263,8 +266,8 @@ async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, capl
     async with served(security) as at:
         for name in ("gateway", "client"):
             link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of(name)))
-            async with connected(link) as channel:
-                remote = RemoteCompleter(channel, link.address, deadline_s=5)
+            async with connected(link) as fleet:
+                remote = FailoverCompleter(fleet, link)
                 with serving(Caller("alice"), "id-of-alice"):
                     _ = [event async for event in remote.complete(CompletionRequest("x"))]
         async with https(trust) as client:

@@ -77,7 +77,7 @@ async def target(card: ModelCard, port: int) -> AsyncGenerator[None, None]:
 async def serving(directory: Path, target_port: int) -> AsyncGenerator[tuple[grpc.aio.Channel, int], None]:
     """A channel to a draft of this directory, and its HTTP port."""
     server, web = ServerConfig(port=free_port(), grace_s=0.0), HttpConfig(free_port())
-    draft = DraftConfig(ConnectionConfig("127.0.0.1", target_port), reconnect_timeout_s=0.1)
+    draft = DraftConfig(ConnectionConfig("127.0.0.1", target_port, reconnect_timeout_s=0.1))
     proposer = ProposerConfig(directory, None, num_slots=2)
     task = asyncio.create_task(serve_draft(proposer, draft, server, web, ObserveConfig("draft")))
     async with open_channel(f"127.0.0.1:{server.port}") as channel:

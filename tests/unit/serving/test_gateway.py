@@ -9,10 +9,13 @@ import httpx
 
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
+from inference.config import ConnectionConfig
 from inference.gateway.app import create_app
 from inference.observe.metrics import Metrics
 from inference.serving.gateway import _follow_model
 from inference.workers.completion import ModelCard
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.observed import ObservedCompleter, Observer
 from inference.workers.remote import RemoteCompleter
@@ -52,10 +55,9 @@ async def test_a_model_that_takes_the_place_of_another_is_listed() -> None:
     """The gateway read the name once: after a restart with another model it refused the model that was served."""
     server = await started(CARD)
     front = gateway(ScriptedCompleter([]))
-    async with open_channel(f"127.0.0.1:{server.port}") as channel:
-        remote = RemoteCompleter(channel, "behind", deadline_s=10)
-        following = asyncio.create_task(_follow_model(front, remote, channel))
-        await channel.channel_ready()
+    connection = ConnectionConfig("127.0.0.1", server.port)
+    async with connected(connection) as fleet:
+        following = asyncio.create_task(_follow_model(front, FailoverCompleter(fleet, connection), fleet))
         await server.close()
         server = await started(OTHER, server.port)
         async with asyncio.timeout(20):

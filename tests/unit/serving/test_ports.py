@@ -16,7 +16,8 @@ from inference.config import (
 )
 from inference.errors import ConfigError
 from inference.serving.fronts import Ports
-from inference.workers.remote import RemoteCompleter, connected
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD
 from tests.support.ports import https, served
@@ -40,8 +41,8 @@ async def test_every_port_but_that_of_probes_is_encrypted(trust: Pki) -> None:
         probes = [await client.get(f"http://127.0.0.1:{at.probes}{path}") for path in ("/livez", "/readyz", "/metrics")]
         assert [answer.status_code for answer in probes] == [200, 200, 404]
         link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=DialSecurity(trust.ca))
-        async with connected(link) as channel:
-            assert await RemoteCompleter(channel, link.address, deadline_s=5).model() == CARD
+        async with connected(link) as fleet:
+            assert await FailoverCompleter(fleet, link).model() == CARD
 
 
 async def test_a_page_that_rebinds_its_name_to_loopback_is_refused() -> None:

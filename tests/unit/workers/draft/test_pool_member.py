@@ -40,8 +40,8 @@ async def test_a_target_that_refuses_does_not_end_the_help_for_others(monkeypatc
     asked: list[str] = []
 
     async def run(self: PoolMember) -> None:
-        asked.append(self._address)
-        if self._address == "a:1":
+        asked.append(self.address)
+        if self.address == "a:1":
             raise REFUSAL
         await asyncio.sleep(3600)
 

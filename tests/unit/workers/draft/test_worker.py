@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from inference.errors import CapacityError, DeadlineError, HandshakeError, Inter
 from inference.request import GenerationRequest, SamplingParams
 from inference.scheduling.retry_budget import RetryBudget
 from inference.text.vocabulary import Vocabulary
-from inference.workers.draft import resuming as module
+from inference.workers import resuming as module
 from inference.workers.draft.verify_stream import Origin, VerifyStream
 from inference.workers.draft.worker import DraftWorker
+from inference.workers.fleet import Fleet
 from tests.support.certificates import pki
 
 REQUEST = GenerationRequest((5, 6), SamplingParams(seed=1), max_new_tokens=4)
@@ -65,7 +67,7 @@ async def generated(
     left = list(streams)
 
     async def stream(
-        self: DraftWorker, request: Any, draft: OneDraft, origin: Any, *, deadline_s: float
+        self: DraftWorker, request: Any, draft: OneDraft, origin: Any, replica: Any, *, deadline_s: float
     ) -> AsyncGenerator[Commit, None]:
         step = left.pop(0)
         if isinstance(step, Exception):
@@ -79,10 +81,11 @@ async def generated(
 
     monkeypatch.setattr(DraftWorker, "_stream", stream)
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
-    config = DraftConfig(link, reconnect_timeout_s=timeout_s)
+    config = DraftConfig(replace(link, reconnect_timeout_s=timeout_s))
     engine: Any = OneDraft()
-    worker = DraftWorker(engine, engine, config=config, vocabulary=Vocabulary("f", 288), max_length=64)
-    return [token_id async for commit in worker.generate(REQUEST) for token_id in commit.token_ids]
+    async with Fleet(config.connection.targets, config.connection.security) as fleet:
+        worker = DraftWorker(engine, fleet, config=config, vocabulary=Vocabulary("f", 288), max_length=64)
+        return [token_id async for commit in worker.generate(REQUEST) for token_id in commit.token_ids]
 
 
 async def test_a_resume_waits_for_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:

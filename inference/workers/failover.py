@@ -1,0 +1,138 @@
+"""Completions from any of several servers: what one began, another ends with the same tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from inference.commit import Delta, Event, Finished, FinishReason, Started
+from inference.config import ConnectionConfig
+from inference.errors import SpecDecError, UnavailableError
+from inference.text.chat import Chat
+from inference.workers.completion import CompletionRequest, ModelCard, Resume
+from inference.workers.fleet import Fleet, Replica
+from inference.workers.remote import RemoteCompleter
+from inference.workers.resuming import RESUMABLE, Resuming
+
+PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
+"""Of a prompt: by them the server is found that may have read it already."""
+
+
+class FailoverCompleter:
+    """A `Completer` and a `Codec`, at whichever server of a fleet.
+
+    Args:
+        fleet: of servers of one model.
+        connection: how long a request may take, and be without a server.
+    """
+
+    def __init__(self, fleet: Fleet, connection: ConnectionConfig) -> None:
+        self._fleet = fleet
+        self._connection = connection
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        """See `Completer`. What has begun waits for a server to go on at; what has not is refused if none is there."""
+        answer, prefix = _Answer(request), prefix_of(request.prompt)
+        resuming = Resuming(answer, self._fleet, self._connection, deadline=request.deadline)
+        while answer.reason is None:
+            try:
+                with resuming.attempt(prefix) as replica:
+                    answer.answered = self._fleet.is_ready(replica)
+                    completer = self._at(replica, deadline_s=resuming.left_s)
+                    async with aclosing(completer.complete(answer.rest())) as events:
+                        async for event in events:
+                            if isinstance(event, Delta):
+                                resuming.progressed()
+                            if answer.takes(event):
+                                yield event
+            except RESUMABLE as exc:
+                if answer.reason is None:
+                    answer.require_model(exc)
+                    await resuming.pause(exc)
+        yield Finished(answer.reason)
+
+    def _at(self, replica: Replica, *, deadline_s: float | None = None) -> RemoteCompleter:
+        deadline_s = self._connection.deadline_s if deadline_s is None else deadline_s
+        can_move = self._fleet.has_other(replica.address)
+        return RemoteCompleter(replica.channel, replica.address, deadline_s=deadline_s, can_move=can_move)
+
+    async def model(self, *, timeout_s: float | None = None) -> ModelCard:
+        """What the servers serve.
+
+        Raises:
+            SpecDecError: the call failed.
+        """
+        with self._fleet.lease() as replica:
+            return await self._at(replica).model(timeout_s=timeout_s)
+
+    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
+        """See `Codec`."""
+        with self._fleet.lease() as replica:
+            return await self._at(replica).encode(prompt, special=special)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Codec`."""
+        with self._fleet.lease() as replica:
+            return await self._at(replica).decode(token_ids)
+
+
+class _Answer:
+    """What has come of a request, from however many servers.
+
+    Attributes:
+        reason: why it is complete; None: it is not.
+        answered: whether the server asked last was there.
+    """
+
+    def __init__(self, request: CompletionRequest) -> None:
+        self._request = request
+        self.reason: FinishReason | None = None
+        self.answered = False
+        self._started: Started | None = None
+        self._token_ids: list[int] = []
+
+    @property
+    def has_begun(self) -> bool:
+        return self._started is not None
+
+    def takes(self, event: Event) -> bool:
+        """Take an event in; whether it is news for who asked."""
+        if isinstance(event, Started):
+            is_news, self._started = self._started is None, self._started or event
+            return is_news
+        if isinstance(event, Finished):
+            self.reason = event.reason
+            return False
+        self._token_ids += event.token_ids
+        self.reason = event.finish_reason
+        return True
+
+    def rest(self) -> CompletionRequest:
+        """What to ask the next server: all parameters as the first one resolved them."""
+        if self._started is None:
+            return self._request
+        defaults = self._started.defaults
+        said = self._request if defaults is None else self._request.resolved(defaults)
+        resume = Resume(tuple(self._token_ids), self._started.provenance)
+        return replace(said, seed=self._started.seed, prompt_logprobs=None, resume=resume)
+
+    def require_model(self, exc: SpecDecError) -> None:
+        """Raises UnavailableError, instead of another: what has begun can only go on where it began."""
+        if self._started is not None and not self._started.provenance.model_id:
+            why = "no other server can go on: this one draws its noise on a device, or names no model"
+            raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
+
+
+def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:
+    """Hash of a prompt's first part, which a conversation keeps: its messages up to the user's first."""
+    if isinstance(prompt, Chat):
+        roles = [message.role for message in prompt.messages]
+        end = roles.index("user") + 1 if "user" in roles else 1
+        return _hash(repr(prompt.messages[:end]))
+    return _hash(prompt[:PREFIX_CHARACTERS] if isinstance(prompt, str) else repr(prompt[:PREFIX_TOKENS]))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

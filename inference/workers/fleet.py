@@ -1,0 +1,253 @@
+"""The servers of one model that a process dials: the one place that owns their channels.
+
+A channel and a watch of health per server, so that a request can be sent to one of them and kept from another; which,
+is `inference/scheduling/replicas.py`. Knows no requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from grpc_comm.health import is_serving, served
+from grpc_comm.names import Addresses, addresses_of
+from grpc_comm.spans import carrying
+from inference.config import PLAIN, ConnectionConfig, DialSecurity
+from inference.errors import InternalError, UnavailableError
+from inference.scheduling.replicas import Replicas
+from inference.scheduling.retry_budget import RetryBudget
+from inference.workers.admitting import passed_on
+from inference.workers.dialling import check_link, credentials_of, named
+from inference.workers.status import calls_to
+
+logger = logging.getLogger(__name__)
+
+Continuing = Callable[[grpc.aio.Channel], grpc.aio.Channel]
+
+
+def _as_it_is(channel: grpc.aio.Channel) -> grpc.aio.Channel:
+    return channel
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server of a fleet.
+
+    Attributes:
+        channel: to it; the fleet's to close.
+        security: what it is shown, and what its certificate must name.
+        following: reads its health.
+        num_leases: requests that are at it.
+        released: set when one of them leaves.
+    """
+
+    address: str
+    channel: grpc.aio.Channel
+    security: DialSecurity
+    following: asyncio.Task[None] | None = None
+    num_leases: int = 0
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Fleet:
+    """Servers by address. Enter it inside a running event loop.
+
+    Args:
+        targets: HOST:PORT, or dns:///NAME:PORT for all servers of a name.
+        security: what they are shown, and whom to trust.
+        continuing: wraps each channel.
+    """
+
+    def __init__(
+        self, targets: Sequence[str], security: DialSecurity = PLAIN, continuing: Continuing = _as_it_is
+    ) -> None:
+        self._targets = targets
+        self._security = security
+        self._continuing = continuing
+        self.budget = RetryBudget()
+        """Of resumes, of all requests together."""
+        self._policy = Replicas()
+        self._replicas: dict[str, Replica] = {}
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Fleet:
+        """Open the channels.
+
+        Raises:
+            ConfigError: a file of certificates, or with the token, cannot be used.
+            UnreachableError: nobody has heard of a name.
+        """
+        names = addresses_of(self._targets)
+        self._take(await anext(names))
+        self._background(self._resolve(names))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for replica in self._replicas.values():
+            await _close(replica)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run until it ends, or the block is left; the event loop itself keeps no task alive."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def label(self) -> str:
+        """Where the servers are, for messages."""
+        return ", ".join(self._targets)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(self._replicas)
+
+    async def until_one_answers(self, timeout_s: float) -> None:
+        """Wait for a connection; for start-up only.
+
+        Raises:
+            UnreachableError: there is none in time, or waiting is in vain at every address.
+        """
+        waiting = {asyncio.create_task(self._until_ready(each, timeout_s)) for each in self._replicas.values()}
+        try:
+            failures: list[BaseException] = []
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                failures += [failure for task in done if (failure := task.exception()) is not None]
+                if len(failures) + len(waiting) < len(self._replicas):
+                    return
+            raise failures[0] if len(failures) == 1 else UnreachableError("; ".join(map(str, failures)))
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def _until_ready(self, replica: Replica, timeout_s: float) -> None:
+        keys = credentials_of(replica.security)
+        tls = None if keys is None else keys.tls
+        await wait_until_ready(replica.channel, replica.address, timeout_s=timeout_s, tls=tls)
+        self._report(replica, True)  # until its health says otherwise
+
+    @contextmanager
+    def lease(
+        self, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
+    ) -> Generator[Replica, None, None]:
+        """The server for a request, which is there while the block runs; see `Replicas.choose`.
+
+        Raises:
+            UnavailableError: none is left that is fit.
+        """
+        address = self._policy.choose(time.monotonic(), prefix=prefix, failed=failed, unfit=unfit)
+        if address is None:
+            raise UnavailableError("none of the servers can take the request", address=self.label)
+        replica = self._replicas[address]
+        replica.num_leases += 1
+        has_failed = None
+        try:
+            yield replica
+            has_failed = False
+        except (UnavailableError, InternalError):
+            has_failed = True
+            raise
+        finally:
+            replica.num_leases -= 1
+            replica.released.set()
+            self._policy.ended(address, time.monotonic(), failed=has_failed)
+
+    def has_other(self, *than: str) -> bool:
+        """Whether a request could go elsewhere at once."""
+        return self._policy.has_other(time.monotonic(), than=than)
+
+    def is_ready(self, replica: Replica) -> bool:
+        """Whether requests are welcome there."""
+        record = self._policy.records.get(replica.address)
+        return record is not None and record.ready
+
+    async def serves(self) -> AsyncGenerator[bool, None]:
+        """Whether any of the servers is ready, now and whenever one of them says so anew; for ever."""
+        while True:
+            changed = self._changed
+            yield any(record.ready for record in self._policy.records.values())
+            await changed.wait()
+
+    async def is_serving(self) -> bool:
+        """Ask them all whether one of them serves."""
+        answers = (is_serving(replica.channel) for replica in self._replicas.values())
+        return any(await asyncio.gather(*answers))
+
+    async def check_link(self, replica: Replica) -> None:
+        """See `dialling.check_link`."""
+        await check_link(replica.address, replica.security)
+
+    async def _resolve(self, names: AsyncGenerator[Addresses, None]) -> None:
+        async for addresses in names:
+            self._take(addresses)
+
+    def _take(self, addresses: Addresses) -> None:
+        """There are these servers now; one that left ends the requests that it has."""
+        for address in set(self._replicas) - set(addresses):
+            self._background(_leave(self._replicas.pop(address)))
+        for address, name in addresses.items():
+            if address not in self._replicas:
+                self._replicas[address] = self._opened(address, name)
+        self._policy.keep(list(addresses))
+        self._tell()
+
+    def _opened(self, address: str, name: str | None) -> Replica:
+        security = named(self._security, name)
+        channel = carrying(open_channel(address, credentials_of(security)), passed_on)
+        replica = Replica(address, self._continuing(channel), security)
+        replica.following = asyncio.create_task(self._follow(replica))
+        return replica
+
+    async def _follow(self, replica: Replica) -> None:
+        async with aclosing(served(replica.channel)) as answers:
+            async for serves in answers:
+                self._report(replica, serves)
+
+    def _report(self, replica: Replica, serves: bool) -> None:
+        record = self._policy.records.get(replica.address)
+        if record is not None:
+            record.ready = serves
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _leave(replica: Replica) -> None:
+    while replica.num_leases:
+        replica.released.clear()
+        await replica.released.wait()
+    await _close(replica)
+
+
+async def _close(replica: Replica) -> None:
+    if replica.following is not None:
+        replica.following.cancel()
+    await replica.channel.close()
+
+
+@asynccontextmanager
+async def connected(connection: ConnectionConfig, continuing: Continuing = _as_it_is) -> AsyncGenerator[Fleet, None]:
+    """The servers of a connection, once one of them answers.
+
+    Raises:
+        ConfigError: a file of certificates, or with the token, cannot be used.
+        UnavailableError: none does in time.
+    """
+    async with AsyncExitStack() as stack:
+        with calls_to(connection.host):
+            fleet = await stack.enter_async_context(Fleet(connection.targets, connection.security, continuing))
+            await fleet.until_one_answers(connection.connect_timeout_s)
+        yield fleet

@@ -1,0 +1,182 @@
+"""A request at several servers: where it goes, and what its client sees when one of them goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from grpc_comm.moving import MoveInterceptor
+from grpc_comm.server import Server
+from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
+from inference.config import ConnectionConfig
+from inference.errors import CapacityError, IncompatibleDraftError, SpecDecError, UnavailableError
+from inference.request import UNKNOWN, Provenance
+from inference.workers.completion import CompletionRequest
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import Fleet
+from inference.workers.generation import GenerationServicer
+from inference.workers.status import to_status
+from tests.support.completers import CARD
+
+NUM_TOKENS = 6
+REQUEST = CompletionRequest("x", max_new_tokens=NUM_TOKENS)
+ORIGIN = Provenance("m", "", "d")
+PATIENCE_S = 20.0
+
+
+class Counting:
+    """A completer of one model, whose tokens are 0, 1, 2, ...; holds still behind each until `go`."""
+
+    def __init__(
+        self, *, origin: Provenance = ORIGIN, resumes: bool = True, refusal: SpecDecError | None = None
+    ) -> None:
+        self.origin = origin
+        self.resumes = resumes
+        self.refusal = refusal
+        self.asked: list[CompletionRequest] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        self.asked.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        first = len(request.resume.token_ids) if request.resume is not None and self.resumes else 0
+        yield Started(3, 7, provenance=self.origin)
+        for token_id in range(first, NUM_TOKENS):
+            is_last = token_id == NUM_TOKENS - 1
+            reason = FinishReason.LENGTH if is_last else None
+            yield Delta((token_id,), str(token_id), 0, 0, Timings(), (1,), finish_reason=reason, position=3 + token_id)
+            await self.go.wait()
+        yield Finished(FinishReason.LENGTH)
+
+
+class Place:
+    """A completer behind a port of this process."""
+
+    def __init__(self, completer: Counting) -> None:
+        self.completer = completer
+        self.moving = MoveInterceptor()
+        servicer = GenerationServicer(completer, CARD)
+        self.server = Server("127.0.0.1:0", [servicer], status_of=to_status, inner=[self.moving])
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    async def die(self) -> None:
+        await self.server._server.stop(0)
+
+
+@asynccontextmanager
+async def places(
+    *completers: Counting, patience_s: float = PATIENCE_S
+) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
+    """Servers, and what asks them; the first of them is asked first."""
+    found = [Place(completer) for completer in completers]
+    async with AsyncExitStack() as stack:
+        for place in found:
+            await place.server.open()
+            stack.push_async_callback(place.die)
+        fleet = await stack.enter_async_context(Fleet([place.address for place in found]))
+        async with asyncio.timeout(20):
+            async for _ in fleet.serves():
+                if all(record.ready for record in fleet._policy.records.values()):
+                    break
+        fleet._policy._nearest = lambda addresses, prefix: addresses[0]  # type: ignore[method-assign]
+        connection = ConnectionConfig(found[0].address, 1, reconnect_timeout_s=patience_s)
+        yield FailoverCompleter(fleet, connection), found
+
+
+async def answer(completer: FailoverCompleter, request: CompletionRequest = REQUEST) -> str:
+    return "".join([event.text async for event in completer.complete(request) if isinstance(event, Delta)])
+
+
+async def interrupted(
+    completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[Event] | None = None
+) -> list[Event]:
+    """An answer whose server goes behind its first token."""
+    place.completer.go.clear()
+    events = [] if events is None else events
+    async for event in completer.complete(REQUEST):
+        events.append(event)
+        if len(events) == 2:
+            if move:
+                place.moving.move()
+            else:
+                await place.die()
+    return events
+
+
+WHOLE = "012345"
+
+
+async def test_a_server_dies_and_another_goes_on() -> None:
+    async with places(Counting(), Counting()) as (completer, (first, second)):
+        events = await interrupted(completer, first)
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+    assert [type(event) for event in (events[0], events[-1])] == [Started, Finished]
+    assert sum(isinstance(event, Started) for event in events) == 1
+    (asked,) = second.completer.asked
+    assert asked.resume is not None
+    assert (asked.resume.token_ids, asked.resume.provenance, asked.seed) == ((0,), ORIGIN, 7)
+
+
+async def test_a_drain_moves_a_request_that_can_move() -> None:
+    async with places(Counting(), Counting()) as (completer, (first, second)):
+        events = await interrupted(completer, first, move=True)
+        assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+        assert len(second.completer.asked) == 1
+
+
+async def test_a_drain_leaves_a_request_alone_that_has_nowhere_to_go() -> None:
+    async with places(Counting()) as (completer, (only,)):
+        only.moving.move()
+        assert await answer(completer) == WHOLE
+        assert len(only.completer.asked) == 1
+
+
+async def test_a_server_of_before_is_never_resumed_at() -> None:
+    """It would begin anew: its client would read the answer's first half twice, with code OK."""
+    old = Counting(origin=UNKNOWN, resumes=False)
+    events: list[Event] = []
+    async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
+        with pytest.raises(UnavailableError):
+            await interrupted(completer, first, events=events)
+    assert [event.text for event in events if isinstance(event, Delta)] == ["0"]
+    assert old.asked
+
+
+async def test_another_model_does_not_go_on() -> None:
+    stranger = Counting(refusal=IncompatibleDraftError("the output began with model_id m"))
+    async with places(Counting(), stranger, Counting()) as (completer, (first, *_)):
+        events = await interrupted(completer, first)
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+
+
+async def test_where_a_device_draws_the_noise_nobody_goes_on_and_it_is_said() -> None:
+    async with places(Counting(origin=UNKNOWN), Counting()) as (completer, (first, second)):
+        with pytest.raises(UnavailableError, match="no other server can go on"):
+            await interrupted(completer, first)
+        assert second.completer.asked == []
+
+
+async def test_a_full_server_sends_a_request_on_and_only_all_of_them_refuse_it() -> None:
+    full = CapacityError("all 1 slots are busy", retry_after_s=1.0)
+    async with places(Counting(refusal=full), Counting()) as (completer, _):
+        assert await answer(completer) == WHOLE
+    async with places(Counting(refusal=full), Counting(refusal=full)) as (completer, found):
+        with pytest.raises(CapacityError, match="slots are busy"):
+            await answer(completer)
+        assert [len(place.completer.asked) for place in found] == [1, 1]
+
+
+async def test_what_has_not_begun_is_refused_when_no_server_is_there() -> None:
+    async with places(Counting()) as (completer, (only,)):
+        await only.die()
+        async with asyncio.timeout(PATIENCE_S / 2):
+            with pytest.raises(UnavailableError):
+                await answer(completer)
