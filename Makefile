@@ -46,7 +46,7 @@ sbom: $(TOOLS)/.installed
 # In an environment of their own: they are no part of what is served, tested or locked.
 $(TOOLS)/.installed: requirements-deploy.txt
 	$(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements-deploy.txt
+	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-deploy.txt
 	touch $@
 
 # The neuron tests on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
