@@ -19,9 +19,10 @@ $(STAMP): requirements.txt requirements-dev.txt
 demo: install
 	$(BIN)/python scripts/demo.py
 
-# Two processes, one thread each: a model in a test is tiny, and threads of several processes would fight for cores.
+# Two processes, one thread each: a model in a test is tiny, and threads of several processes would fight for cores. In the
+# order of the folders, since the long ones stand first: at the end, one process would have all that is left of a file.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 # deploy/: manifests, units, images' recipes and alerts, as far as that goes without a cluster. What needs a program that is
 # missing (kubectl from 1.21 on, promtool, systemd-analyze) is skipped and named.
