@@ -252,7 +252,8 @@ class RequestMetrics:
         else:
             self._count_tokens(event)
             if isinstance(event, Commit):
-                self._metrics._cache_hits.inc(event.num_cached_tokens)
+                if event.num_cached_tokens:
+                    self._metrics._cache_hits.inc(event.num_cached_tokens)
                 if event.finish_reason is not None:
                     self._finish(event.finish_reason)
 

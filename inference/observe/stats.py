@@ -20,12 +20,20 @@ SOURCES = ("draft", "lookup", "forced")
 
 
 def by_source(one: Pass) -> dict[tuple[str, bool], int]:
-    """Draft tokens of one pass, by source and by whether they were accepted."""
+    """Draft tokens of one pass, by source and by whether they were accepted; without those of which there are none."""
     own = one.own
-    num_verified = (one.num_draft_tokens - own.num_tokens, own.num_lookup_tokens, own.num_forced_tokens)
-    num_kept = (one.num_accepted_tokens - own.num_accepted, own.num_lookup_accepted, own.num_forced_accepted)
-    counts = zip(SOURCES, num_verified, num_kept, strict=True)
-    return {(source, kept): max(0, k if kept else n - k) for source, n, k in counts for kept in (True, False)}
+    counts = (
+        (one.num_draft_tokens - own.num_tokens, one.num_accepted_tokens - own.num_accepted),
+        (own.num_lookup_tokens, own.num_lookup_accepted),
+        (own.num_forced_tokens, own.num_forced_accepted),
+    )
+    found = {}
+    for source, (num_verified, num_kept) in zip(SOURCES, counts, strict=True):
+        if num_kept > 0:
+            found[source, True] = num_kept
+        if num_verified > num_kept:
+            found[source, False] = num_verified - num_kept
+    return found
 
 
 class Pass(Protocol):
