@@ -33,6 +33,7 @@ from inference.config import (
 from inference.serving.assembly import draft_worker, fused_engine, load_proposer
 from inference.serving.processes import free_port, server_process
 from inference.workers.completion import Completer, CompletionRequest
+from inference.workers.fleet import Fleet
 from inference.workers.local import LocalCompleter
 from inference.workers.remote import RemoteCompleter
 
@@ -96,7 +97,8 @@ async def _topologies() -> AsyncGenerator[dict[str, Completer], None]:
         channel = await stack.enter_async_context(open_channel(target.address))
         loaded = await load_proposer(_draft())
         config = DraftConfig(ConnectionConfig("127.0.0.1", port))
-        worker, _ = await stack.enter_async_context(draft_worker(loaded, config, channel))
+        fleet = await stack.enter_async_context(Fleet([target.address]))
+        worker, _ = await stack.enter_async_context(draft_worker(loaded, config, fleet))
         pair = FusedConfig(ModelConfig(BUNDLED_TARGET, backend="auto", num_slots=2, num_threads=1), _draft())
         fused = await stack.enter_async_context(fused_engine(pair, max_waiting=1))
         yield {

@@ -22,7 +22,6 @@ from typing import Any
 
 from benchmarks.decoding import read_prompts
 from benchmarks.report import print_json, print_table
-from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
 from inference.backends.registry import load_backend
 from inference.commit import Delta
@@ -48,6 +47,7 @@ from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import Completer, CompletionRequest
+from inference.workers.fleet import Fleet
 from inference.workers.local import LocalCompleter
 from inference.workers.observed import Observer
 from inference.workers.status import to_status
@@ -212,8 +212,8 @@ async def _draft(tokenizer: Tokenizer, step_s: float, rtt_s: float, target: Serv
     loaded = LoadedDraft(proposer, tokenizer, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     async with (
         delay_proxy(target.port, LinkConditions(rtt_s=rtt_s)) as link,
-        open_channel(link.address) as channel,
-        draft_worker(loaded, DraftConfig(ConnectionConfig("127.0.0.1", link.port)), channel) as (worker, _),
+        Fleet([link.address]) as fleet,
+        draft_worker(loaded, DraftConfig(ConnectionConfig("127.0.0.1", link.port)), fleet) as (worker, _),
     ):
         yield LocalCompleter(worker, tokenizer)
 

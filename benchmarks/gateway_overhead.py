@@ -53,8 +53,9 @@ class ScriptedCompleter:
         """See `Completer`."""
         await asyncio.sleep(self.gap_s)
         yield Started(8, 1)
-        for number in range(request.max_new_tokens):
-            last = number == request.max_new_tokens - 1
+        num_tokens = request.max_new_tokens or 1
+        for number in range(num_tokens):
+            last = number == num_tokens - 1
             reason = FinishReason.LENGTH if last else None
             yield Delta((7,), " word", 4, 0, Timings(compute_us=1000), (5,), (), reason)
             await asyncio.sleep(self.gap_s)

@@ -89,11 +89,7 @@ def measure_costs(gamma: int) -> Costs:
         model.forward([Span(slot, PAST_LENGTH, ids[PAST_LENGTH:][:width], width) for slot in range(num_paths)])
 
     counts = range(1, MAX_PATHS + 1)
-    variants = {
-        (width, n): (lambda width=width, n=n: run(width, n))  # type: ignore[misc]
-        for width in (1, gamma + 1)
-        for n in counts
-    }
+    variants = {(width, n): (lambda width=width, n=n: run(width, n)) for width in (1, gamma + 1) for n in counts}
     times = interleaved({str(key): value for key, value in variants.items()}, rounds=40)
     return Costs(
         {n: times[str((gamma + 1, n))].minimum for n in counts}, {n: times[str((1, n))].minimum for n in counts}

@@ -64,9 +64,8 @@ def _measure(path: Path, engine: str, args: argparse.Namespace) -> dict[str, Any
 
 def _load(path: Path, engine: str, threads: int) -> dict[str, Any]:
     """Load a model and run one pass; in the child."""
-    import inference.backends.onnx_backend
-
-    import inference.backends.pytorch  # noqa: F401 - imports are not what is measured
+    import inference.backends.onnx.backend
+    import inference.backends.pytorch.backend  # noqa: F401 - imports are not what is measured
 
     before = _memory_mib()
     backend, dtype = engine.split("/")
