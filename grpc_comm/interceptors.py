@@ -29,15 +29,11 @@ ABORT_S = 1.0
 """How long a status waits for a peer that does not read; then the call is dropped without one."""
 
 
-class HandlerInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of our services: coroutines that write their responses themselves."""
+class MethodInterceptor(grpc.aio.ServerInterceptor):
+    """Puts something in the place of what a method has: its handler, its parser."""
 
-    def covers(self, method: str) -> bool:
-        """Whether a method's handler is wrapped: not those of gRPC's own services, health and reflection."""
-        return not method.startswith("/grpc.")
-
-    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
-        """Return a handler that does something around `behavior`."""
+    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+        """A `grpc.RpcMethodHandler` instead of another."""
         raise NotImplementedError
 
     async def intercept_service(
@@ -45,14 +41,33 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return handler
-        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
-            behavior = getattr(handler, kind)
-            if behavior is not None and self.covers(handler_call_details.method):
-                handler = handler._replace(**{kind: self.wrap(behavior, handler_call_details)})
-        return handler
+        method = await continuation(handler_call_details)
+        return method if method is None else self.replaced(method, handler_call_details)
+
+
+class HandlerInterceptor(MethodInterceptor):
+    """Wraps the handlers of our services: coroutines that write their responses themselves."""
+
+    def covers(self, name: str) -> bool:
+        """Whether a method's handler is wrapped: not those of gRPC's own services, health and reflection."""
+        return not name.startswith("/grpc.")
+
+    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        """Return a handler that does something around `behavior`."""
+        raise NotImplementedError
+
+    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+        """See `MethodInterceptor`."""
+        if not self.covers(details.method):
+            return method
+        kind = _kind(method)
+        return method._replace(**{kind: self.wrap(getattr(method, kind), details)})
+
+
+def _kind(method: Any) -> str:
+    """Where a method has its handler."""
+    arity = {False: "unary", True: "stream"}
+    return f"{arity[method.request_streaming]}_{arity[method.response_streaming]}"
 
 
 class ErrorInterceptor(HandlerInterceptor):
@@ -61,7 +76,7 @@ class ErrorInterceptor(HandlerInterceptor):
     def __init__(self, status_of: StatusOf) -> None:
         self._status_of = status_of
 
-    def covers(self, method: str) -> bool:
+    def covers(self, name: str) -> bool:
         """All of them: what is no message comes to health and reflection too."""
         return True
 
@@ -123,31 +138,24 @@ Admit = Callable[[str, Mapping[str, str], Sequence[str] | None], AbstractContext
 StatusError."""
 
 
-class GateInterceptor(grpc.aio.ServerInterceptor):
+class GateInterceptor(MethodInterceptor):
     """Asks who may come in, for methods of all services, before anything of a request is parsed."""
 
     def __init__(self, admit: Admit) -> None:
         self._admit = admit
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return handler
-        kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
-        gated = self._gated(handler_call_details.method, getattr(handler, kind), handler)
-        read = handler.request_deserializer if handler.request_streaming else None
-        return handler._replace(**{kind: gated, "request_deserializer": read})
+    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+        """See `MethodInterceptor`; a single request is parsed behind the gate, and not before it."""
+        kind, parse = _kind(method), method.request_deserializer
+        gated = self._gated(
+            details.method, _writing(getattr(method, kind)), None if method.request_streaming else parse
+        )
+        return method._replace(**{kind: gated, "request_deserializer": parse if method.request_streaming else None})
 
-    def _gated(self, method: str, behavior: Callable[[Any, Context], Any], handler: Any) -> Handler:
-        parse = None if handler.request_streaming else handler.request_deserializer
-
+    def _gated(self, name: str, behavior: Handler, parse: Callable[[bytes], Any] | None) -> Handler:
         async def gated(request: Any, context: Context) -> Any:
             try:
-                admitted = self._admit(method, texts(context.invocation_metadata()), _names(context))
+                admitted = self._admit(name, texts(context.invocation_metadata()), _names(context))
             except StatusError as exc:
                 await context.abort(exc.status.code, exc.status.message)
             with admitted as request_id:
@@ -155,17 +163,9 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
                 message = request if parse is None else parse(request)
                 if isinstance(message, StatusError):  # from `RequestLimit`
                     raise message
-                answer = behavior(message, context)
-                if not inspect.isasyncgen(answer):
-                    return await answer
-                async for each in answer:  # reflection's
-                    await context.write(each)
-                return None
+                return await behavior(message, context)
 
         return gated
-
-
-_ARITY = {False: "unary", True: "stream"}
 
 
 def texts(metadata: Any) -> dict[str, str]:
@@ -181,7 +181,7 @@ def _names(context: Context) -> Sequence[str] | None:
     return [name.decode("utf-8", "replace") for name in peer.get("x509_subject_alternative_name", ())]
 
 
-class RequestLimit(grpc.aio.ServerInterceptor):
+class RequestLimit(MethodInterceptor):
     """Refuses request messages above their service's limit before they are parsed, and what is no message at all.
 
     A message of empty submessages takes a hundred times its size and seconds to read, in which nobody else is served.
@@ -193,18 +193,11 @@ class RequestLimit(grpc.aio.ServerInterceptor):
     def __init__(self, max_bytes: Mapping[str, int]) -> None:
         self._max_bytes = max_bytes
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        method = handler_call_details.method
-        max_bytes = self._max_bytes.get(method.split("/")[1], MAX_NAME_BYTES)
-        if handler is None:
-            return handler
-        read = _limited(handler.request_deserializer, method, max_bytes)
-        return handler._replace(request_deserializer=read if handler.request_streaming else _returning(read))
+    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+        """See `MethodInterceptor`."""
+        max_bytes = self._max_bytes.get(details.method.split("/")[1], MAX_NAME_BYTES)
+        read = _limited(method.request_deserializer, details.method, max_bytes)
+        return method._replace(request_deserializer=read if method.request_streaming else _returning(read))
 
 
 def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Callable[[bytes], Any]:

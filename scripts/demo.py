@@ -87,7 +87,7 @@ async def run() -> int:
         alone = RemoteCompleter(target_channel, target.address, deadline_s=120)
         drafted = RemoteCompleter(draft_channel, draft.address, deadline_s=120)
         for completer in (drafted, alone):
-            await _complete(completer, prompts[0], STRUCTURED, show=False)  # first passes build what later ones use
+            await _complete(completer, prompts[0], STRUCTURED)  # first passes build what later ones use
         comparisons = [await _compare(prompt, drafted, alone) for prompt in prompts]
     console.print(table_of(comparisons))
     return _verdict(comparisons)
@@ -103,14 +103,17 @@ async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Compari
     console.print(f"\n[bold]{escape(prompt)}[/bold]", end="")
     for repeat in range(NUM_REPEATS):
         comparison.drafted.append(await _complete(drafted, prompt, comparison.sampling, show=repeat == 0))
-        comparison.alone.append(await _complete(alone, prompt, comparison.sampling, show=False))
+        comparison.alone.append(await _complete(alone, prompt, comparison.sampling, gamma=0))
     console.print()
     return comparison
 
 
-async def _complete(completer: Completer, prompt: str, sampling: SamplingParams, *, show: bool) -> Result:
+async def _complete(
+    completer: Completer, prompt: str, sampling: SamplingParams, *, gamma: int | None = None, show: bool = False
+) -> Result:
+    """One answer; `gamma` 0 is plain decoding, for which a target looks nothing up either."""
     result = Result(prompt)
-    request = CompletionRequest(prompt, sampling, seed=SEED, max_new_tokens=MAX_NEW_TOKENS)
+    request = CompletionRequest(prompt, sampling, seed=SEED, max_new_tokens=MAX_NEW_TOKENS, gamma=gamma)
     async with aclosing(completer.complete(request)) as events:
         async for event in events:
             result.record(event)
