@@ -36,16 +36,21 @@ class Sample:
     records: tuple[RequestRecord, ...]
 
     @property
+    def answered(self) -> tuple[RequestRecord, ...]:
+        """Those without an error: only they have times."""
+        return tuple(record for record in self.records if not record.error)
+
+    @property
     def num_tokens(self) -> int:
-        return sum(len(record.token_ids) for record in self.records)
+        return sum(record.stats.num_output_tokens for record in self.answered)
 
     @property
     def wall_s(self) -> float:
         """Time spent on requests: at concurrency 1 their sum, else from the first sent to the last answered."""
         if self.cell.concurrency == 1:
-            return sum(record.stats.end_to_end_s for record in self.records)
-        ends = [record.sent_s + record.stats.end_to_end_s for record in self.records]
-        return max(ends) - min(record.sent_s for record in self.records)
+            return sum(record.stats.end_to_end_s for record in self.answered)
+        ends = [record.sent_s + record.stats.end_to_end_s for record in self.answered]
+        return max(ends) - min(record.sent_s for record in self.answered) if ends else 0.0
 
     @property
     def tokens_per_s(self) -> float:

@@ -66,22 +66,28 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
     workload = config.workload
     prompts = ", ".join(f"{len(prompt_set.prompts)} {prompt_set.kind}" for prompt_set in workload.prompt_sets)
     sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
-    return [
+    limit = "exactly" if workload.ignore_eos else "up to"
+    turns = "one architecture after the other, so what drifts favours some" if config.one_at_a_time else "interleaved"
+    started = [
         ("Target model", str(config.target_model)),
         ("Draft models", ", ".join(config.draft_models)),
         ("Gamma", f"{', '.join(map(str, config.gammas))} draft tokens per round"),
-        ("Prompts", f"{prompts}; up to {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
-        ("Runs", f"{workload.num_runs} of everything, interleaved, the first of each group rotating"),
-        ("Concurrency", _concurrency(workload.concurrencies)),
         ("Machines", _machines(config)),
         ("Network", _network(config)),
+    ]
+    return [
+        *(started if config.topologies else []),
+        *((f"Endpoint {endpoint.name}", endpoint.url) for endpoint in config.endpoints),
+        ("Prompts", f"{prompts}; {limit} {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
+        ("Runs", f"{workload.num_runs} of everything, {turns}, the first of each group rotating"),
+        ("Concurrency", _concurrency(config)),
         ("Host", f"{cpu_model()}, {len(config.usable_cores)} usable cores, {platform.platform(terse=True)}"),
     ]
 
 
-def _concurrency(concurrencies: tuple[int, ...]) -> str:
-    text = f"{', '.join(map(str, concurrencies))} requests in flight"
-    return f"{text}; above 1 sent by Locust on gevent" if max(concurrencies) > 1 else text
+def _concurrency(config: ComparisonConfig) -> str:
+    text = f"{', '.join(map(str, config.workload.concurrencies))} requests in flight"
+    return f"{text}; above 1 sent by Locust on gevent" if config.uses_locust else text
 
 
 def _machines(config: ComparisonConfig) -> str:
@@ -118,7 +124,8 @@ def json_of(findings: Findings) -> dict[str, Any]:
     """The whole result as JSON; times in seconds."""
     agreement = findings.agreement
     return {
-        "same_tokens": agreement.holds,
+        "same_tokens": agreement.holds if agreement.is_known else None,
+        "not_comparable": list(agreement.not_comparable),
         "num_requests": agreement.num_requests,
         "differences": [str(difference) for difference in agreement.differences],
         "duration_s": round(findings.duration_s, 1),

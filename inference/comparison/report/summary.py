@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
 from inference.comparison.plan.grid import Cell, Sample
@@ -75,7 +75,9 @@ class Theory:
     concurrency: int
 
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
-        """The bound at a round trip time, in seconds, between edge and target."""
+        """The bound at a round trip time, in seconds, between edge and target; 0 of an endpoint: who knows it?"""
+        if self.contender.endpoint is not None:
+            return 0.0
         gamma = self.contender.gamma or 0
         if self.contender.runs_ahead:
             round_time_s = self.costs.verify_s
@@ -99,8 +101,9 @@ class Summarizer:
         self._by_group: dict[_Group, list[RequestRecord]] = defaultdict(list)
         for sample in samples:
             cell = sample.cell
-            self._by_cell[cell].append(sample)
-            self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.records)
+            if sample.answered:
+                self._by_cell[cell].append(sample)
+                self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.answered)
 
     def summaries(self) -> list[CellSummary]:
         """In a reader's order: kind, concurrency, round trip time, contender."""
@@ -114,14 +117,14 @@ class Summarizer:
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
         """The bound's parts, pooled over round trip times: the network changes neither passes nor acceptance."""
-        records = self._by_group[contender, kind, concurrency]
+        records = self._by_group.get((contender, kind, concurrency), [])
         alone = self._by_group.get((Contender(Topology.TARGET), kind, concurrency))
         rounds = (item for record in records for item in record.rounds)
         return Theory(
             contender=contender,
             costs=bound.measured_costs(records, contender.gamma or 0, alone=alone),
             alpha=bound.acceptance_probability(rounds),
-            num_tokens=statistics.fmean(len(record.token_ids) for record in records),
+            num_tokens=statistics.fmean([record.stats.num_output_tokens for record in records] or [0]),
             concurrency=concurrency,
         )
 
@@ -136,7 +139,7 @@ class Summarizer:
 
     def _summary(self, cell: Cell) -> CellSummary:
         samples = self._by_cell[cell]
-        records = [record for sample in samples for record in sample.records]
+        records = [record for sample in samples for record in sample.answered]
         stats = [record.stats for record in records]
         num_draft_tokens = sum(item.num_draft_tokens for item in stats)
         num_proposals = sum(item.num_verified_proposals for item in stats)
@@ -159,7 +162,7 @@ class Summarizer:
 
     def _speedup(self, cell: Cell) -> Spread | None:
         """Run by run, against the target alone of the same run."""
-        alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(_alone(cell), [])}
+        alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(self._alone(cell), [])}
         ratios = [
             sample.tokens_per_s / alone[sample.repeat]
             for sample in self._by_cell[cell]
@@ -168,13 +171,13 @@ class Summarizer:
         return _spread(ratios) if ratios else None
 
     def _bound_speedup(self, cell: Cell) -> float | None:
-        if _alone(cell) not in self._by_cell:
+        alone = self._alone(cell)
+        if alone not in self._by_cell or cell.contender.endpoint is not None:
             return None
-        return _ratio(self.bound_tokens_per_s(cell), self.bound_tokens_per_s(_alone(cell)))
+        return _ratio(self.bound_tokens_per_s(cell), self.bound_tokens_per_s(alone))
 
-
-def _alone(cell: Cell) -> Cell:
-    return Cell(Contender(Topology.TARGET), cell.kind, cell.rtt_ms, cell.concurrency)
+    def _alone(self, cell: Cell) -> Cell:
+        return replace(cell, contender=self._config.baseline)
 
 
 def _spread(values: Sequence[float]) -> Spread:

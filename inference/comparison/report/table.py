@@ -63,8 +63,8 @@ _FIGURES = (
     Column("tokens\n/pass", lambda it: _figure(it.mean_acceptance_length, digits=2)),
     Column("speed-up", lambda it: _ratio(it.speedup)),
     Column("min-max", lambda it: _range(it.speedup)),
-    Column("bound\ntokens/s", lambda it: f"{it.bound_tokens_per_s:.1f}"),
-    Column("% of\nbound", lambda it: f"{it.percent_of_bound:.0f}"),
+    Column("bound\ntokens/s", lambda it: _figure(it.bound_tokens_per_s or None, digits=1)),
+    Column("% of\nbound", lambda it: _figure(it.percent_of_bound or None, digits=0)),
 )
 
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from inference.comparison.plan.config import Contender, WorkloadConfig
+from inference.comparison.run.client import REQUESTS_PER_CLIENT
 from inference.comparison.run.record import RequestRecord, record_from_json
 from inference.config import ROOT
 from inference.errors import ConfigError, UnavailableError
 
 LOCUST_FILE = Path(__file__).with_name("locust_user.py")
-REQUESTS_PER_USER = 2
 START_S = 30.0
 """For Locust to start and connect."""
 
@@ -47,6 +47,7 @@ class LoadPlan:
     gamma: int | None
     schedule: str | None
     deadline_s: float
+    ignore_eos: bool = False
 
 
 def require_locust() -> None:
@@ -70,7 +71,7 @@ async def run_at_once(
     Raises:
         UnavailableError: a request failed, or Locust did.
     """
-    num_requests = max(len(prompts), REQUESTS_PER_USER * concurrency)
+    num_requests = max(len(prompts), REQUESTS_PER_CLIENT * concurrency)
     plan = LoadPlan(
         address=address,
         requests=tuple((i % len(prompts), prompts[i % len(prompts)]) for i in range(num_requests)),
@@ -80,6 +81,7 @@ async def run_at_once(
         gamma=contender.gamma or 0,  # as in `client`
         schedule=contender.schedule.value if contender.schedule else None,
         deadline_s=workload.deadline_s,
+        ignore_eos=workload.ignore_eos,
     )
     with tempfile.TemporaryDirectory(prefix="specdec-load-") as directory:
         results = await _run_locust(plan, Path(directory), concurrency)

@@ -31,14 +31,18 @@ class Round:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request that has been answered.
+    """A request that is over.
 
     Attributes:
         prompt_index: which prompt of its set.
         sent_s: when it was sent, in seconds of a clock that all requests of the same run share.
         num_prompt_tokens: of the prompt.
-        token_ids: the answer.
+        token_ids: the answer; empty where the server tells text alone.
         rounds: in order; the first includes the reading of the prompt.
+        text: the answer's.
+        model_id: what the server says its tokens depend on; empty: nothing.
+        error: code of what went wrong; empty: it was answered.
+        is_estimated: the server does not count tokens; its messages were counted instead.
     """
 
     prompt_index: int
@@ -46,6 +50,10 @@ class RequestRecord:
     num_prompt_tokens: int
     token_ids: tuple[int, ...]
     rounds: tuple[Round, ...]
+    text: str = ""
+    model_id: str = ""
+    error: str = ""
+    is_estimated: bool = False
 
     @cached_property
     def stats(self) -> RequestStats:
