@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from inference.comparison.plan.config import Contender, Series, Topology
+from inference.comparison.plan.config import ComparisonConfig, Contender, Series, Topology
 from inference.comparison.plan.grid import Cell
 from inference.comparison.report.bound import tokens_per_round
-from inference.comparison.report.findings import Findings
+from inference.comparison.report.findings import Findings, emulation_of
 from inference.comparison.report.summary import CellSummary, Spread, Theory
 from inference.comparison.run.topologies import crosses_network
 from inference.config import model_name
@@ -55,9 +55,17 @@ def draw_all(findings: Findings, directory: Path) -> list[Path]:
     with mpl.rc_context(_STYLE):
         for name, is_wanted, draw in pictures:
             if is_wanted:
-                draw(findings).savefig(directory / name)
+                figure = draw(findings)
+                mark_emulated(figure, findings.config)
+                figure.savefig(directory / name)
                 files.append(directory / name)
     return files
+
+
+def mark_emulated(figure: Figure, config: ComparisonConfig) -> None:
+    """Say it on the picture itself, which is shown without its report, too."""
+    if label := emulation_of(config):
+        figure.suptitle(label, color="#a00000", fontweight="bold", fontsize=10)
 
 
 def title_of(file: Path) -> str:
