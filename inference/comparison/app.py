@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -35,7 +35,17 @@ LOG_WIDTH = 120
 """Characters of a line where stderr is no terminal."""
 
 
+Command = Callable[[Sequence[str]], int]
+"""Takes the arguments behind its name; returns the exit code."""
+
+
 def main(arguments: Sequence[str]) -> int:
+    """Run the command that the first argument names; without one, the comparison."""
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    return compare(arguments) if command is None else command(arguments[1:])
+
+
+def compare(arguments: Sequence[str]) -> int:
     """Run the comparison.
 
     Returns:
@@ -121,3 +131,7 @@ def _report(findings: Findings, console: Console) -> int:
     print(f"report: {findings.config.output / 'report.html'}", file=sys.stderr)
     print(json.dumps(results, separators=(",", ":")), flush=True)
     return 0 if findings.agreement.holds else EXIT_FAILED
+
+
+COMMANDS: dict[str, Command] = {}
+"""What `compare_architectures.py NAME ...` does, beside the comparison itself."""
