@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from inference.cli.flags import add_emulate
 from inference.cli.prompts.source import read_prompts
 from inference.comparison.plan.backend import AUTO, NEURON, BackendConfig
 from inference.comparison.plan.config import (
@@ -94,6 +95,7 @@ def _backend(args: argparse.Namespace) -> BackendConfig:
         tuple(f"--{name}={value}" for name, value in values.items() if value is not None),
         args.device_sampling,
         args.compile,
+        args.emulate,
     )
 
 
@@ -254,6 +256,7 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compile", choices=COMPILE_POLICIES, default=COMPILE_POLICIES[0], help=text)
     group.add_argument("--dtype", metavar="NAME", help="arithmetic on neuron (main.py's)")
     group.add_argument("--sequence_length", type=int, metavar="N", help="tokens per slot on neuron (main.py's)")
+    add_emulate(group)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from inference.comparison.report.agreement import Agreement
 from inference.comparison.report.bootstrap import Ratio
 from inference.comparison.report.service import LATENCIES, Service
 from inference.comparison.report.summary import CellSummary, Summarizer, Theory
+from inference.config import NOT_EMULATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,20 @@ def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement,
     return Findings(config, summaries, services, agreement, theories, duration_s)
 
 
+def emulation_of(config: ComparisonConfig) -> str:
+    """What every picture and table must say, of figures that are not this machine's; empty of those that are."""
+    emulation = config.backend.emulation
+    return "" if emulation == NOT_EMULATED else f"EMULATED: passes asleep for at least {emulation}"
+
+
 def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
     """Under which conditions it was measured, as (name, text) for people."""
     workload = config.workload
     prompts = ", ".join(f"{len(prompt_set.prompts)} {prompt_set.kind}" for prompt_set in workload.prompt_sets)
     sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
+    emulation = emulation_of(config)
     return [
+        *([("Passes", emulation)] if emulation else []),
         ("Target model", str(config.target_model)),
         ("Draft models", ", ".join(config.draft_models)),
         ("Gamma", f"{', '.join(map(str, config.gammas))} draft tokens per round"),
@@ -145,6 +154,7 @@ def json_of(findings: Findings) -> dict[str, Any]:
     """The whole result as JSON; times in seconds."""
     agreement = findings.agreement
     return {
+        "emulated": str(findings.config.backend.emulation) or None,
         "same_tokens": agreement.holds,
         "num_requests": agreement.num_requests,
         "differences": [str(difference) for difference in agreement.differences],

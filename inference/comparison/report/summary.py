@@ -76,19 +76,20 @@ class Theory:
     concurrency: int
 
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
-        """The bound at a round trip time, in seconds, between edge and target."""
-        gamma = self.contender.gamma or 0
-        if self.contender.runs_ahead:
-            round_time_s = self.costs.verify_s
-        else:
-            is_split = self.contender.topology.is_split
-            round_time_s = bound.round_s(self.costs, gamma, rtt_s=rtt_s if is_split else 0.0)
-        per_round = 1.0 if self.alpha is None else bound.tokens_per_round(self.alpha, gamma)
-        first_s = self.costs.prompt_s + (rtt_s if client_is_far else 0.0)
-        if not first_s + round_time_s:
-            return 0.0
-        rate = bound.tokens_per_s(self.num_tokens, per_round=per_round, round_time_s=round_time_s, first_s=first_s)
-        return rate * self.concurrency
+        """The bound at a round trip time, in seconds, between edge and target: of the best length up to gamma."""
+        lengths = range((self.contender.gamma or 0) + 1)
+        return max(self.at_length(gamma, rtt_s, client_is_far=client_is_far) for gamma in lengths)
+
+    def at_length(self, gamma: int, rtt_s: float, *, client_is_far: bool) -> float:
+        """What theory allows proposals of `gamma` tokens."""
+        topology, costs = self.contender.topology, self.costs.at_length(gamma, self.contender.gamma or 0)
+        rounds = bound.run_ahead_s if self.contender.runs_ahead else bound.rounds_s
+        link_s = rtt_s if topology.is_split else 0.0
+        seconds = costs.prompt_s + rounds(self.num_tokens, costs, self.alpha or 0.0, gamma, rtt_s=link_s)
+        # Of rounds the first has a round trip as all have; a draft that runs ahead must open its session, too.
+        num_trips = client_is_far + (topology.serves_at_edge and self.contender.runs_ahead)
+        seconds += num_trips * rtt_s
+        return self.concurrency * self.num_tokens / seconds if seconds else 0.0
 
 
 class Summarizer:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from inference.comparison.plan.config import ComparisonConfig
-from inference.comparison.report.findings import Findings
+from inference.comparison.report.findings import Findings, emulation_of
 from inference.comparison.report.summary import CellSummary, Spread
 
 
@@ -73,7 +73,8 @@ def print_tables(console: Console, findings: Findings) -> None:
     """One table per prompt kind, then the verdict on the tokens."""
     shown = columns(findings.config)
     for kind in findings.kinds:
-        table = Table(title=f"{kind} prompts", title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+        title = ", ".join(filter(None, (f"{kind} prompts", emulation_of(findings.config))))
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
         for column in shown:
             table.add_column(column.name, justify="left" if column.is_text else "right", no_wrap=True)
         for summary in findings.summaries:

@@ -167,4 +167,5 @@ def _round(delta: pb.Delta, arrived_s: float) -> dict[str, Any]:
         "num_draft_tokens": delta.num_draft_tokens,
         "num_accepted_tokens": delta.num_accepted_tokens,
         "timings": timings,
+        "own": {name: getattr(delta, name) for name in ("num_lookup_tokens", "num_lookup_accepted")},
     }
