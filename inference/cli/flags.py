@@ -20,9 +20,12 @@ from inference.config import (
     DRAINS,
     DTYPES,
     FUSED_GAMMA,
+    NOT_EMULATED,
     REASONING_PARSERS,
     SPECULATION_METHODS,
+    Emulation,
 )
+from inference.errors import ConfigError
 from inference.request import DEFAULT_MAX_NEW_TOKENS, Schedule
 
 DEFAULT_PORT = 50051
@@ -206,6 +209,19 @@ def add_backend(group: argparse._ArgumentGroup) -> None:
     )
     text = "begin a request with what earlier ones have left in the slots, as far as it is the same (%(default)s)"
     group.add_argument("--prefix_caching", action=argparse.BooleanOptionalAction, default=True, help=text)
+    add_emulate(group)
+
+
+def add_emulate(group: argparse._ArgumentGroup) -> None:
+    text = "passes take at least so long, asleep, as on an accelerator: target:25ms,draft:3ms, or one of the two"
+    group.add_argument("--emulate", type=_emulation, default=NOT_EMULATED, metavar="PASSES", help=text)
+
+
+def _emulation(text: str) -> Emulation:
+    try:
+        return Emulation.parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_listen(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from inference.cli.config_file import ConfigFileParser, as_toml
-from inference.cli.flags import add_dial_security
+from inference.cli.flags import add_dial_security, add_emulate
 from inference.cli.settings import dial_security
 from inference.comparison.plan.backend import AUTO, NEURON, BackendConfig
 from inference.comparison.plan.config import (
@@ -24,6 +24,7 @@ from inference.comparison.plan.config import (
 from inference.comparison.plan.datasets import read_dataset
 from inference.comparison.plan.endpoint import endpoint_of
 from inference.comparison.plan.lengths import Characters, InputTokens, Tokens, prompts_of_lengths
+from inference.comparison.plan.slo import FIGURES, Slo, parse_slo
 from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -73,11 +74,16 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
             seed=args.seed,
             concurrencies=args.concurrency,
             deadline_s=args.deadline_s,
+            request_rates=args.request_rate,
+            num_arrivals=args.num_arrivals,
+            warm_up=args.warm_up,
+            slo=parse_slo(args.slo) if args.slo else Slo(),
             ignore_eos=args.ignore_eos,
         ),
         usable_cores=tuple(sorted(os.sched_getaffinity(0))),
         cores_per_machine=args.cores_per_machine,
         output=args.output,
+        llmperf=args.llmperf,
         backend=_backend(args),
         endpoints=tuple(endpoint_of(text, security) for text in args.endpoint or ()),
         equal_weights=args.equal_weights,
@@ -109,6 +115,7 @@ def _backend(args: argparse.Namespace) -> BackendConfig:
         tuple(f"--{name}={value}" for name, value in values.items() if value is not None),
         args.device_sampling,
         args.compile,
+        args.emulate,
     )
 
 
@@ -195,7 +202,8 @@ def _parser() -> ConfigFileParser:
         "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
         allow_abbrev=False,
     )
-    for add in (_add_contenders, _add_endpoints, _add_workload, _add_network, _add_machines, _add_backend, _add_output):
+    additions = (_add_contenders, _add_endpoints, _add_workload, _add_arrivals, _add_network, _add_machines)
+    for add in (*additions, _add_backend, _add_output):
         add(parser)
     return parser
 
@@ -257,6 +265,18 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_arrivals(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("requests that come on their own (an open loop); what is asked of answers")
+    text = "requests per second, at random times, beside --concurrency; latency counts from when each was due"
+    group.add_argument("--request_rate", type=_list_of(float), default="", metavar="LIST", help=text)
+    text = "of them, in each run (%(default)s)"
+    group.add_argument("--num_arrivals", type=int, default=32, metavar="N", help=text)
+    text = "prompts of each kind that each contender answers before anything counts (%(default)s)"
+    group.add_argument("--warm_up", type=int, default=1, metavar="N", help=text)
+    text = f"limits that an answer must keep to be goodput, of {', '.join(FIGURES)}, such as ttft:200ms,itl:50ms"
+    group.add_argument("--slo", metavar="LIMITS", help=text)
+
+
 def _add_network(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network between edge and target (a proxy on loopback)")
     text = f"round trip times, milliseconds ({','.join(f'{rtt:g}' for rtt in DEFAULT_RTTS_MS)}), or 0 with --endpoint"
@@ -297,9 +317,12 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compile", choices=COMPILE_POLICIES, default=COMPILE_POLICIES[0], help=text)
     group.add_argument("--dtype", metavar="NAME", help="arithmetic on neuron (main.py's)")
     group.add_argument("--sequence_length", type=int, metavar="N", help="tokens per slot on neuron (main.py's)")
+    add_emulate(group)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     text = "directory for results.csv, results.json, report.html and the plots (%(default)s)"
     group.add_argument("--output", type=Path, default=Path("reports/comparison"), metavar="DIR", help=text)
+    text = "also write LLMPerf's two JSON files for each measurement, into DIR/llmperf"
+    group.add_argument("--llmperf", action="store_true", help=text)

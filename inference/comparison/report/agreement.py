@@ -33,7 +33,7 @@ class Difference:
     kind: str
     prompt_index: int
     rtt_ms: float
-    concurrency: int
+    load: str
     repeat: int
     position: int
     expected: int | str | None
@@ -43,7 +43,7 @@ class Difference:
         where = f"{self.kind} prompt {self.prompt_index + 1}, output position {self.position}"
         unit = "character" if isinstance(self.expected if self.actual is None else self.actual, str) else "token"
         what = f"{unit} {self.actual!r} where {self.reference} has {self.expected!r}"
-        when = f"rtt {self.rtt_ms:g} ms, concurrency {self.concurrency}, run {self.repeat + 1}"
+        when = f"rtt {self.rtt_ms:g} ms, {self.load}, run {self.repeat + 1}"
         return f"{self.contender}, {where}: {what} ({when})"
 
 
@@ -111,7 +111,7 @@ def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False) -
 
 def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:
     """Answers with the name of what they depend on, if they are of servers that share it, or of one alone."""
-    answers = [(sample, record) for sample in samples for record in sample.answered]
+    answers = [(sample, record) for sample in samples for record in sample.records]
     started = {record.model_id for sample, record in answers if sample.cell.contender.endpoint is None}
 
     def model_of(sample: Sample, record: RequestRecord) -> str:
@@ -143,7 +143,7 @@ def _difference(
         kind=sample.cell.kind,
         prompt_index=prompt_index,
         rtt_ms=sample.cell.rtt_ms,
-        concurrency=sample.cell.concurrency,
+        load=sample.cell.load,
         repeat=sample.repeat,
         position=position,
         expected=_at(answers[0], position),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.comparison.report.findings import Findings, json_of
+from inference.comparison.report.llmperf import write_llmperf
 from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
     (directory / "config.toml").write_text(findings.config.asked, encoding="utf-8")
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     _write_csv(results["cells"], directory / "results.csv")
+    if findings.config.llmperf:
+        write_llmperf(findings, directory / "llmperf")
     try:
         _write_page(findings, directory)
     except ModuleNotFoundError as error:

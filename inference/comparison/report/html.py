@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from inference.comparison.plan.config import Series
-from inference.comparison.report.findings import Findings, conditions
+from inference.comparison.report.findings import Findings, conditions, emulation_of
 from inference.comparison.report.plots import title_of
 from inference.comparison.report.summary import CellSummary
 from inference.comparison.report.table import Column, columns
@@ -44,6 +44,7 @@ def render(findings: Findings, pictures: Sequence[Path]) -> str:
         "<h1>Comparison of architectures</h1>",
         '<p class="lead">Target alone, both models in one server (fused), draft and target on two machines '
         f"(distributed): speed at equal tokens. Measured in {findings.duration_s:.0f} s.</p>",
+        _emulated(findings),
         _verdict(findings),
         "<h2>In short</h2>",
         _list(headlines(findings)),
@@ -115,7 +116,13 @@ def _verdict(findings: Findings) -> str:
     agreement = findings.agreement
     mood = "verdict" if agreement.holds else "verdict bad"
     shown = [escape(str(difference)) for difference in agreement.differences[:MAX_DIFFERENCES]]
+    shown += map(escape, findings.warnings)
     return f'<p class="{mood}">{escape(str(agreement))}</p>{_list(shown) if shown else ""}'
+
+
+def _emulated(findings: Findings) -> str:
+    label = emulation_of(findings.config)
+    return f'<p class="verdict bad">{escape(label)}. No figure here is this machine\'s.</p>' if label else ""
 
 
 def _list(items: Sequence[str]) -> str:
@@ -141,7 +148,8 @@ def _results(findings: Findings, kind: str) -> str:
         cells = "".join(f"<td{_side(column)}>{escape(column.text(summary))}</td>" for column in shown)
         rows.append(f"<tr{' class=first' if before not in (None, place) else ''}>{cells}</tr>")
         before = place
-    title = f"<h2>{escape(kind.replace('_', ' ').capitalize())} prompts</h2>"
+    label = emulation_of(findings.config)
+    title = f"<h2>{escape(kind.replace('_', ' ').capitalize())} prompts</h2>{escape(label)}"
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f'{title}<div class="scroll">{table}</div>'
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from inference.comparison.plan.config import Contender, Series, Topology
+from inference.comparison.plan.config import ComparisonConfig, Contender, Series, Topology
 from inference.comparison.plan.grid import Cell
-from inference.comparison.report.bound import tokens_per_round
-from inference.comparison.report.findings import Findings
+from inference.comparison.report.findings import Findings, emulation_of
 from inference.comparison.report.summary import CellSummary, Spread, Theory
 from inference.comparison.run.topologies import crosses_network
 from inference.config import model_name
@@ -71,9 +71,17 @@ def draw_all(findings: Findings, directory: Path) -> list[Path]:
     with mpl.rc_context(_STYLE):
         for name, is_wanted, draw in pictures:
             if is_wanted:
-                draw(findings).savefig(directory / name)
+                figure = draw(findings)
+                mark_emulated(figure, findings.config)
+                figure.savefig(directory / name)
                 files.append(directory / name)
     return files
+
+
+def mark_emulated(figure: Figure, config: ComparisonConfig) -> None:
+    """Say it on the picture itself, which is shown without its report, too."""
+    if label := emulation_of(config):
+        figure.suptitle(label, color="#a00000", fontweight="bold", fontsize=10)
 
 
 def title_of(file: Path) -> str:
@@ -290,22 +298,25 @@ def _gamma_line(axes: Axes, findings: Findings, line: list[CellSummary], colour:
 
 def theoretical_speedups(findings: Findings, line: list[CellSummary]) -> dict[int, float]:
     """By gamma, from 1 to the largest measured: one acceptance, one step time, passes interpolated over width."""
-    theories = [_theory_of(findings, summary.cell) for summary in line]
-    alphas = [theory.alpha for theory in theories if theory.alpha is not None]
+    cell, network = line[0].cell, findings.config.network
+    alone = findings.theories.get((Contender(Topology.TARGET), cell.kind, cell.concurrency))
+    if alone is None:
+        return {}
+    theories = {summary.cell.contender.gamma or 0: _theory_of(findings, summary.cell) for summary in line}
+    alphas = [theory.alpha for theory in theories.values() if theory.alpha is not None]
     alpha = sum(alphas) / len(alphas) if alphas else 0.0
-    step_s = sum(theory.costs.step_s for theory in theories) / len(theories)
-    pass_s = theories[0].costs.pass_s
-    by_gamma = {0: pass_s, **{theory.contender.gamma or 0: theory.costs.verify_s for theory in theories}}
-    gammas = range(1, max(by_gamma) + 1)
-    cell = line[0].cell
-    if cell.contender.runs_ahead:  # draft and network hide behind the passes
-        return {gamma: tokens_per_round(alpha, gamma) * pass_s / interpolate(by_gamma, gamma) for gamma in gammas}
-    rtt_s = (cell.rtt_ms + findings.config.network.jitter_ms) / 1e3
-    link_s = rtt_s if cell.contender.topology.is_split else 0.0
-    return {
-        gamma: tokens_per_round(alpha, gamma) * pass_s / (gamma * step_s + link_s + interpolate(by_gamma, gamma))
-        for gamma in gammas
-    }
+    step_s = sum(theory.costs.step_s for theory in theories.values()) / len(theories)
+    passes = {0: alone.costs.pass_s, **{gamma: theory.costs.verify_s for gamma, theory in theories.items()}}
+    rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3
+    base = alone.tokens_per_s(rtt_s, client_is_far=crosses_network(Topology.TARGET, network.client_site))
+    far = crosses_network(cell.contender.topology, network.client_site)
+    curve = {}
+    for gamma in range(1, max(theories) + 1):
+        costs = replace(theories[max(theories)].costs, step_s=step_s, verify_s=interpolate(passes, gamma))
+        contender = replace(cell.contender, gamma=gamma)
+        theory = replace(theories[max(theories)], contender=contender, alpha=alpha, costs=costs)
+        curve[gamma] = theory.at_length(gamma, rtt_s, client_is_far=far) / base if base else 0.0
+    return curve
 
 
 def interpolate(known: dict[int, float], x: int) -> float:

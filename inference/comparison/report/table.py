@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from inference.comparison.plan.config import ComparisonConfig
-from inference.comparison.report.findings import Findings
+from inference.comparison.report.findings import Findings, emulation_of
 from inference.comparison.report.summary import CellSummary, Spread
 
 
@@ -37,8 +37,9 @@ def columns(config: ComparisonConfig) -> list[Column]:
         contender.append(Column("gamma", lambda it: _figure(it.cell.contender.gamma, digits=0)))
         contender.append(Column("branches", lambda it: _figure(it.cell.contender.branches, digits=0)))
     place = [Column("RTT\nms", lambda it: f"{it.cell.rtt_ms:g}")]
-    if len(config.workload.concurrencies) > 1:
-        place.append(Column("clients", lambda it: str(it.cell.concurrency)))
+    if len(config.workload.loads) > 1:
+        place.append(Column("clients", lambda it: _figure(it.cell.concurrency or None, digits=0)))
+        place.append(Column("requests\n/s", lambda it: _figure(it.cell.request_rate, digits=2)))
     return [*contender, *place, *_FIGURES]
 
 
@@ -72,11 +73,14 @@ def print_tables(console: Console, findings: Findings) -> None:
     """One table per prompt kind, then the verdict on the tokens."""
     shown = columns(findings.config)
     for kind in findings.kinds:
-        table = Table(title=f"{kind} prompts", title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+        title = ", ".join(filter(None, (f"{kind} prompts", emulation_of(findings.config))))
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
         for column in shown:
             table.add_column(column.name, justify="left" if column.is_text else "right", no_wrap=True)
         for summary in findings.summaries:
             if summary.cell.kind == kind:
                 table.add_row(*(column.text(summary) for column in shown))
         console.print(table)
+    for warning in findings.warnings:
+        console.print(warning, style="yellow")
     console.print(str(findings.agreement), style="green" if findings.agreement.holds else "bold red")

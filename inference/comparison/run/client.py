@@ -1,10 +1,10 @@
-"""Thin clients, which time what they ask: one conversation after another, or several at once."""
+"""Thin clients: they send a prompt, or a conversation turn by turn, and keep what came back or how it failed."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -15,7 +15,6 @@ from inference.comparison.plan.config import ComparisonConfig, Contender, Worklo
 from inference.comparison.plan.datasets import Conversation, Prompt
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.run.record import RequestRecord, Round
-from inference.comparison.run.watch import all_or_none
 from inference.config import PLAIN, DialSecurity
 from inference.errors import SpecDecError
 from inference.request import LEFT_TO_SERVER, SamplingParams
@@ -26,10 +25,11 @@ from inference.workers.remote import RemoteCompleter
 from inference.workers.status import calls_to, code_name
 
 CONNECT_TIMEOUT_S = 10.0
-REQUESTS_PER_CLIENT = 2
-"""At least, of several at once."""
 
 Clients: TypeAlias = "dict[Contender, Client]"
+Ask: TypeAlias = Callable[[int, float], Awaitable[list[RequestRecord]]]
+"""Completes the prompt of this index, all its turns; times count from the other argument, in monotonic seconds. That a
+request failed, its record says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,12 @@ class Client(Protocol):
     async def count(self, prompt: str | Chat) -> int | None:
         """Tokens of a prompt as the server reads it; None: it does not tell."""
 
-    async def complete(self, prompt: str | Chat, prompt_index: int) -> RequestRecord:
-        """Ask, and time the answer."""
+    async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
+        """Ask, and time the answer, from `sent_s` on. That it failed, the record says."""
 
 
 class GrpcClient:
-    """Of one of our servers.
-
-    Raises:
-        SpecDecError: from `complete`, if the server is one that the comparison has started; else the record says so.
-    """
+    """Of one of our servers; see `Client`."""
 
     def __init__(self, completer: RemoteCompleter, workload: WorkloadConfig, contender: Contender) -> None:
         self._completer = completer
@@ -83,19 +79,15 @@ class GrpcClient:
         """See `Client`."""
         return len(await self._completer.encode(prompt))
 
-    async def complete(self, prompt: str | Chat, prompt_index: int) -> RequestRecord:
+    async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
         """See `Client`."""
-        request = _request(prompt, self._workload, self._contender)
         events: list[tuple[float, Event]] = []
-        sent_s = time.monotonic()
         try:
-            async with aclosing(self._completer.complete(request)) as stream:
+            async with aclosing(self._completer.complete(_request(prompt, self._workload, self._contender))) as stream:
                 async for event in stream:
                     events.append((time.monotonic() - sent_s, event))
         except SpecDecError as exc:
-            if self._contender.endpoint is None:
-                raise
-            return RequestRecord(prompt_index, sent_s, 0, (), (), error=code_name(exc))
+            return RequestRecord(prompt_index, sent_s, 0, (), (), code_name(exc), str(exc))
         return _record(events, prompt_index, sent_s)
 
 
@@ -179,38 +171,24 @@ async def _dial(
     return GrpcClient(RemoteCompleter(channel, address, deadline_s=workload.deadline_s), workload, contender)
 
 
-async def run_clients(client: Client, prompts: Sequence[Prompt], *, concurrency: int) -> list[RequestRecord]:
-    """Complete every prompt: one after another, or `concurrency` at once and more often, as load.py does."""
-    num_prompts = len(prompts) if concurrency == 1 else max(len(prompts), REQUESTS_PER_CLIENT * concurrency)
-    waiting = itertools.islice(itertools.cycle(_numbered(prompts)), num_prompts)
-    records: list[RequestRecord] = []
-
-    async def work() -> None:
-        for first, prompt in waiting:
-            records.extend(await converse(client, prompt, first))
-
-    await all_or_none([work() for _ in range(concurrency)])
-    return records
+def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:
+    """Asks a client for one of these prompts."""
+    turns = [len(prompt.turns) if isinstance(prompt, Conversation) else 1 for prompt in prompts]
+    firsts = [0, *itertools.accumulate(turns)]
+    return lambda index, sent_s: _converse(client, prompts[index], firsts[index], sent_s)
 
 
-def _numbered(prompts: Sequence[Prompt]) -> Iterator[tuple[int, Prompt]]:
-    """Each prompt with the number of its first request."""
-    number = 0
-    for prompt in prompts:
-        yield number, prompt
-        number += len(prompt.turns) if isinstance(prompt, Conversation) else 1
-
-
-async def converse(client: Client, prompt: Prompt, first: int) -> list[RequestRecord]:
-    """Ask what a prompt is made of; `first` is the index of its first request."""
+async def _converse(client: Client, prompt: Prompt, first: int, sent_s: float) -> list[RequestRecord]:
+    """Ask what a prompt is made of; `first` is the number of its first request."""
     if isinstance(prompt, str):
-        return [await client.complete(prompt, first)]
+        return [await client.complete(prompt, first, sent_s)]
     records: list[RequestRecord] = []
     said = [ChatMessage("system", prompt.system)] if prompt.system else []
-    for index, turn in enumerate(prompt.turns, start=first):
+    for number, turn in enumerate(prompt.turns, start=first):
         said.append(ChatMessage("user", turn))
-        records.append(await client.complete(Chat(tuple(said)), index))
-        if records[-1].error:
+        began_s = time.monotonic() if records else sent_s
+        records.append(await client.complete(Chat(tuple(said)), number, began_s))
+        if records[-1].error_code is not None:
             break  # what follows would be another conversation
         said.append(ChatMessage("assistant", records[-1].text))
     return records

@@ -32,12 +32,18 @@ _MANNERS: tuple[dict[str, Any], ...] = (
 )
 """Ways to ask for counts of tokens, the most telling first: a server may refuse what it does not know."""
 _REFUSALS = (400, 422)
+MAX_SHOWN = 200
+"""Characters of what a server says went wrong."""
 KEEPALIVE_S = 2.0
 """Before servers close a connection that idles, which a request would then lose."""
 
 
 class HttpError(Exception):
-    """A request failed; the text is its code in the report."""
+    """A request failed."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +78,9 @@ class _Answer:
             text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
             num_tokens = usage.get("completion_tokens")
         except (ValueError, AttributeError, TypeError):
-            raise HttpError("BAD_CHUNK") from None
+            raise HttpError("BAD_CHUNK", f"no chunk of an answer: {data[:MAX_SHOWN]}") from None
         if failure:
-            raise HttpError(f"IN_STREAM {_code_of(failure)}")
+            raise HttpError("IN_STREAM", f"the stream broke off with {str(failure)[:MAX_SHOWN]}")
         self.num_tokens = self.num_tokens if num_tokens is None else int(num_tokens)
         self.num_prompt_tokens = int(usage.get("prompt_tokens") or self.num_prompt_tokens)
         self.is_complete = self.is_complete or choice.get("finish_reason") is not None
@@ -93,11 +99,6 @@ class _Answer:
             model_id=model_id,
             is_estimated=self.num_tokens is None,
         )
-
-
-def _code_of(failure: Any) -> str:
-    known = failure if isinstance(failure, dict) else {}
-    return str(known.get("code") or known.get("type") or "error")
 
 
 def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ...]:
@@ -155,26 +156,24 @@ class HttpClient:
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return None
 
-    async def complete(self, prompt: str | Chat, prompt_index: int) -> RequestRecord:
+    async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
         """See `Client`."""
-        sent_s = time.monotonic()
         try:
             async with asyncio.timeout(self._workload.deadline_s):
-                while True:
-                    answer, sent_s = _Answer(), time.monotonic()
-                    if await self._ask(prompt, answer, sent_s):
-                        return answer.record(prompt_index, sent_s, self._model_id)
+                while not await self._ask(prompt, answer := _Answer(), sent_s):
+                    pass  # in another manner
+                return answer.record(prompt_index, sent_s, self._model_id)
         except TimeoutError:
-            code = "DEADLINE_EXCEEDED"
-        except httpx.ConnectError:
-            code = "UNREACHABLE"
-        except httpx.HTTPError:
-            code = "DISCONNECTED"
-        except SSEError:
-            code = "NO_STREAM"
+            code, message = "DEADLINE_EXCEEDED", f"no whole answer within {self._workload.deadline_s:g} s"
+        except httpx.ConnectError as exc:
+            code, message = "UNREACHABLE", str(exc)
+        except httpx.HTTPError as exc:
+            code, message = "DISCONNECTED", f"{type(exc).__name__}: {exc}"
+        except SSEError as exc:
+            code, message = "NO_STREAM", str(exc)
         except HttpError as exc:
-            code = str(exc)
-        return RequestRecord(prompt_index, sent_s, 0, (), (), error=code)
+            code, message = exc.code, str(exc)
+        return RequestRecord(prompt_index, sent_s, 0, (), (), code, f"endpoint {self._endpoint.name}: {message}")
 
     async def _ask(self, prompt: str | Chat, answer: _Answer, sent_s: float) -> bool:
         """Whether it was answered; if not, the next manner is to be tried."""
@@ -185,15 +184,16 @@ class HttpClient:
                 self._manner += 1
                 return False
             if status != 200:
-                raise HttpError(f"HTTP {status}")
+                text = (await source.response.aread()).decode(errors="replace")
+                raise HttpError(str(status), f"HTTP {status}: {text[:MAX_SHOWN]}")
             async for event in source.aiter_sse():
                 if event.data == "[DONE]":
                     break
                 answer.take(event.data, time.monotonic() - sent_s)
         if not answer.is_complete:
-            raise HttpError("CUT_OFF")
+            raise HttpError("CUT_OFF", "the stream ended without a finish_reason")
         if not answer.chunks:
-            raise HttpError("EMPTY")
+            raise HttpError("EMPTY", "the answer has no text")
         return True
 
     def _body(self, prompt: str | Chat) -> dict[str, Any]:
