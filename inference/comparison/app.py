@@ -20,7 +20,7 @@ from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, find
 from inference.comparison.report.summary import Summarizer
 from inference.comparison.report.table import print_tables
-from inference.comparison.run.load import require_locust
+from inference.comparison.run.load import require_http, require_locust
 from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.proxy import precise_event_loop
@@ -60,6 +60,8 @@ def compare(arguments: Sequence[str]) -> int:
             return 0
         if config.uses_locust:
             require_locust()
+        if not all(endpoint.is_grpc for endpoint in config.endpoints):
+            require_http()
         prepare_directory(config.output)
         findings = _run(_compare(config, console))
     except ConfigError as exc:
