@@ -41,7 +41,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
         gammas=(1, 3, 7),
         schedules=(Schedule.SYNC, Schedule.ASYNC),
         network=NetworkConfig(rtts_ms=(0.0, 10.0), jitter_ms=2.0, bandwidth_mbps=100.0),
-        workload=WorkloadConfig(sets, num_runs=2, concurrencies=(1, 4)),
+        workload=WorkloadConfig(sets, num_runs=2, concurrencies=(1, 4), request_rates=(2.0,)),
     )
     return _written(findings(settings))
 
@@ -78,7 +78,7 @@ def test_csv_and_json_agree(sweep: Path) -> None:
     cells = json.loads((sweep / "results.json").read_text())["cells"]
     with (sweep / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(cells) == (1 + 4 * 2 * 3) * 2 * 2 * 2  # contenders, kinds, round trip times, concurrencies
+    assert len(rows) == len(cells) == (1 + 4 * 2 * 3) * 2 * 2 * 3  # contenders, kinds, round trip times, loads
     for fields, cell in zip(rows, cells, strict=True):
         assert fields == {name: "" if value is None else str(value) for name, value in cell.items()}
 
@@ -99,7 +99,7 @@ def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
     page = _Page()
     page.feed((sweep / "report.html").read_text())
     pictures = {file.read_bytes() for file in sweep.glob("*.png")}
-    assert len(pictures) == 4
+    assert len(pictures) == 6
     assert {base64.b64decode(source.partition(",")[2]) for source in page.images} == pictures
     assert all(picture.startswith(PNG_SIGNATURE) for picture in pictures)
     assert all(source.startswith("data:image/png;base64,") for source in page.images)
