@@ -208,19 +208,17 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
     return rounded
 
 
+PLACE = ("topology", "schedule", "draft", "gamma", "branches", "kind", "rtt_ms", "concurrency", "request_rate")
+
+
 def place(cell: Cell) -> dict[str, Any]:
     """What tells a cell from all others."""
-    return {
-        "topology": cell.contender.topology.value,
-        "schedule": cell.contender.schedule.value if cell.contender.schedule else None,
-        "draft": cell.contender.draft_name,
-        "gamma": cell.contender.gamma,
-        "branches": cell.contender.branches,
-        "kind": cell.kind,
-        "rtt_ms": cell.rtt_ms,
-        "concurrency": cell.concurrency or None,
-        "request_rate": cell.request_rate,
-    }
+    contender = cell.contender
+    values = (
+        *(contender.topology.value, contender.schedule.value if contender.schedule else None, contender.draft_name),
+        *(contender.gamma, contender.branches, cell.kind, cell.rtt_ms, cell.concurrency or None, cell.request_rate),
+    )
+    return dict(zip(PLACE, values, strict=True))
 
 
 def row(summary: CellSummary) -> dict[str, Any]:
