@@ -21,7 +21,7 @@ from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, find
 from inference.comparison.report.summary import Summarizer
 from inference.comparison.report.table import print_tables
-from inference.comparison.run.load import require_locust
+from inference.comparison.run.load import require_http, require_locust
 from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.proxy import precise_event_loop
@@ -59,8 +59,10 @@ def compare(arguments: Sequence[str]) -> int:
         if config.backend.compile_policy == "only":
             _run(compile_models(config))
             return 0
-        if max(config.workload.concurrencies) > 1:
+        if config.uses_locust:
             require_locust()
+        if not all(endpoint.is_grpc for endpoint in config.endpoints):
+            require_http()
         prepare_directory(config.output)
         findings = _run(_compare(config, console))
     except ConfigError as exc:
@@ -112,17 +114,20 @@ async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
 
 async def _compare(config: ComparisonConfig, console: Console) -> Findings:
     started = time.monotonic()
+    samples: list[Sample] = []
     with Progress(console, sum(1 for _ in walk(config))) as progress:
-        progress.phase(f"starting servers: {'; '.join(map(str, config.machines))}")
-        async with deployment(config) as servers:
-            samples = await servers.guard(measure(config, servers, progress))
-            progress.phase("stopping servers")
+        for part in config.parts:
+            progress.phase(f"starting servers: {'; '.join(map(str, part.machines)) or 'none'}")
+            async with deployment(part) as servers:
+                samples += await servers.guard(measure(part, servers, progress))
+                progress.phase("stopping servers")
     return _findings(config, samples, time.monotonic() - started)
 
 
 def _findings(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float) -> Findings:
     measured = [sample for sample in samples if sample.repeat != WARM_UP]
-    return find(config, Summarizer(config, measured), check_agreement(samples), duration_s)
+    agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
+    return find(config, Summarizer(config, measured), agreement, duration_s)
 
 
 def _report(findings: Findings, console: Console) -> int:

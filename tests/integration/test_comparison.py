@@ -82,7 +82,8 @@ async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -
 
 
 LOOK = """
-const focusable = [...document.querySelectorAll('a, summary, [tabindex="0"]')];
+const isShown = it => it.matches('summary') || !it.closest('details:not([open])');
+const focusable = [...document.querySelectorAll('a, summary, [tabindex="0"]')].filter(isShown);
 document.title = JSON.stringify({
   pictures: [...document.images].map(image => image.naturalWidth > 300),
   fetched: performance.getEntriesByType('resource').length,

@@ -120,7 +120,7 @@ def compare(old: Results, new: Results) -> list[Change]:
 
 
 def _by_cell(results: Results) -> dict[str, list[dict[str, Any]]]:
-    places = [{name: cell[name] for name in PLACE} for cell in results["statistics"]]
+    places = [{name: cell.get(name) for name in PLACE} for cell in results["statistics"]]
     names = [", ".join(f"{name} {value}" for name, value in place.items() if value is not None) for place in places]
     return dict(zip(names, results["requests"], strict=True))
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series, Topology, WorkloadConfig
+from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series
 from inference.comparison.plan.grid import Cell
 from inference.comparison.plan.machine import cpu_model
 from inference.comparison.report.agreement import Agreement
@@ -23,9 +23,9 @@ class Findings:
     """What the report is about.
 
     Attributes:
-        summaries: one per cell.
+        summaries: one per cell in which anything was answered.
         agreement: whether all answers were the same.
-        services: how the requests of each cell were served, in the same order.
+        services: how the requests of each cell were served, also where none was answered.
         theories: by contender, prompt kind and concurrency; their bounds can be asked for at any round trip time.
         duration_s: of the whole comparison, starts of servers included.
     """
@@ -36,6 +36,12 @@ class Findings:
     agreement: Agreement
     theories: dict[tuple[Contender, str, int], Theory]
     duration_s: float
+
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known of the figures, beside the conditions."""
+        names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
+        return [f"{name} does not count tokens: one is assumed in each of its messages" for name in names]
 
     @property
     def kinds(self) -> list[str]:
@@ -56,7 +62,7 @@ class Findings:
 
     def over_target(self, service: Service, figure: str) -> Ratio | None:
         """Times of a cell over those of the target alone in its place; None for itself, and where it takes no part."""
-        alone = self.at(replace(service.cell, contender=Contender(Topology.TARGET)))
+        alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 
     def served(self, series: Series, kind: str, load: tuple[int, float | None] | None = None) -> Service | None:
@@ -66,7 +72,8 @@ class Findings:
         here = [it for it in self.summaries if _place(it.cell) == (series, kind, rtt_ms, wanted[0])]
         found = [summary for summary in here if summary.cell.request_rate == wanted[1]]
         best = min(found, key=lambda summary: summary.end_to_end_s, default=None)
-        return None if best is None else self.at(best.cell)
+        service = None if best is None else self.at(best.cell)
+        return service if service is not None and service.num_answered else None
 
     def best(self, series: Series, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
         """Of all ways to draft in this series, the one with the most tokens/s; None if it takes no part."""
@@ -89,7 +96,7 @@ def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement,
     ]
     theories = {group: summarizer.theory(*group) for group in groups}
     summaries = tuple(summarizer.summaries())
-    services = tuple(summarizer.service(summary.cell) for summary in summaries)
+    services = tuple(map(summarizer.service, summarizer.cells()))
     return Findings(config, summaries, services, agreement, theories, duration_s)
 
 
@@ -105,16 +112,22 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
     prompts = ", ".join(f"{len(prompt_set.prompts)} {prompt_set.kind}" for prompt_set in workload.prompt_sets)
     sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
     emulation = emulation_of(config)
-    return [
+    limit = "exactly" if workload.ignore_eos else "up to"
+    turns = "one architecture after the other, so what drifts favours some" if config.one_at_a_time else "interleaved"
+    started = [
         *([("Passes", emulation)] if emulation else []),
         ("Target model", str(config.target_model)),
         ("Draft models", ", ".join(config.draft_models)),
         ("Gamma", f"{', '.join(map(str, config.gammas))} draft tokens per round"),
-        ("Prompts", f"{prompts}; up to {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
-        ("Runs", f"{workload.num_runs} of everything, interleaved, the first of each group rotating"),
-        ("Load", _load(workload)),
         ("Machines", _machines(config)),
         ("Network", _network(config)),
+    ]
+    return [
+        *(started if config.topologies else []),
+        *((f"Endpoint {endpoint.name}", endpoint.url) for endpoint in config.endpoints),
+        ("Prompts", f"{prompts}; {limit} {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
+        ("Runs", f"{workload.num_runs} of everything, {turns}, the first of each group rotating"),
+        ("Load", _load(config)),
         ("Host", f"{cpu_model()}, {len(config.usable_cores)} usable cores, {platform.platform(terse=True)}"),
     ]
 
@@ -126,7 +139,7 @@ def short_conditions(config: ComparisonConfig) -> str:
     rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
     parts = (
         f"{cpu_model()}, {config.cores_per_machine} of {len(config.usable_cores)} cores per model",
-        f"{model_name(config.target_model)} with {', '.join(names)}",
+        f"{model_name(config.target_model)} with {', '.join(names)}" if config.topologies else "endpoints",
         dict(conditions(config))["Prompts"],
         f"{', '.join(map(str, workload.concurrencies))} in flight" + (f", {rates} requests/s" if rates else ""),
         f"round trip {rtts} ms",
@@ -135,9 +148,10 @@ def short_conditions(config: ComparisonConfig) -> str:
     return ". ".join(parts)
 
 
-def _load(workload: WorkloadConfig) -> str:
+def _load(config: ComparisonConfig) -> str:
+    workload = config.workload
     text = f"{', '.join(map(str, workload.concurrencies))} requests in flight"
-    parts = [f"{text}; above 1 sent by Locust on gevent" if max(workload.concurrencies) > 1 else text]
+    parts = [f"{text}; above 1 sent by Locust on gevent" if config.uses_locust else text]
     if workload.request_rates:
         rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
         parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), whoever waits")
@@ -181,7 +195,9 @@ def json_of(findings: Findings) -> dict[str, Any]:
     agreement = findings.agreement
     return {
         "emulated": str(findings.config.backend.emulation) or None,
-        "same_tokens": agreement.holds,
+        "same_tokens": agreement.holds if agreement.is_known else None,
+        "not_comparable": list(agreement.not_comparable),
+        "warnings": findings.warnings,
         "num_requests": agreement.num_requests,
         "differences": [str(difference) for difference in agreement.differences],
         "duration_s": round(findings.duration_s, 1),
@@ -208,15 +224,27 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
     return rounded
 
 
-PLACE = ("topology", "schedule", "draft", "gamma", "branches", "kind", "rtt_ms", "concurrency", "request_rate")
+PLACE = (
+    "topology",
+    "endpoint",
+    "schedule",
+    "draft",
+    "gamma",
+    "branches",
+    "kind",
+    "rtt_ms",
+    "concurrency",
+    "request_rate",
+)
 
 
 def place(cell: Cell) -> dict[str, Any]:
     """What tells a cell from all others."""
     contender = cell.contender
+    schedule = contender.schedule.value if contender.schedule else None
     values = (
-        *(contender.topology.value, contender.schedule.value if contender.schedule else None, contender.draft_name),
-        *(contender.gamma, contender.branches, cell.kind, cell.rtt_ms, cell.concurrency or None, cell.request_rate),
+        *(contender.topology.value, contender.endpoint, schedule, contender.draft_name, contender.gamma),
+        *(contender.branches, cell.kind, cell.rtt_ms, cell.concurrency or None, cell.request_rate),
     )
     return dict(zip(PLACE, values, strict=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +22,29 @@ from inference.request import Schedule
 # hatches.
 TARGET, FUSED, POOL = (Series(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
 SYNC, ASYNC = (Series(Topology.DISTRIBUTED, schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
-COLOURS = {TARGET: "#5f5f5f", FUSED: "#0072B2", SYNC: "#D55E00", ASYNC: "#009E73", POOL: "#CC79A7"}
-MARKS = {TARGET: "s", FUSED: "o", SYNC: "^", ASYNC: "D", POOL: "v"}
-LINES: dict[Series, Any] = {TARGET: "-", FUSED: (0, (6, 2)), SYNC: (0, (2, 1.5)), ASYNC: (0, (6, 2, 1.5, 2)), POOL: ":"}
-HATCHES = {FUSED: "", SYNC: "//", ASYNC: "..", POOL: "xx"}
+
+
+class Looks(dict[Series, Any]):
+    """Of every line; endpoints get theirs in turn."""
+
+    def __init__(self, known: dict[Series, Any], others: Sequence[Any]) -> None:
+        super().__init__(known)
+        self._others = itertools.cycle(others)
+
+    def __missing__(self, series: Series) -> Any:
+        return self.setdefault(series, next(self._others))
+
+
+_OURS = (TARGET, FUSED, SYNC, ASYNC, POOL)
+_LINES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), ":")
+_HATCHES = ("", "", "//", "..", "xx")
 DRAFT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DRAFT_MARKS = ("o", "^", "D", "v", "P", "X")
+_COLOURS = ("#5f5f5f", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
+COLOURS = Looks(dict(zip(_OURS, _COLOURS, strict=True)), DRAFT_COLOURS[::-1])
+MARKS = Looks(dict(zip(_OURS, "so^Dv", strict=True)), DRAFT_MARKS[::-1])
+LINES = Looks(dict(zip(_OURS, _LINES, strict=True)), _LINES)
+HATCHES = Looks(dict(zip(_OURS, _HATCHES, strict=True)), ("--", "\\\\", "||", "oo", "++"))
 
 INCHES_PER_NAME = 1.6
 CHARACTERS_PER_INCH = 18

@@ -56,7 +56,7 @@ def speedups(findings: Findings) -> list[str]:
     return [
         f"{kind.replace('_', ' ')}, {series.name}: {', '.join(_speedup(findings, summary) for summary in best)}"
         for kind, series, best in _over_rtt(findings, min(findings.config.workload.concurrencies))
-        if series.drafts and all(summary.speedup for summary in best)
+        if series != findings.config.baseline.series and all(summary.speedup for summary in best)
     ]
 
 
@@ -129,7 +129,7 @@ def _over_gamma(findings: Findings) -> list[str]:
 PICTURES = (
     Picture(
         "speedup_by_kind",
-        "Speed-up over the target alone, by prompt kind and topology",
+        "Speed-up by prompt kind and topology",
         plots.speedup_by_kind,
         speedups,
     ),

@@ -37,8 +37,8 @@ NUM_CURVE_POINTS = 60
 
 
 def drafting(findings: Findings) -> list[Series]:
-    """What is compared with the target alone."""
-    return [series for series in findings.config.series if series.drafts]
+    """What is compared with the target alone, or with what stands for it."""
+    return [series for series in findings.config.series if series != findings.config.baseline.series]
 
 
 def _bound_handle() -> Line2D:
@@ -59,9 +59,9 @@ def speedup_by_kind(findings: Findings) -> Figure:
         axes.set_title(f"round trip {rtt_ms:g} ms")
         axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
         axes.grid(visible=False, axis="x")
-    row[0].set_ylabel("speed-up over the target alone")
+    row[0].set_ylabel(f"speed-up over {findings.config.baseline_name}")
     handles: list[Artist] = [_bar_handle(series) for series in drafting(findings)]
-    alone = Line2D([], [], color=COLOURS[TARGET], label="target alone")
+    alone = Line2D([], [], color=COLOURS[TARGET], label=findings.config.baseline_name.removeprefix("the "))
     legend(figure, [*handles, _bound_handle(), alone])
     return figure
 
@@ -112,12 +112,15 @@ def _over_rtt(axes: Axes, findings: Findings, series: Series, kind: str) -> None
     best = [summary for summary in found if summary is not None]
     rates = [summary.tokens_per_s for summary in best]
     style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
-    axes.errorbar(rtts_ms, [rate.median for rate in rates], errors(rates), **style)  # type: ignore[arg-type]
+    at_ms = [summary.cell.rtt_ms for summary in best]
+    axes.errorbar(at_ms, [rate.median for rate in rates], errors(rates), **style)
+    if series.endpoint is not None or not best:
+        return
     end_ms = max(*rtts_ms, 1.0) if len(rtts_ms) > 1 else rtts_ms[0] + 1.0
     curve_ms = [rtts_ms[0] + (end_ms - rtts_ms[0]) * i / NUM_CURVE_POINTS for i in range(NUM_CURVE_POINTS + 1)]
     bound = [_best_bound(findings, best, rtt_ms) for rtt_ms in curve_ms]
     hollow = {"marker": MARKS[series], "markerfacecolor": "white", "markevery": [0, NUM_CURVE_POINTS]}
-    axes.plot(curve_ms, bound, color=COLOURS[series], linestyle="--", linewidth=1.2, **hollow)  # type: ignore[arg-type]
+    axes.plot(curve_ms, bound, color=COLOURS[series], linestyle="--", linewidth=1.2, **hollow)
 
 
 def _best_bound(findings: Findings, best: list[CellSummary], rtt_ms: float) -> float:
@@ -145,7 +148,7 @@ def speedup_over_gamma(findings: Findings) -> Figure:
     for row, kind in zip(rows, findings.kinds, strict=True):
         for axes, (series, rtt_ms) in zip(row, columns, strict=True):
             _over_gamma(axes, findings, series, kind, rtt_ms)
-        row[0].set_ylabel(f"{kind.replace('_', ' ')}\nspeed-up over the target alone")
+        row[0].set_ylabel(f"{kind.replace('_', ' ')}\nspeed-up over {findings.config.baseline_name}")
     from_zero(rows)
     for axes in rows[-1]:
         axes.set_xlabel("gamma (draft tokens per round)")
@@ -279,9 +282,10 @@ def tokens_over_concurrency(findings: Findings) -> Figure:
 def _over_concurrency(axes: Axes, findings: Findings, series: Series, kind: str, rtt_ms: float) -> None:
     concurrencies = sorted(findings.config.workload.concurrencies)
     found = [findings.best(series, kind, rtt_ms, concurrency) for concurrency in concurrencies]
-    rates = [summary.tokens_per_s for summary in found if summary is not None]
+    best = [summary for summary in found if summary is not None]
+    rates, at = [summary.tokens_per_s for summary in best], [summary.cell.concurrency for summary in best]
     style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
-    axes.errorbar(concurrencies, [rate.median for rate in rates], errors(rates), **style)  # type: ignore[arg-type]
+    axes.errorbar(at, [rate.median for rate in rates], errors(rates), **style)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(concurrencies))
     axes.xaxis.set_minor_locator(NullLocator())
