@@ -16,6 +16,7 @@ from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.plan.flags import parse_config
 from inference.comparison.plan.grid import Sample, walk
 from inference.comparison.report.agreement import check_agreement
+from inference.comparison.report.diff import diff
 from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, find
 from inference.comparison.report.summary import Summarizer
@@ -142,5 +143,5 @@ def _report(findings: Findings, console: Console) -> int:
     return 0 if findings.agreement.holds and not findings.num_failed else EXIT_FAILED
 
 
-COMMANDS: dict[str, Command] = {}
+COMMANDS: dict[str, Command] = {"diff": diff}
 """What `compare_architectures.py NAME ...` does, beside the comparison itself."""

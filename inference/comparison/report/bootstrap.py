@@ -58,9 +58,11 @@ def stratified_ratio(
     old, new = ([np.log(np.asarray(side[key], dtype=float)) for key in both] for side in (before, after))
     estimate = float(np.mean([after.mean() - before.mean() for before, after in zip(old, new, strict=True)]))
     old_rest, new_rest = (np.concatenate([values - values.mean() for values in side]) for side in (old, new))
-    num_free = min(len(old_rest), len(new_rest)) - len(both)  # each prompt's mean was taken from its own runs
-    scale = math.sqrt((num_free + len(both)) / max(1, num_free))
-    return _ratio(estimate, [scale * new_rest, -scale * old_rest], num_free + 1, confidence)
+    # Each prompt's mean was taken from its own runs: one degree of freedom each, on each side.
+    num_free = [len(rest) - len(both) for rest in (old_rest, new_rest)]
+    wider = [math.sqrt(len(rest) / max(1, free)) for rest, free in zip((old_rest, new_rest), num_free, strict=True)]
+    count = sum(num_free) + 1 if min(num_free) > 0 else 0
+    return _ratio(estimate, [-wider[0] * old_rest, wider[1] * new_rest], count, confidence)
 
 
 def _ratio(estimate: float, samples: Sequence[Vector], num_pairs: int, confidence: float) -> Ratio:

@@ -72,7 +72,8 @@ class Findings:
         here = [it for it in self.summaries if _place(it.cell) == (series, kind, rtt_ms, wanted[0])]
         found = [summary for summary in here if summary.cell.request_rate == wanted[1]]
         best = min(found, key=lambda summary: summary.end_to_end_s, default=None)
-        return None if best is None else self.at(best.cell)
+        service = None if best is None else self.at(best.cell)
+        return service if service is not None and service.num_answered else None
 
     def best(self, series: Series, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
         """Of all ways to draft in this series, the one with the most tokens/s; None if it takes no part."""
@@ -223,20 +224,29 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
     return rounded
 
 
+PLACE = (
+    "topology",
+    "endpoint",
+    "schedule",
+    "draft",
+    "gamma",
+    "branches",
+    "kind",
+    "rtt_ms",
+    "concurrency",
+    "request_rate",
+)
+
+
 def place(cell: Cell) -> dict[str, Any]:
     """What tells a cell from all others."""
-    return {
-        "topology": cell.contender.topology.value,
-        "endpoint": cell.contender.endpoint,
-        "schedule": cell.contender.schedule.value if cell.contender.schedule else None,
-        "draft": cell.contender.draft_name,
-        "gamma": cell.contender.gamma,
-        "branches": cell.contender.branches,
-        "kind": cell.kind,
-        "rtt_ms": cell.rtt_ms,
-        "concurrency": cell.concurrency or None,
-        "request_rate": cell.request_rate,
-    }
+    contender = cell.contender
+    schedule = contender.schedule.value if contender.schedule else None
+    values = (
+        *(contender.topology.value, contender.endpoint, schedule, contender.draft_name, contender.gamma),
+        *(contender.branches, cell.kind, cell.rtt_ms, cell.concurrency or None, cell.request_rate),
+    )
+    return dict(zip(PLACE, values, strict=True))
 
 
 def row(summary: CellSummary) -> dict[str, Any]:
