@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,11 +60,16 @@ async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, t
         assert "the context of a has 128" in errors
 
 
-async def _compare(flags: list[str]) -> tuple[int | None, dict[str, object], str]:
+async def _compare(flags: list[str]) -> tuple[int | None, dict[str, Any], str]:
     """Exit code, the last line of stdout, and stderr."""
-    program = str(ROOT / "compare_architectures.py")
-    pipes = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    process = await asyncio.create_subprocess_exec(sys.executable, program, *flags, **pipes)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "compare_architectures.py"),
+        *flags,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     try:
         stdout, stderr = await process.communicate()
     finally:
