@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.comparison.plan.config import ClientSite, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from inference.comparison.plan.datasets import Conversation
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.plan.flags import parse_config
 from inference.comparison.run.load import require_locust
@@ -212,3 +214,16 @@ def test_one_at_a_time_starts_one_architecture_after_the_other(tmp_path: Path) -
     ]
     measured = [contender for part in found.parts for contender in part.contenders]
     assert sorted(measured, key=str) == sorted(found.contenders, key=str)
+
+
+def test_locust_is_for_what_it_can_ask_of_everybody(tmp_path: Path) -> None:
+    """An open loop has room for several requests and one client: it once asked for Locust."""
+
+    def uses_locust(workload: WorkloadConfig, **changes: object) -> bool:
+        return config(tmp_path, workload=workload, network=NetworkConfig((0.0,)), **changes).uses_locust
+
+    several = WorkloadConfig(PROMPTS, concurrencies=(1, 4))
+    assert uses_locust(several)
+    assert not uses_locust(several, endpoints=(Endpoint("a", "grpc://h:1"),))
+    assert not uses_locust(replace(several, prompt_sets=(PromptSet("chats", (Conversation(("hello",)),)),)))
+    assert not uses_locust(WorkloadConfig(PROMPTS, request_rates=(4.0,)))
