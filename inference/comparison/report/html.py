@@ -138,9 +138,7 @@ def _results(findings: Findings, kind: str) -> str:
     summaries = [summary for summary in findings.summaries if summary.cell.kind == kind]
     services = [service for service in findings.services if service.cell.kind == kind]
     shown, place = columns(findings.config), place_columns(findings.config)
-    known = {summary.cell: [column.text(summary) for column in place] for summary in summaries}
-    nowhere = [""] * (len(place) - 1)
-    where = [known.get(service.cell, [str(service.cell), *nowhere]) for service in services]  # none answered: in words
+    where = [[column.text(service.cell) for column in place] for service in services]
     names, kind_of = [column.name for column in place], f"{_title(kind)} prompts"
     label = emulation_of(findings.config)
     speed = [[column.text(summary) for column in shown] for summary in summaries]
