@@ -346,9 +346,11 @@ class ComparisonConfig:
             for topology in self.topologies
             for draft in self.draft_models[: 1 if topology is Topology.TARGET else None]
         ]
-        alone = replace(self, one_at_a_time=False, endpoints=())
-        started = [replace(alone, topologies=(topology,), draft_models=(draft,)) for topology, draft in ways]
-        endpoints = [replace(self, one_at_a_time=False, topologies=())] if self.endpoints else []
+        together = replace(self, one_at_a_time=False)
+        started = [
+            replace(together, endpoints=(), topologies=(topology,), draft_models=(draft,)) for topology, draft in ways
+        ]
+        endpoints = [replace(together, topologies=())] if self.endpoints else []
         return (*started, *endpoints)
 
     @property
