@@ -125,15 +125,15 @@ _SITES = {
 
 def json_of(findings: Findings) -> dict[str, Any]:
     """The whole result as JSON; times in seconds."""
-    agreement = findings.agreement
+    agreement, emulated = findings.agreement, str(findings.config.backend.emulation) or None
     return {
-        "emulated": str(findings.config.backend.emulation) or None,
+        "emulated": emulated,
         "same_tokens": agreement.holds,
         "num_requests": agreement.num_requests,
         "differences": [str(difference) for difference in agreement.differences],
         "duration_s": round(findings.duration_s, 1),
         "conditions": dict(conditions(findings.config)),
-        "cells": [row(summary) for summary in findings.summaries],
+        "cells": [{**row(summary), "emulated": emulated} for summary in findings.summaries],
     }
 
 
