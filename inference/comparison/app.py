@@ -49,7 +49,8 @@ def compare(arguments: Sequence[str]) -> int:
     """Run the comparison.
 
     Returns:
-        0; 1: a server failed, or topologies returned different tokens; 2: wrong flags or files; 128 + n: signal n.
+        0; 1: a server or a request failed (those of an open loop are counted, no more), or topologies returned
+        different tokens; 2: wrong flags or files; 128 + n: signal n.
     """
     console = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
     try:
@@ -57,7 +58,7 @@ def compare(arguments: Sequence[str]) -> int:
         if config.backend.compile_policy == "only":
             _run(compile_models(config))
             return 0
-        if config.workload.max_concurrency > 1:
+        if max(config.workload.concurrencies) > 1:
             require_locust()
         prepare_directory(config.output)
         findings = _run(_compare(config, console))
@@ -125,12 +126,15 @@ def _findings(config: ComparisonConfig, samples: Sequence[Sample], duration_s: f
 
 def _report(findings: Findings, console: Console) -> int:
     results = write_report(findings, findings.config.output)
+    del results["requests"]
     print_tables(console, findings)
     for difference in findings.agreement.differences:
         print(f"error: {difference}", file=sys.stderr)
     print(f"report: {findings.config.output / 'report.html'}", file=sys.stderr)
     print(json.dumps(results, separators=(",", ":")), flush=True)
-    return 0 if findings.agreement.holds else EXIT_FAILED
+    if findings.num_failed:
+        print(f"error: {findings.num_failed} requests failed; see the report", file=sys.stderr)
+    return 0 if findings.agreement.holds and not findings.num_failed else EXIT_FAILED
 
 
 COMMANDS: dict[str, Command] = {}

@@ -11,12 +11,17 @@ from pathlib import Path
 
 from inference.comparison.plan.backend import NGRAM, BackendConfig, Server
 from inference.comparison.plan.machine import Machine, split_into_machines
+from inference.comparison.plan.slo import Slo
 from inference.config import DEFAULT_BRANCHES, check_branches, model_name
 from inference.errors import ConfigError
 from inference.request import MAX_GAMMA, MAX_SEED, Schedule
 
 MAX_RTT_MS = 10_000.0
 MAX_CONCURRENCY = 4096
+MAX_REQUEST_RATE = 10_000.0
+MAX_ARRIVALS = 100_000
+OPEN_LOOP_BATCH = 8
+"""Of a server whose requests come on their own: what main.py has, too."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -103,6 +108,10 @@ class WorkloadConfig:
         seed: key of the noise; the same for every topology.
         concurrencies: requests in flight at once.
         deadline_s: seconds a request may take.
+        request_rates: requests per second that come on their own, beside `concurrencies`.
+        num_arrivals: of them in each run.
+        warm_up: prompts of each kind that every contender answers before anything counts.
+        slo: what a request must keep to count as goodput.
     """
 
     prompt_sets: tuple[PromptSet, ...]
@@ -112,6 +121,10 @@ class WorkloadConfig:
     seed: int = 0
     concurrencies: tuple[int, ...] = (1,)
     deadline_s: float = 120.0
+    request_rates: tuple[float, ...] = ()
+    num_arrivals: int = 32
+    warm_up: int = 1
+    slo: Slo = field(default_factory=Slo)
 
     def __post_init__(self) -> None:
         _require_distinct("prompt kind", [prompt_set.kind for prompt_set in self.prompt_sets])
@@ -124,10 +137,22 @@ class WorkloadConfig:
             limits = f"1..{MAX_CONCURRENCY}"
             _require(1 <= concurrency <= MAX_CONCURRENCY, f"concurrency {concurrency} is outside {limits}")
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s:g} is not above 0")
+        for rate in self.request_rates:
+            _require(0 < rate <= MAX_REQUEST_RATE, f"request_rate {rate:g} is outside 0..{MAX_REQUEST_RATE:g}")
+        limits = f"1..{MAX_ARRIVALS}"
+        _require(1 <= self.num_arrivals <= MAX_ARRIVALS, f"num_arrivals {self.num_arrivals} is outside {limits}")
+        _require(self.warm_up >= 1, f"warm_up {self.warm_up} is below 1: first requests are slower than all others")
 
     @property
     def max_concurrency(self) -> int:
-        return max(self.concurrencies)
+        """Requests for which servers have room at once."""
+        return max(*self.concurrencies, OPEN_LOOP_BATCH if self.request_rates else 1)
+
+    @property
+    def loads(self) -> tuple[tuple[int, float | None], ...]:
+        """(concurrency, request rate) of every way in which requests come; see `Cell`."""
+        closed = tuple((concurrency, None) for concurrency in self.concurrencies)
+        return (*closed, *((0, rate) for rate in sorted(self.request_rates)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +225,7 @@ class ComparisonConfig:
         usable_cores: CPU cores of this host that may be used.
         cores_per_machine: a machine is a set of so many of them.
         output: directory of the report.
+        llmperf: whether it has LLMPerf's files too.
         backend: what computes.
     """
 
@@ -215,6 +241,7 @@ class ComparisonConfig:
     output: Path
     branches: tuple[int, ...] = (DEFAULT_BRANCHES,)
     backend: BackendConfig = field(default_factory=BackendConfig)
+    llmperf: bool = False
 
     def __post_init__(self) -> None:
         _require_distinct("topology", [topology.value for topology in self.topologies])

@@ -19,6 +19,7 @@ from inference.comparison.plan.config import (
     Topology,
     WorkloadConfig,
 )
+from inference.comparison.plan.slo import FIGURES, Slo, parse_slo
 from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -63,10 +64,15 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
             seed=args.seed,
             concurrencies=args.concurrency,
             deadline_s=args.deadline_s,
+            request_rates=args.request_rate,
+            num_arrivals=args.num_arrivals,
+            warm_up=args.warm_up,
+            slo=parse_slo(args.slo) if args.slo else Slo(),
         ),
         usable_cores=tuple(sorted(os.sched_getaffinity(0))),
         cores_per_machine=args.cores_per_machine,
         output=args.output,
+        llmperf=args.llmperf,
         backend=_backend(args),
     )
 
@@ -152,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
         allow_abbrev=False,
     )
-    for add in (_add_contenders, _add_workload, _add_network, _add_machines, _add_backend, _add_output):
+    for add in (_add_contenders, _add_workload, _add_arrivals, _add_network, _add_machines, _add_backend, _add_output):
         add(parser)
     return parser
 
@@ -200,6 +206,18 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_arrivals(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("requests that come on their own (an open loop); what is asked of answers")
+    text = "requests per second, at random times, beside --concurrency; latency counts from when each was due"
+    group.add_argument("--request_rate", type=_list_of(float), default="", metavar="LIST", help=text)
+    text = "of them, in each run (%(default)s)"
+    group.add_argument("--num_arrivals", type=int, default=32, metavar="N", help=text)
+    text = "prompts of each kind that each contender answers before anything counts (%(default)s)"
+    group.add_argument("--warm_up", type=int, default=1, metavar="N", help=text)
+    text = f"limits that an answer must keep to be goodput, of {', '.join(FIGURES)}, such as ttft:200ms,itl:50ms"
+    group.add_argument("--slo", metavar="LIMITS", help=text)
+
+
 def _add_network(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network between edge and target (a proxy on loopback)")
     text = "round trip times, milliseconds (%(default)s)"
@@ -245,3 +263,5 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     text = "directory for results.csv, results.json, report.html and the plots (%(default)s)"
     group.add_argument("--output", type=Path, default=Path("reports/comparison"), metavar="DIR", help=text)
+    text = "also write LLMPerf's two JSON files for each measurement, into DIR/llmperf"
+    group.add_argument("--llmperf", action="store_true", help=text)

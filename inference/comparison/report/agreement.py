@@ -24,7 +24,7 @@ class Difference:
     kind: str
     prompt_index: int
     rtt_ms: float
-    concurrency: int
+    load: str
     repeat: int
     position: int
     expected: int | None
@@ -33,7 +33,7 @@ class Difference:
     def __str__(self) -> str:
         where = f"{self.kind} prompt {self.prompt_index + 1}, output position {self.position}"
         what = f"token {self.actual} where {self.reference} has {self.expected}"
-        when = f"rtt {self.rtt_ms:g} ms, concurrency {self.concurrency}, run {self.repeat + 1}"
+        when = f"rtt {self.rtt_ms:g} ms, {self.load}, run {self.repeat + 1}"
         return f"{self.contender}, {where}: {what} ({when})"
 
 
@@ -94,7 +94,7 @@ def _difference(
         kind=sample.cell.kind,
         prompt_index=prompt_index,
         rtt_ms=sample.cell.rtt_ms,
-        concurrency=sample.cell.concurrency,
+        load=sample.cell.load,
         repeat=sample.repeat,
         position=position,
         expected=_at(expected, position),

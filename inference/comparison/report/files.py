@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.comparison.report.findings import Findings, json_of
+from inference.comparison.report.llmperf import write_llmperf
 from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
     results = json_of(findings)
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     _write_csv(results["cells"], directory / "results.csv")
+    if findings.config.llmperf:
+        write_llmperf(findings, directory / "llmperf")
     try:
         _write_page(findings, directory)
     except ModuleNotFoundError as error:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series
+from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series, Topology, WorkloadConfig
 from inference.comparison.plan.grid import Cell
 from inference.comparison.plan.machine import cpu_model
 from inference.comparison.report.agreement import Agreement
+from inference.comparison.report.bootstrap import Ratio
+from inference.comparison.report.service import LATENCIES, Service
 from inference.comparison.report.summary import CellSummary, Summarizer, Theory
 from inference.config import NOT_EMULATED
 
@@ -21,12 +24,14 @@ class Findings:
     Attributes:
         summaries: one per cell.
         agreement: whether all answers were the same.
+        services: how the requests of each cell were served, in the same order.
         theories: by contender, prompt kind and concurrency; their bounds can be asked for at any round trip time.
         duration_s: of the whole comparison, starts of servers included.
     """
 
     config: ComparisonConfig
     summaries: tuple[CellSummary, ...]
+    services: tuple[Service, ...]
     agreement: Agreement
     theories: dict[tuple[Contender, str, int], Theory]
     duration_s: float
@@ -38,6 +43,20 @@ class Findings:
     @property
     def by_cell(self) -> dict[Cell, CellSummary]:
         return {summary.cell: summary for summary in self.summaries}
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that failed although none was sent before its client had the answer to the one before."""
+        return sum(service.num_failed for service in self.services if service.cell.request_rate is None)
+
+    def at(self, cell: Cell) -> Service | None:
+        """How the requests of a cell were served; None if it was not measured."""
+        return next((service for service in self.services if service.cell == cell), None)
+
+    def over_target(self, service: Service, figure: str) -> Ratio | None:
+        """Times of a cell over those of the target alone in its place; None for itself, and where it takes no part."""
+        alone = self.at(replace(service.cell, contender=Contender(Topology.TARGET)))
+        return None if alone is None or alone is service else service.over(alone, figure)
 
     def best(self, series: Series, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
         """Of all ways to draft in this series, the one with the most tokens/s; None if it takes no part."""
@@ -59,7 +78,9 @@ def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement,
         for concurrency in config.workload.concurrencies
     ]
     theories = {group: summarizer.theory(*group) for group in groups}
-    return Findings(config, tuple(summarizer.summaries()), agreement, theories, duration_s)
+    summaries = tuple(summarizer.summaries())
+    services = tuple(summarizer.service(summary.cell) for summary in summaries)
+    return Findings(config, summaries, services, agreement, theories, duration_s)
 
 
 def emulation_of(config: ComparisonConfig) -> str:
@@ -81,16 +102,22 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
         ("Gamma", f"{', '.join(map(str, config.gammas))} draft tokens per round"),
         ("Prompts", f"{prompts}; up to {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
         ("Runs", f"{workload.num_runs} of everything, interleaved, the first of each group rotating"),
-        ("Concurrency", _concurrency(workload.concurrencies)),
+        ("Load", _load(workload)),
         ("Machines", _machines(config)),
         ("Network", _network(config)),
         ("Host", f"{cpu_model()}, {len(config.usable_cores)} usable cores, {platform.platform(terse=True)}"),
     ]
 
 
-def _concurrency(concurrencies: tuple[int, ...]) -> str:
-    text = f"{', '.join(map(str, concurrencies))} requests in flight"
-    return f"{text}; above 1 sent by Locust on gevent" if max(concurrencies) > 1 else text
+def _load(workload: WorkloadConfig) -> str:
+    text = f"{', '.join(map(str, workload.concurrencies))} requests in flight"
+    parts = [f"{text}; above 1 sent by Locust on gevent" if max(workload.concurrencies) > 1 else text]
+    if workload.request_rates:
+        rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
+        parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), whoever waits")
+    if workload.slo.limits:
+        parts.append(f"goodput: {workload.slo}")
+    return f"{'; '.join(parts)}; {workload.warm_up} of each kind before anything counts"
 
 
 def _machines(config: ComparisonConfig) -> str:
@@ -134,12 +161,29 @@ def json_of(findings: Findings) -> dict[str, Any]:
         "duration_s": round(findings.duration_s, 1),
         "conditions": dict(conditions(findings.config)),
         "cells": [{**row(summary), "emulated": emulated} for summary in findings.summaries],
+        "statistics": [_statistics(findings, service) for service in findings.services],
+        "requests": [[_rounded(request) for request in service.requests] for service in findings.services],
     }
 
 
-def row(summary: CellSummary) -> dict[str, Any]:
-    """One cell, flat: a row of results.csv and an object of results.json; times in seconds."""
-    cell, speedup, costs = summary.cell, summary.speedup, summary.costs
+def _statistics(findings: Findings, service: Service) -> dict[str, Any]:
+    """One cell's distributions; `over_target` are ratios of times, with their intervals."""
+    over = {name: findings.over_target(service, name) for name in LATENCIES}
+    ratios = {name: _rounded(asdict(ratio)) | {"verdict": str(ratio)} for name, ratio in over.items() if ratio}
+    return {**place(service.cell), **_rounded(service.statistics()), "over_target": ratios}
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    rounded: dict[str, Any] = {}
+    for name, value in values.items():
+        rounded[name] = _rounded(value) if isinstance(value, dict) else value
+        if isinstance(value, float):
+            rounded[name] = _digits(value) if math.isfinite(value) else None
+    return rounded
+
+
+def place(cell: Cell) -> dict[str, Any]:
+    """What tells a cell from all others."""
     return {
         "topology": cell.contender.topology.value,
         "schedule": cell.contender.schedule.value if cell.contender.schedule else None,
@@ -148,7 +192,16 @@ def row(summary: CellSummary) -> dict[str, Any]:
         "branches": cell.contender.branches,
         "kind": cell.kind,
         "rtt_ms": cell.rtt_ms,
-        "concurrency": cell.concurrency,
+        "concurrency": cell.concurrency or None,
+        "request_rate": cell.request_rate,
+    }
+
+
+def row(summary: CellSummary) -> dict[str, Any]:
+    """One cell, flat: a row of results.csv and an object of results.json; times in seconds."""
+    cell, speedup, costs = summary.cell, summary.speedup, summary.costs
+    return {
+        **place(cell),
         "num_requests": summary.num_requests,
         "tokens_per_s": _digits(summary.tokens_per_s.median),
         "tokens_per_s_min": _digits(summary.tokens_per_s.low),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
 from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.report import bound
+from inference.comparison.report.service import Service
 from inference.comparison.run.record import RequestRecord
 from inference.comparison.run.topologies import crosses_network
 
@@ -104,14 +105,19 @@ class Summarizer:
             self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.records)
 
     def summaries(self) -> list[CellSummary]:
-        """In a reader's order: kind, concurrency, round trip time, contender."""
+        """In a reader's order: kind, load, round trip time, contender."""
         order = {contender: index for index, contender in enumerate(self._config.contenders)}
         kinds = [prompt_set.kind for prompt_set in self._config.workload.prompt_sets]
+        loads = self._config.workload.loads
         cells = sorted(
             self._by_cell,
-            key=lambda cell: (kinds.index(cell.kind), cell.concurrency, cell.rtt_ms, order[cell.contender]),
+            key=lambda cell: (kinds.index(cell.kind), loads.index(_load(cell)), cell.rtt_ms, order[cell.contender]),
         )
         return [self._summary(cell) for cell in cells]
+
+    def service(self, cell: Cell) -> Service:
+        """How the requests of a cell were served."""
+        return Service.of(self._by_cell[cell], self._config.workload.slo)
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
         """The bound's parts, pooled over round trip times: the network changes neither passes nor acceptance."""
@@ -175,7 +181,11 @@ class Summarizer:
 
 
 def _alone(cell: Cell) -> Cell:
-    return Cell(Contender(Topology.TARGET), cell.kind, cell.rtt_ms, cell.concurrency)
+    return replace(cell, contender=Contender(Topology.TARGET))
+
+
+def _load(cell: Cell) -> tuple[int, float | None]:
+    return cell.concurrency, cell.request_rate
 
 
 def _spread(values: Sequence[float]) -> Spread:

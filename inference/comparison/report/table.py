@@ -37,8 +37,9 @@ def columns(config: ComparisonConfig) -> list[Column]:
         contender.append(Column("gamma", lambda it: _figure(it.cell.contender.gamma, digits=0)))
         contender.append(Column("branches", lambda it: _figure(it.cell.contender.branches, digits=0)))
     place = [Column("RTT\nms", lambda it: f"{it.cell.rtt_ms:g}")]
-    if len(config.workload.concurrencies) > 1:
-        place.append(Column("clients", lambda it: str(it.cell.concurrency)))
+    if len(config.workload.loads) > 1:
+        place.append(Column("clients", lambda it: _figure(it.cell.concurrency or None, digits=0)))
+        place.append(Column("requests\n/s", lambda it: _figure(it.cell.request_rate, digits=2)))
     return [*contender, *place, *_FIGURES]
 
 
@@ -63,8 +64,8 @@ _FIGURES = (
     Column("tokens\n/pass", lambda it: _figure(it.mean_acceptance_length, digits=2)),
     Column("speed-up", lambda it: _ratio(it.speedup)),
     Column("min-max", lambda it: _range(it.speedup)),
-    Column("bound\ntokens/s", lambda it: f"{it.bound_tokens_per_s:.1f}"),
-    Column("% of\nbound", lambda it: f"{it.percent_of_bound:.0f}"),
+    Column("bound\ntokens/s", lambda it: _figure(it.bound_tokens_per_s or None, digits=1)),
+    Column("% of\nbound", lambda it: _figure(it.percent_of_bound or None, digits=0)),
 )
 
 

@@ -1,37 +1,44 @@
-"""One thin client that sends requests one after another: the load at concurrency 1."""
+"""The thin client: sends a prompt, and keeps what came back or how it failed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import TypeAlias
 
 from grpc_comm.channel import open_channel, wait_until_ready
 from inference.commit import Delta, Event, Started
 from inference.comparison.plan.config import Contender, WorkloadConfig
 from inference.comparison.run.record import RequestRecord, Round
+from inference.errors import SpecDecError
 from inference.request import SamplingParams
 from inference.workers.completion import CompletionRequest
 from inference.workers.remote import RemoteCompleter
-from inference.workers.status import calls_to
+from inference.workers.status import calls_to, code_name
 
 CONNECT_TIMEOUT_S = 10.0
 
+Ask: TypeAlias = Callable[[int, float], Awaitable[RequestRecord]]
+"""Completes the prompt of this index; times count from the other argument, in monotonic seconds. That a request failed,
+its record says."""
 
-async def run_sequentially(
+
+@asynccontextmanager
+async def asking(
     address: str, prompts: Sequence[str], workload: WorkloadConfig, contender: Contender
-) -> list[RequestRecord]:
-    """Complete every prompt at HOST:PORT.
+) -> AsyncGenerator[Ask, None]:
+    """A connected client of HOST:PORT.
 
     Raises:
-        SpecDecError: a request failed.
+        SpecDecError: nobody answers there.
     """
     async with open_channel(address) as channel:
         with calls_to(address):
             await wait_until_ready(channel, address, timeout_s=CONNECT_TIMEOUT_S)
         completer = RemoteCompleter(channel, address, deadline_s=workload.deadline_s)
         requests = [_request(prompt, workload, contender) for prompt in prompts]
-        return [await _complete(completer, request, index) for index, request in enumerate(requests)]
+        yield lambda index, sent_s: _complete(completer, requests[index], index, sent_s)
 
 
 def _request(prompt: str, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
@@ -45,12 +52,16 @@ def _request(prompt: str, workload: WorkloadConfig, contender: Contender) -> Com
     )
 
 
-async def _complete(completer: RemoteCompleter, request: CompletionRequest, prompt_index: int) -> RequestRecord:
+async def _complete(
+    completer: RemoteCompleter, request: CompletionRequest, prompt_index: int, sent_s: float
+) -> RequestRecord:
     events: list[tuple[float, Event]] = []
-    sent_s = time.monotonic()
-    async with aclosing(completer.complete(request)) as stream:
-        async for event in stream:
-            events.append((time.monotonic() - sent_s, event))
+    try:
+        async with aclosing(completer.complete(request)) as stream:
+            async for event in stream:
+                events.append((time.monotonic() - sent_s, event))
+    except SpecDecError as exc:
+        return RequestRecord(prompt_index, sent_s, 0, (), (), code_name(exc), str(exc))
     return _record(events, prompt_index, sent_s)
 
 

@@ -1,7 +1,7 @@
-"""Many thin clients at once: Locust with a gRPC user on gevent, in a process of its own.
+"""How requests come: one after another, on their own at a rate (an open loop), or from many clients at once.
 
-gevent in a process with asyncio or torch would stall both, so nothing of Locust is imported here: requests go out in
-one JSON file, records come back in another.
+Many clients are Locust with a gRPC user on gevent, in a process of its own. gevent in a process with asyncio or torch
+would stall both, so nothing of Locust is imported here: requests go out in one JSON file, records come back in another.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from inference.comparison.plan.config import Contender, WorkloadConfig
+from inference.comparison.run.client import Ask
 from inference.comparison.run.record import RequestRecord, record_from_json
 from inference.config import ROOT
 from inference.errors import ConfigError, UnavailableError
@@ -27,6 +31,32 @@ LOCUST_FILE = Path(__file__).with_name("locust_user.py")
 REQUESTS_PER_USER = 2
 START_S = 30.0
 """For Locust to start and connect."""
+
+
+async def one_by_one(ask: Ask, count: int) -> list[RequestRecord]:
+    """Ask for each of `count` prompts when the one before it is answered."""
+    return [await ask(index, time.monotonic()) for index in range(count)]
+
+
+async def as_they_come(ask: Ask, count: int, arrivals_s: Sequence[float]) -> list[RequestRecord]:
+    """Ask at these times, in seconds from now, whatever is still unanswered; `count` prompts take turns.
+
+    A request's times count from when it was to be sent. So if the server, or this process, is held up, what comes due
+    meanwhile is late too, and counts as late (no coordinated omission).
+    """
+    began = time.monotonic()
+
+    async def ask_at(number: int, due_s: float) -> RequestRecord:
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        return await ask(number % count, due_s)
+
+    return await asyncio.gather(*(ask_at(number, began + arrival_s) for number, arrival_s in enumerate(arrivals_s)))
+
+
+def poisson_arrivals(request_rate: float, count: int, seed: Sequence[int]) -> list[float]:
+    """Times, in seconds, at which `count` independent users come, `request_rate` of them per second on average."""
+    gaps = np.random.default_rng(seed).exponential(1 / request_rate, count)
+    return [float(at) for at in np.cumsum(gaps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +98,7 @@ async def run_at_once(
     """Complete prompts at HOST:PORT with `concurrency` users at once, each prompt at least once.
 
     Raises:
-        UnavailableError: a request failed, or Locust did.
+        UnavailableError: a user could not connect, or Locust failed.
     """
     num_requests = max(len(prompts), REQUESTS_PER_USER * concurrency)
     plan = LoadPlan(
@@ -85,7 +115,7 @@ async def run_at_once(
         results = await _run_locust(plan, Path(directory), concurrency)
     if results["errors"]:
         first = results["errors"][0]
-        raise UnavailableError(f"{len(results['errors'])} requests failed: {first}", address=address)
+        raise UnavailableError(f"{len(results['errors'])} users could not connect: {first}", address=address)
     return [record_from_json(fields) for fields in results["records"]]
 
 
