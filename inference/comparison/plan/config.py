@@ -16,6 +16,8 @@ from inference.config import DEFAULT_BRANCHES, check_branches, model_name
 from inference.errors import ConfigError
 from inference.request import MAX_GAMMA, MAX_SEED, Schedule
 
+LOOKUP = "lookup"
+"""As a contender's draft: what a target finds itself, in the sequence or because a grammar forces it."""
 MAX_RTT_MS = 10_000.0
 MAX_CONCURRENCY = 4096
 MAX_REQUEST_RATE = 10_000.0
@@ -177,7 +179,7 @@ class Contender:
     """One way to serve: a topology, and how it drafts.
 
     Attributes:
-        draft: directory or "ngram"; None for the target alone.
+        draft: directory, "ngram", or of a target "lookup"; None for the target alone.
         gamma: draft tokens per round; None for the target alone.
         schedule: who waits for whom; None where there is no choice.
         branches: beside the draft's chain at most; None where it does not run ahead.
@@ -241,6 +243,7 @@ class ComparisonConfig:
     output: Path
     branches: tuple[int, ...] = (DEFAULT_BRANCHES,)
     backend: BackendConfig = field(default_factory=BackendConfig)
+    chosen: tuple[Contender, ...] = ()
     llmperf: bool = False
 
     def __post_init__(self) -> None:
@@ -311,6 +314,8 @@ class ComparisonConfig:
     @property
     def contenders(self) -> tuple[Contender, ...]:
         """Everything that is compared; the target alone first, if it takes part."""
+        if self.chosen:
+            return self.chosen
         alone = [Contender(Topology.TARGET)] if Topology.TARGET in self.topologies else []
         return (
             *alone,

@@ -47,7 +47,7 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         ConfigError: a value is out of range, or a file cannot be read.
         SystemExit: --help, or a flag that does not exist.
     """
-    args = _parser().parse_args([_with_underscores(argument) for argument in arguments])
+    args = _parser().parse_args([with_underscores(argument) for argument in arguments])
     return ComparisonConfig(
         target_model=_local(args.target_model),
         draft_models=tuple(str(_local(Path(draft))) for draft in args.draft_models),
@@ -106,7 +106,7 @@ def _prompt_sets(files: Sequence[Path] | None, num_prompts: int | None) -> tuple
     )
 
 
-def _with_underscores(argument: str) -> str:
+def with_underscores(argument: str) -> str:
     """`--rtt-ms=5` as `--rtt_ms=5`: both spellings are taken."""
     if not argument.startswith("--"):
         return argument
@@ -119,7 +119,7 @@ def _local(model: Path) -> Path:
     return model_directory(str(model)) if is_hub_id(str(model)) else model
 
 
-def _list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
+def list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
     """A parser of comma-separated values."""
 
     def parse(text: str) -> tuple[ValueT, ...]:
@@ -167,18 +167,18 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is compared")
     names = ",".join(topology.value for topology in Topology)
     group.add_argument(
-        "--topologies", type=_list_of(_topology), default=names, metavar="LIST", help=f"some of {names} (all)"
+        "--topologies", type=list_of(_topology), default=names, metavar="LIST", help=f"some of {names} (all)"
     )
     text = "target model directory (%(default)s)"
     group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
     text = "draft model directories; ngram is prompt lookup without a model (%(default)s)"
-    group.add_argument("--draft_models", type=_list_of(str), default=str(BUNDLED_DRAFT), metavar="LIST", help=text)
+    group.add_argument("--draft_models", type=list_of(str), default=str(BUNDLED_DRAFT), metavar="LIST", help=text)
     text = "draft tokens per round; several are a sweep (%(default)s)"
-    group.add_argument("--gamma", type=_list_of(int), default=str(DEFAULT_GAMMA), metavar="LIST", help=text)
+    group.add_argument("--gamma", type=list_of(int), default=str(DEFAULT_GAMMA), metavar="LIST", help=text)
     text = "of distributed: sync (rounds), async (the draft runs ahead), or both (%(default)s)"
-    group.add_argument("--schedule", type=_list_of(_schedule), default="sync,async", metavar="LIST", help=text)
+    group.add_argument("--schedule", type=list_of(_schedule), default="sync,async", metavar="LIST", help=text)
     text = "beside the chain of a draft that runs ahead, at most; 0 is none (%(default)s)"
-    group.add_argument("--branches", type=_list_of(int), default=str(DEFAULT_BRANCHES), metavar="LIST", help=text)
+    group.add_argument("--branches", type=list_of(int), default=str(DEFAULT_BRANCHES), metavar="LIST", help=text)
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
@@ -200,7 +200,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="key of the noise, 0 .. 2^64-1 (%(default)s)")
     text = "requests in flight at once; above 1 needs Locust, see requirements-loadtest.txt (%(default)s)"
-    group.add_argument("--concurrency", type=_list_of(int), default="1", metavar="LIST", help=text)
+    group.add_argument("--concurrency", type=list_of(int), default="1", metavar="LIST", help=text)
     group.add_argument(
         "--deadline_s", type=float, default=120.0, metavar="S", help="time a request may take (%(default)s s)"
     )
@@ -209,7 +209,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 def _add_arrivals(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("requests that come on their own (an open loop); what is asked of answers")
     text = "requests per second, at random times, beside --concurrency; latency counts from when each was due"
-    group.add_argument("--request_rate", type=_list_of(float), default="", metavar="LIST", help=text)
+    group.add_argument("--request_rate", type=list_of(float), default="", metavar="LIST", help=text)
     text = "of them, in each run (%(default)s)"
     group.add_argument("--num_arrivals", type=int, default=32, metavar="N", help=text)
     text = "prompts of each kind that each contender answers before anything counts (%(default)s)"
@@ -221,7 +221,7 @@ def _add_arrivals(parser: argparse.ArgumentParser) -> None:
 def _add_network(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network between edge and target (a proxy on loopback)")
     text = "round trip times, milliseconds (%(default)s)"
-    group.add_argument("--rtt_ms", type=_list_of(float), default="0,10,50", metavar="LIST", help=text)
+    group.add_argument("--rtt_ms", type=list_of(float), default="0,10,50", metavar="LIST", help=text)
     text = "further delay of up to so much, milliseconds per direction (%(default)s)"
     group.add_argument("--jitter_ms", type=float, default=0.0, metavar="MS", help=text)
     text = "megabits per second and direction (unlimited)"

@@ -55,10 +55,15 @@ def render(findings: Findings, pictures: Sequence[Path]) -> str:
         "<h2>How to read it</h2>",
         _list(_EXPLANATIONS),
     ]
+    return page("Comparison of architectures", body)
+
+
+def page(title: str, body: Sequence[str]) -> str:
+    """One file for any browser, that asks nothing of any network."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Comparison of architectures</title><style>{_CSS}</style></head>\n"
+        f"<title>{escape(title)}</title><style>{_CSS}</style></head>\n"
         f"<body>\n{chr(10).join(body)}\n</body></html>\n"
     )
 
@@ -76,7 +81,9 @@ _EXPLANATIONS = (
     "</sup>) / (1 - &alpha;) tokens in &gamma; steps + round trip (distributed only) + one pass. &alpha; is the "
     "probability that a draft token is accepted, given that all before it in its round were. It assumes "
     "that draft tokens are accepted independently; where they are not, a few per cent more are possible. A draft that "
-    "runs ahead (async) is allowed more: draft and network hidden behind the passes, 1 / (1 - &alpha;) tokens in each. "
+    "runs ahead (async, pool) is allowed more: draft and network hidden behind passes, until it is surprised, once in "
+    "1 / (1 - &alpha;) tokens. No new proposal can arrive for a round trip then, unless a branch had foreseen it; the "
+    "target decodes or looks up by itself. The best length up to &gamma; counts, and the session's first round trip. "
     "ngram often proposes fewer than &gamma; tokens; the bound counts full rounds.",
     "A proxy on loopback stands for the network. It is in every path in every cell, also at round trip 0, so that all "
     "topologies pay for it alike; client and proxy need a little of the same cores.",

@@ -30,7 +30,7 @@ DRAFT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 DRAFT_MARKS = ("o", "^", "D", "v", "P", "X")
 NUM_CURVE_POINTS = 60
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.grid": True,
     "grid.alpha": 0.25,
@@ -52,7 +52,7 @@ def draw_all(findings: Findings, directory: Path) -> list[Path]:
         ("tokens_over_concurrency.png", len(findings.config.workload.concurrencies) > 1, tokens_over_concurrency),
     ]
     files = []
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         for name, is_wanted, draw in pictures:
             if is_wanted:
                 figure = draw(findings)
