@@ -261,7 +261,7 @@ def _add_insecure(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--insecure", action="store_true", help=text)
 
 
-def _add_dial_security(parser: argparse.ArgumentParser, *, insecure: bool) -> None:
+def add_dial_security(parser: argparse.ArgumentParser, *, insecure: bool) -> None:
     group = parser.add_argument_group("security of connections (docs/security.md)")
     text = "dial with TLS; the server's certificate must come from one of these CAs (PEM)"
     group.add_argument("--tls_ca", type=Path, metavar="FILE", help=text)
@@ -379,7 +379,7 @@ def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool =
     )
     text = "a request whose server is lost goes on within this time, at another one or there (%(default)s s)"
     group.add_argument("--reconnect_timeout_s", type=float, default=30.0, metavar="S", help=text)
-    _add_dial_security(parser, insecure=not serves)
+    add_dial_security(parser, insecure=not serves)
 
 
 def add_concurrency(parser: argparse.ArgumentParser) -> None:

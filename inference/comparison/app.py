@@ -59,7 +59,7 @@ def compare(arguments: Sequence[str]) -> int:
         if config.backend.compile_policy == "only":
             _run(compile_models(config))
             return 0
-        if max(config.workload.concurrencies) > 1:
+        if config.uses_locust:
             require_locust()
         prepare_directory(config.output)
         findings = _run(_compare(config, console))
@@ -123,17 +123,20 @@ async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
 
 async def _compare(config: ComparisonConfig, console: Console) -> Findings:
     started = time.monotonic()
+    samples: list[Sample] = []
     with Progress(console, sum(1 for _ in walk(config))) as progress:
-        progress.phase(f"starting servers: {'; '.join(map(str, config.machines))}")
-        async with deployment(config) as servers:
-            samples = await servers.guard(measure(config, servers, progress))
-            progress.phase("stopping servers")
+        for part in config.parts:
+            progress.phase(f"starting servers: {'; '.join(map(str, part.machines)) or 'none'}")
+            async with deployment(part) as servers:
+                samples += await servers.guard(measure(part, servers, progress))
+                progress.phase("stopping servers")
     return _findings(config, samples, time.monotonic() - started)
 
 
 def _findings(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float) -> Findings:
     measured = [sample for sample in samples if sample.repeat != WARM_UP]
-    return find(config, Summarizer(config, measured), check_agreement(samples), duration_s)
+    agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
+    return find(config, Summarizer(config, measured), agreement, duration_s)
 
 
 def _report(findings: Findings, console: Console) -> int:

@@ -50,7 +50,7 @@ class Sample:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(record.token_ids) for record in self.records)
+        return sum(record.stats.num_output_tokens for record in self.records)
 
     @property
     def wall_s(self) -> float:
@@ -58,7 +58,7 @@ class Sample:
         if self.cell.concurrency == 1:
             return sum(record.stats.end_to_end_s for record in self.records)
         ends = [record.sent_s + record.stats.end_to_end_s for record in self.records]
-        return max(ends) - min(record.sent_s for record in self.records)
+        return max(ends) - min(record.sent_s for record in self.records) if ends else 0.0
 
     @property
     def tokens_per_s(self) -> float:

@@ -33,6 +33,7 @@ def prepare_directory(directory: Path) -> None:
 def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
     """Write every file; return the content of results.json. Without matplotlib there are no pictures, and no page."""
     results = json_of(findings)
+    (directory / "config.toml").write_text(findings.config.asked, encoding="utf-8")
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     _write_csv(results["cells"], directory / "results.csv")
     if findings.config.llmperf:
@@ -53,6 +54,6 @@ def _write_page(findings: Findings, directory: Path) -> None:
 
 def _write_csv(rows: list[dict[str, Any]], file: Path) -> None:
     with file.open("w", newline="", encoding="utf-8") as output:
-        writer = csv.DictWriter(output, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(output, fieldnames=list(rows[0]) if rows else [])
         writer.writeheader()
         writer.writerows(rows)

@@ -7,7 +7,7 @@ import platform
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series, Topology, WorkloadConfig
+from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series
 from inference.comparison.plan.grid import Cell
 from inference.comparison.plan.machine import cpu_model
 from inference.comparison.report.agreement import Agreement
@@ -22,9 +22,9 @@ class Findings:
     """What the report is about.
 
     Attributes:
-        summaries: one per cell.
+        summaries: one per cell in which anything was answered.
         agreement: whether all answers were the same.
-        services: how the requests of each cell were served, in the same order.
+        services: how the requests of each cell were served, also where none was answered.
         theories: by contender, prompt kind and concurrency; their bounds can be asked for at any round trip time.
         duration_s: of the whole comparison, starts of servers included.
     """
@@ -35,6 +35,12 @@ class Findings:
     agreement: Agreement
     theories: dict[tuple[Contender, str, int], Theory]
     duration_s: float
+
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known of the figures, beside the conditions."""
+        names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
+        return [f"{name} does not count tokens: one is assumed in each of its messages" for name in names]
 
     @property
     def kinds(self) -> list[str]:
@@ -55,7 +61,7 @@ class Findings:
 
     def over_target(self, service: Service, figure: str) -> Ratio | None:
         """Times of a cell over those of the target alone in its place; None for itself, and where it takes no part."""
-        alone = self.at(replace(service.cell, contender=Contender(Topology.TARGET)))
+        alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 
     def best(self, series: Series, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
@@ -79,7 +85,7 @@ def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement,
     ]
     theories = {group: summarizer.theory(*group) for group in groups}
     summaries = tuple(summarizer.summaries())
-    services = tuple(summarizer.service(summary.cell) for summary in summaries)
+    services = tuple(map(summarizer.service, summarizer.cells()))
     return Findings(config, summaries, services, agreement, theories, duration_s)
 
 
@@ -95,23 +101,30 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
     prompts = ", ".join(f"{len(prompt_set.prompts)} {prompt_set.kind}" for prompt_set in workload.prompt_sets)
     sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
     emulation = emulation_of(config)
-    return [
+    limit = "exactly" if workload.ignore_eos else "up to"
+    turns = "one architecture after the other, so what drifts favours some" if config.one_at_a_time else "interleaved"
+    started = [
         *([("Passes", emulation)] if emulation else []),
         ("Target model", str(config.target_model)),
         ("Draft models", ", ".join(config.draft_models)),
         ("Gamma", f"{', '.join(map(str, config.gammas))} draft tokens per round"),
-        ("Prompts", f"{prompts}; up to {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
-        ("Runs", f"{workload.num_runs} of everything, interleaved, the first of each group rotating"),
-        ("Load", _load(workload)),
         ("Machines", _machines(config)),
         ("Network", _network(config)),
+    ]
+    return [
+        *(started if config.topologies else []),
+        *((f"Endpoint {endpoint.name}", endpoint.url) for endpoint in config.endpoints),
+        ("Prompts", f"{prompts}; {limit} {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
+        ("Runs", f"{workload.num_runs} of everything, {turns}, the first of each group rotating"),
+        ("Load", _load(config)),
         ("Host", f"{cpu_model()}, {len(config.usable_cores)} usable cores, {platform.platform(terse=True)}"),
     ]
 
 
-def _load(workload: WorkloadConfig) -> str:
+def _load(config: ComparisonConfig) -> str:
+    workload = config.workload
     text = f"{', '.join(map(str, workload.concurrencies))} requests in flight"
-    parts = [f"{text}; above 1 sent by Locust on gevent" if max(workload.concurrencies) > 1 else text]
+    parts = [f"{text}; above 1 sent by Locust on gevent" if config.uses_locust else text]
     if workload.request_rates:
         rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
         parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), whoever waits")
@@ -155,7 +168,9 @@ def json_of(findings: Findings) -> dict[str, Any]:
     agreement, emulated = findings.agreement, str(findings.config.backend.emulation) or None
     return {
         "emulated": emulated,
-        "same_tokens": agreement.holds,
+        "same_tokens": agreement.holds if agreement.is_known else None,
+        "not_comparable": list(agreement.not_comparable),
+        "warnings": findings.warnings,
         "num_requests": agreement.num_requests,
         "differences": [str(difference) for difference in agreement.differences],
         "duration_s": round(findings.duration_s, 1),
@@ -186,6 +201,7 @@ def place(cell: Cell) -> dict[str, Any]:
     """What tells a cell from all others."""
     return {
         "topology": cell.contender.topology.value,
+        "endpoint": cell.contender.endpoint,
         "schedule": cell.contender.schedule.value if cell.contender.schedule else None,
         "draft": cell.contender.draft_name,
         "gamma": cell.contender.gamma,

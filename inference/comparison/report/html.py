@@ -74,7 +74,8 @@ _EXPLANATIONS = (
     "<b>TTFT</b>: request sent to first token. <b>TPOT</b>: (end-to-end - TTFT) / (output tokens - 1). Medians.",
     "<b>acceptance rate</b>: accepted / verified draft tokens. <b>tokens/pass</b>: mean acceptance length, the "
     "committed tokens per target pass that verified a proposal.",
-    "<b>speed-up</b>: over the target alone in the same run, same prompts, same network; median, and the lowest and "
+    "<b>speed-up</b>: over the target alone (of endpoints alone: over the first) in the same "
+    "run, same prompts, same network; median, and the lowest and "
     "highest of the runs.",
     "<b>bound</b>: what synchronous rounds allow in theory (Leviathan et al., arXiv 2211.17192) with the draft step "
     "time, target pass times and acceptance measured here and the round trip time set: (1 - &alpha;<sup>&gamma;+1"
@@ -99,7 +100,7 @@ def headlines(findings: Findings) -> list[str]:
         for series in findings.config.series:
             found = [findings.best(series, kind, rtt_ms, concurrency) for rtt_ms in rtts_ms]
             best = [summary for summary in found if summary is not None and summary.speedup is not None]
-            if best and series.drafts:
+            if best and series != findings.config.baseline.series:
                 sentences.append(_headline(kind, series, best, with_setting=findings.config.sweeps))
     return sentences
 
@@ -122,6 +123,7 @@ def _verdict(findings: Findings) -> str:
     agreement = findings.agreement
     mood = "verdict" if agreement.holds else "verdict bad"
     shown = [escape(str(difference)) for difference in agreement.differences[:MAX_DIFFERENCES]]
+    shown += map(escape, findings.warnings)
     return f'<p class="{mood}">{escape(str(agreement))}</p>{_list(shown) if shown else ""}'
 
 

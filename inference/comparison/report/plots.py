@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,25 @@ from inference.request import Schedule
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in grey by their marks.
 TARGET, FUSED, POOL = (Series(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
 SYNC, ASYNC = (Series(Topology.DISTRIBUTED, schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
-COLOURS = {TARGET: "#5f5f5f", FUSED: "#0072B2", SYNC: "#D55E00", ASYNC: "#009E73", POOL: "#CC79A7"}
-MARKS = {TARGET: "s", FUSED: "o", SYNC: "^", ASYNC: "D", POOL: "v"}
 DRAFT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DRAFT_MARKS = ("o", "^", "D", "v", "P", "X")
+
+
+class Looks(dict[Series, str]):
+    """Of every line; endpoints get theirs in turn."""
+
+    def __init__(self, known: dict[Series, str], others: Sequence[str]) -> None:
+        super().__init__(known)
+        self._others = itertools.cycle(others)
+
+    def __missing__(self, series: Series) -> str:
+        return self.setdefault(series, next(self._others))
+
+
+COLOURS = Looks(
+    {TARGET: "#5f5f5f", FUSED: "#0072B2", SYNC: "#D55E00", ASYNC: "#009E73", POOL: "#CC79A7"}, DRAFT_COLOURS
+)
+MARKS = Looks({TARGET: "s", FUSED: "o", SYNC: "^", ASYNC: "D", POOL: "v"}, DRAFT_MARKS[::-1])
 NUM_CURVE_POINTS = 60
 
 STYLE: dict[Any, Any] = {
@@ -71,7 +87,7 @@ def mark_emulated(figure: Figure, config: ComparisonConfig) -> None:
 def title_of(file: Path) -> str:
     """What a picture shows."""
     return {
-        "speedup_by_kind": "Speed-up over the target alone, by prompt kind and topology",
+        "speedup_by_kind": "Speed-up by prompt kind and topology",
         "tokens_over_rtt": "Tokens per second over the round trip time, with the bound",
         "speedup_over_gamma": "Speed-up over gamma, by draft and prompt kind, with the theoretical curve",
         "tokens_over_concurrency": "Tokens per second of all clients together, over their number",
@@ -79,7 +95,7 @@ def title_of(file: Path) -> str:
 
 
 def _drafting(findings: Findings) -> list[Series]:
-    return [series for series in findings.config.series if series.drafts]
+    return [series for series in findings.config.series if series != findings.config.baseline.series]
 
 
 def _grid(num_rows: int, num_columns: int, *, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
@@ -120,9 +136,9 @@ def speedup_by_kind(findings: Findings) -> Figure:
         axes.set_title(f"round trip {rtt_ms:g} ms")
         axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
         axes.grid(visible=False, axis="x")
-    row[0].set_ylabel("speed-up over the target alone")
+    row[0].set_ylabel(f"speed-up over {findings.config.baseline_name}")
     handles = [_bar_handle(series) for series in _drafting(findings)]
-    alone = Line2D([], [], color=COLOURS[TARGET], label="target alone")
+    alone = Line2D([], [], color=COLOURS[TARGET], label=findings.config.baseline_name.removeprefix("the "))
     _legend(figure, [*handles, _bound_handle(), alone])
     return figure
 
@@ -177,7 +193,10 @@ def _over_rtt(axes: Axes, findings: Findings, series: Series, kind: str) -> None
     best = [summary for summary in found if summary is not None]
     rates = [summary.tokens_per_s for summary in best]
     style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
-    axes.errorbar(rtts_ms, [rate.median for rate in rates], _errors(rates), **style)  # type: ignore[arg-type]
+    measured_ms = [summary.cell.rtt_ms for summary in best]
+    axes.errorbar(measured_ms, [rate.median for rate in rates], _errors(rates), **style)  # type: ignore[arg-type]
+    if series.endpoint is not None or not best:
+        return
     end_ms = max(*rtts_ms, 1.0) if len(rtts_ms) > 1 else rtts_ms[0] + 1.0
     curve_ms = [rtts_ms[0] + (end_ms - rtts_ms[0]) * i / NUM_CURVE_POINTS for i in range(NUM_CURVE_POINTS + 1)]
     bound = [_best_bound(findings, best, rtt_ms) for rtt_ms in curve_ms]
@@ -209,7 +228,7 @@ def speedup_over_gamma(findings: Findings) -> Figure:
     for row, kind in zip(rows, findings.kinds, strict=True):
         for axes, (series, rtt_ms) in zip(row, columns, strict=True):
             _over_gamma(axes, findings, series, kind, rtt_ms)
-        row[0].set_ylabel(f"{kind.replace('_', ' ')}\nspeed-up over the target alone")
+        row[0].set_ylabel(f"{kind.replace('_', ' ')}\nspeed-up over {findings.config.baseline_name}")
     _from_zero(rows)
     for axes in rows[-1]:
         axes.set_xlabel("gamma (draft tokens per round)")
@@ -342,9 +361,11 @@ def tokens_over_concurrency(findings: Findings) -> Figure:
 def _over_concurrency(axes: Axes, findings: Findings, series: Series, kind: str, rtt_ms: float) -> None:
     concurrencies = sorted(findings.config.workload.concurrencies)
     found = [findings.best(series, kind, rtt_ms, concurrency) for concurrency in concurrencies]
-    rates = [summary.tokens_per_s for summary in found if summary is not None]
+    best = [summary for summary in found if summary is not None]
+    rates = [summary.tokens_per_s for summary in best]
     style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
-    axes.errorbar(concurrencies, [rate.median for rate in rates], _errors(rates), **style)  # type: ignore[arg-type]
+    measured = [summary.cell.concurrency for summary in best]
+    axes.errorbar(measured, [rate.median for rate in rates], _errors(rates), **style)  # type: ignore[arg-type]
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(concurrencies))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -38,6 +38,7 @@ class CellSummary:
         costs: measured parts that the bound is made of, pooled over the round trip times.
         bound_tokens_per_s: what theory allows; see `bound`.
         bound_speedup: over what theory allows the target alone.
+        is_estimated: tokens of some answers, since the server does not count them.
     """
 
     cell: Cell
@@ -54,6 +55,7 @@ class CellSummary:
     costs: bound.Costs
     bound_tokens_per_s: float
     bound_speedup: float | None
+    is_estimated: bool
 
     @property
     def percent_of_bound(self) -> float:
@@ -76,7 +78,12 @@ class Theory:
     concurrency: int
 
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
-        """The bound at a round trip time, in seconds, between edge and target: of the best length up to gamma."""
+        """The bound at a round trip time, in seconds, between edge and target: of the best length up to gamma.
+
+        Of an endpoint, 0: nobody knows how it drafts.
+        """
+        if self.contender.endpoint is not None:
+            return 0.0
         lengths = range((self.contender.gamma or 0) + 1)
         return max(self.at_length(gamma, rtt_s, client_is_far=client_is_far) for gamma in lengths)
 
@@ -104,16 +111,23 @@ class Summarizer:
             self._by_cell[cell].append(sample)
             self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.records)
 
-    def summaries(self) -> list[CellSummary]:
+    def cells(self) -> list[Cell]:
         """In a reader's order: kind, load, round trip time, contender."""
         order = {contender: index for index, contender in enumerate(self._config.contenders)}
         kinds = [prompt_set.kind for prompt_set in self._config.workload.prompt_sets]
         loads = self._config.workload.loads
-        cells = sorted(
+        return sorted(
             self._by_cell,
             key=lambda cell: (kinds.index(cell.kind), loads.index(_load(cell)), cell.rtt_ms, order[cell.contender]),
         )
-        return [self._summary(cell) for cell in cells]
+
+    def summaries(self) -> list[CellSummary]:
+        """Of cells in which anything was answered."""
+        return [self._summary(cell) for cell in self.cells() if self._answered(cell)]
+
+    def _answered(self, cell: Cell) -> list[Sample]:
+        """Runs in which anything was."""
+        return [sample for sample in self._by_cell[cell] if sample.records]
 
     def service(self, cell: Cell) -> Service:
         """How the requests of a cell were served."""
@@ -121,14 +135,14 @@ class Summarizer:
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
         """The bound's parts, pooled over round trip times: the network changes neither passes nor acceptance."""
-        records = self._by_group[contender, kind, concurrency]
+        records = self._by_group.get((contender, kind, concurrency), [])
         alone = self._by_group.get((Contender(Topology.TARGET), kind, concurrency))
         rounds = (item for record in records for item in record.rounds)
         return Theory(
             contender=contender,
             costs=bound.measured_costs(records, contender.gamma or 0, alone=alone),
             alpha=bound.acceptance_probability(rounds),
-            num_tokens=statistics.fmean(len(record.token_ids) for record in records),
+            num_tokens=statistics.fmean([record.stats.num_output_tokens for record in records] or [0]),
             concurrency=concurrency,
         )
 
@@ -142,7 +156,7 @@ class Summarizer:
         return theory.tokens_per_s(rtt_s, client_is_far=is_far)
 
     def _summary(self, cell: Cell) -> CellSummary:
-        samples = self._by_cell[cell]
+        samples = self._answered(cell)
         records = [record for sample in samples for record in sample.records]
         stats = [record.stats for record in records]
         num_draft_tokens = sum(item.num_draft_tokens for item in stats)
@@ -162,26 +176,27 @@ class Summarizer:
             costs=self.theory(cell.contender, cell.kind, cell.concurrency).costs,
             bound_tokens_per_s=self.bound_tokens_per_s(cell),
             bound_speedup=self._bound_speedup(cell),
+            is_estimated=any(record.is_estimated for record in records),
         )
 
     def _speedup(self, cell: Cell) -> Spread | None:
-        """Run by run, against the target alone of the same run."""
-        alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(_alone(cell), [])}
+        """Run by run, against the target alone of the same run, or what stands for it."""
+        alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(self._alone(cell), [])}
         ratios = [
             sample.tokens_per_s / alone[sample.repeat]
-            for sample in self._by_cell[cell]
+            for sample in self._answered(cell)
             if alone.get(sample.repeat, 0.0) > 0
         ]
         return _spread(ratios) if ratios else None
 
     def _bound_speedup(self, cell: Cell) -> float | None:
-        if _alone(cell) not in self._by_cell:
+        alone = self._alone(cell)
+        if alone not in self._by_cell or cell.contender.endpoint is not None:
             return None
-        return _ratio(self.bound_tokens_per_s(cell), self.bound_tokens_per_s(_alone(cell)))
+        return _ratio(self.bound_tokens_per_s(cell), self.bound_tokens_per_s(alone))
 
-
-def _alone(cell: Cell) -> Cell:
-    return replace(cell, contender=Contender(Topology.TARGET))
+    def _alone(self, cell: Cell) -> Cell:
+        return replace(cell, contender=self._config.baseline)
 
 
 def _load(cell: Cell) -> tuple[int, float | None]:

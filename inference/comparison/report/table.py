@@ -81,4 +81,6 @@ def print_tables(console: Console, findings: Findings) -> None:
             if summary.cell.kind == kind:
                 table.add_row(*(column.text(summary) for column in shown))
         console.print(table)
+    for warning in findings.warnings:
+        console.print(warning, style="yellow")
     console.print(str(findings.agreement), style="green" if findings.agreement.holds else "bold red")

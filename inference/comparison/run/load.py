@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -35,7 +36,17 @@ START_S = 30.0
 
 async def one_by_one(ask: Ask, count: int) -> list[RequestRecord]:
     """Ask for each of `count` prompts when the one before it is answered."""
-    return [await ask(index, time.monotonic()) for index in range(count)]
+    return [record for index in range(count) for record in await ask(index, time.monotonic())]
+
+
+async def several_at_once(ask: Ask, count: int, concurrency: int) -> list[RequestRecord]:
+    """Ask for `count` prompts, which take turns, and always for so many at once; as often as `run_at_once` does."""
+    waiting = iter(range(max(count, REQUESTS_PER_USER * concurrency)))
+
+    async def client() -> list[RequestRecord]:
+        return [record for number in waiting for record in await ask(number % count, time.monotonic())]
+
+    return list(itertools.chain(*await asyncio.gather(*(client() for _ in range(concurrency)))))
 
 
 async def as_they_come(ask: Ask, count: int, arrivals_s: Sequence[float]) -> list[RequestRecord]:
@@ -46,11 +57,12 @@ async def as_they_come(ask: Ask, count: int, arrivals_s: Sequence[float]) -> lis
     """
     began = time.monotonic()
 
-    async def ask_at(number: int, due_s: float) -> RequestRecord:
+    async def ask_at(number: int, due_s: float) -> list[RequestRecord]:
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         return await ask(number % count, due_s)
 
-    return await asyncio.gather(*(ask_at(number, began + arrival_s) for number, arrival_s in enumerate(arrivals_s)))
+    asked = (ask_at(number, began + arrival_s) for number, arrival_s in enumerate(arrivals_s))
+    return list(itertools.chain(*await asyncio.gather(*asked)))
 
 
 def poisson_arrivals(request_rate: float, count: int, seed: Sequence[int]) -> list[float]:
@@ -77,6 +89,7 @@ class LoadPlan:
     gamma: int | None
     schedule: str | None
     deadline_s: float
+    ignore_eos: bool = False
 
 
 def require_locust() -> None:
@@ -110,6 +123,7 @@ async def run_at_once(
         gamma=contender.gamma or 0,  # as in `client`
         schedule=contender.schedule.value if contender.schedule else None,
         deadline_s=workload.deadline_s,
+        ignore_eos=workload.ignore_eos,
     )
     with tempfile.TemporaryDirectory(prefix="specdec-load-") as directory:
         results = await _run_locust(plan, Path(directory), concurrency)

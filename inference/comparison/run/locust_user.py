@@ -154,6 +154,7 @@ def _request(plan: dict[str, Any], prompt: str) -> pb.GenerateRequest:
         text=prompt,
         sampling=sampling,
         max_new_tokens=plan["max_new_tokens"],
+        ignore_eos=plan["ignore_eos"],
         gamma=plan["gamma"],
         schedule=_SCHEDULES[plan["schedule"]],
     )

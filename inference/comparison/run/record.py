@@ -38,10 +38,13 @@ class RequestRecord:
         sent_s: when it was sent, or was to be sent where requests come on their own; in seconds of a clock that all
             requests of the same run share.
         num_prompt_tokens: of the prompt.
-        token_ids: the answer.
+        token_ids: the answer; empty where the server tells text alone.
         rounds: in order; the first includes the reading of the prompt.
         error_code: name of the gRPC status, or number of HTTP's, with which it failed; None: it was answered.
         error_message: for people.
+        text: the answer's.
+        model_id: what the server says its tokens depend on; empty: nothing.
+        is_estimated: the server does not count tokens; its messages were counted instead.
     """
 
     prompt_index: int
@@ -51,6 +54,9 @@ class RequestRecord:
     rounds: tuple[Round, ...]
     error_code: str | None = None
     error_message: str = ""
+    text: str = ""
+    model_id: str = ""
+    is_estimated: bool = False
 
     @cached_property
     def stats(self) -> RequestStats:
