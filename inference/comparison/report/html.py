@@ -48,7 +48,7 @@ def render(findings: Findings, pictures: Sequence[Path]) -> str:
         _verdict(findings),
         "<h2>In short</h2>",
         _list(headlines(findings)),
-        *[_picture(file) for file in pictures],
+        *[picture(file, title_of(file)) for file in pictures],
         *[_results(findings, kind) for kind in findings.kinds],
         "<h2>Conditions</h2>",
         _conditions(findings),
@@ -137,9 +137,10 @@ def _list(items: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
 
-def _picture(file: Path) -> str:
+def picture(file: Path, title: str) -> str:
+    """A PNG file as a figure."""
     data = base64.b64encode(file.read_bytes()).decode("ascii")
-    title = escape(title_of(file))
+    title = escape(title)
     image = f'<img alt="{title}" src="data:image/png;base64,{data}">'
     return f"<figure><figcaption>{title}</figcaption>{image}</figure>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inference.comparison.plan.config import Contender, Topology
@@ -88,17 +88,22 @@ class Evidence:
         return list(best.values())
 
     def over(self, factor: str, contender: Contender) -> dict[float, Trial]:
-        """A contender's trials by one condition, all others as usual."""
-        values = self.space.conditions[factor]
-        others = [name for name in FACTORS if name != factor]
+        """A contender's trials by one condition, or by gamma, all else as usual."""
         usual = self.space.usual
-        found = {
-            getattr(trial.place, factor): trial
-            for trial in self.trials
-            if trial.contender == contender
-            and all(getattr(trial.place, name) == getattr(usual, name) for name in others)
-        }
-        return {value: found[value] for value in sorted(values) if value in found}  # type: ignore[misc]
+        found = {}
+        for trial in self.trials:
+            if factor == "gamma" and (trial.place, replace(trial.contender, gamma=contender.gamma)) == (
+                usual,
+                contender,
+            ):
+                found[float(trial.contender.gamma or 0)] = trial
+            elif factor != "gamma" and trial.contender == contender and _differs_in(trial.place, usual) <= {factor}:
+                found[getattr(trial.place, factor)] = trial
+        return dict(sorted(found.items()))
+
+
+def _differs_in(place: Place, other: Place) -> set[str]:
+    return {name for name in FACTORS if getattr(place, name) != getattr(other, name)}
 
 
 def _simplicity(trial: Trial) -> tuple[int, float]:
@@ -148,13 +153,14 @@ def _other_ways(evidence: Evidence, leader: Trial) -> Iterator[str]:
 
 
 def _other_choices(evidence: Evidence, leader: Trial) -> Iterator[str]:
-    for name, attribute in (("drafts", "draft_name"), ("lengths", "gamma"), ("numbers of branches", "branches")):
-        same = [trial for trial in evidence.at(evidence.space.usual) if way(trial.contender) == way(leader.contender)]
-        best: dict[object, Trial] = {}
+    same = [trial for trial in evidence.at(evidence.space.usual) if way(trial.contender) == way(leader.contender)]
+    for name in ("draft", "gamma", "branches"):
+        best: dict[str, Trial] = {}
         for trial in same:
-            best.setdefault(getattr(trial.contender, attribute), trial)
+            value = trial.contender.draft_name if name == "draft" else getattr(trial.contender, name)
+            best.setdefault(f"{name} {value}", trial)
         if len(best) > 1:
-            yield f"{way(leader.contender).capitalize()} with other {name}, each at its best: {_listed(best)}."
+            yield f"{way(leader.contender)}, by {name}, each at its best: {_listed(best)}."
 
 
 def _by_length(evidence: Evidence, leader: Trial) -> Iterator[str]:
@@ -191,7 +197,7 @@ def _elsewhere(evidence: Evidence, leader: Trial) -> Iterator[str]:
     for place in evidence.space.changed(1):
         best = evidence.best(place)
         if evidence.at(place) and (best and best.contender) != (advised and advised.contender):
-            (factor,) = (name for name in FACTORS if getattr(place, name) != getattr(evidence.space.usual, name))
+            (factor,) = _differs_in(place, evidence.space.usual)
             what = "the target alone" if best is None else f"{best.contender.label}, {best}"
             yield f"At {place.factor(factor)}, all else as usual: {what}."
 

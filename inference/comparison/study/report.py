@@ -54,11 +54,17 @@ def write_study(study: Study, directory: Path) -> dict[str, Any]:
     try:
         from inference.comparison.report import html
         from inference.comparison.study.plots import draw
-
-        pictures = draw(study.evidence, study.config, directory)
-        (directory / "study.html").write_text(html.page("Study", _body(study, pictures)), encoding="utf-8")
     except ModuleNotFoundError as error:
         logger.warning("no study.html: it needs the package %s, which is not installed", error.name)
+        return results
+    picture = directory / "study.png"
+    pictures = (
+        [html.picture(picture, "Speed-up of every way at its best")]
+        if draw(study.evidence, study.config, picture)
+        else []
+    )
+    page = html.page("When speculation pays", [*_advice(study), *pictures, *_evidence(study)])
+    (directory / "study.html").write_text(page, encoding="utf-8")
     return results
 
 
@@ -102,28 +108,27 @@ def _trial(trial: Trial, prices: Prices | None) -> dict[str, Any]:
     return {**asdict(trial), "contender": _contender(trial.contender), **costs}
 
 
-def _body(study: Study, pictures: Sequence[tuple[str, str]]) -> list[str]:
+def _advice(study: Study) -> list[str]:
+    mood = "verdict bad" if emulation_of(study.config) or study.differences else "verdict"
     first, *others = study.sentences
-    rows = "".join(_row(trial) for trial in study.evidence.trials)
+    return ["<h1>When speculation pays</h1>", f'<p class="{mood}">{escape(first)}</p>', _list(others)]
+
+
+def _evidence(study: Study) -> list[str]:
     head = "".join(f'<th scope="col" class="text">{name}</th>' for name in _COLUMNS)
-    skipped = "".join(f"<li>{escape(str(group))}</li>" for group in study.evidence.skipped)
-    told = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>'
-        for name, text in conditions(study.config)
-    )
+    rows = "".join(map(_row, study.evidence.trials))
     return [
-        "<h1>When speculation pays</h1>",
-        f'<p class="verdict{" bad" if emulation_of(study.config) or study.differences else ""}">{escape(first)}</p>',
-        f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in others)}</ul>",
-        *(
-            f'<figure><figcaption>{escape(title)}</figcaption><img alt="{escape(title)}" src="{source}"></figure>'
-            for title, source in pictures
-        ),
-        f"<h2>Evidence</h2>{escape(emulation_of(study.config))}",
+        f"<h2>Evidence</h2><p>{escape(emulation_of(study.config))}</p>",
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>',
-        f"<h2>Not tried, for want of time</h2><ul>{skipped or '<li>nothing that the search wanted</li>'}</ul>",
-        f'<h2>Conditions</h2><table class="plain"><tbody>{told}</tbody></table>',
+        "<h2>Not tried, for want of time</h2>",
+        _list([str(group) for group in study.evidence.skipped] or ["nothing that the search wanted"]),
+        "<h2>Conditions</h2>",
+        _list([f"{name}: {text}" for name, text in conditions(study.config)]),
     ]
+
+
+def _list(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
 
 
 _COLUMNS = (
