@@ -39,6 +39,11 @@ class Trial:
     alone_ttft_s: float
     acceptance_rate: float | None = None
 
+    @property
+    def pays(self) -> bool:
+        """In every run, and enough."""
+        return self.speedup.median >= MARGIN and self.speedup.low > 1.0
+
     def __str__(self) -> str:
         return f"{self.speedup.median:.2f} ({self.speedup.low:.2f}-{self.speedup.high:.2f})"
 
@@ -70,7 +75,7 @@ class Evidence:
 
     def best(self, place: Place) -> Trial | None:
         """What to serve with there; None: with the target alone."""
-        paying = [trial for trial in self.at(place) if trial.speedup.median >= MARGIN]
+        paying = [trial for trial in self.at(place) if trial.pays]
         near = [trial for trial in paying if trial.speedup.median >= TIE * paying[0].speedup.median]
         return min(near, key=_simplicity, default=None)
 
@@ -167,7 +172,7 @@ def _by_length(evidence: Evidence, leader: Trial) -> Iterator[str]:
     trials = evidence.over("max_new_tokens", leader.contender)
     if len(trials) < 2:
         return
-    paying = [length for length, trial in trials.items() if trial.speedup.median >= MARGIN]
+    paying = [length for length, trial in trials.items() if trial.pays]
     losing = [length for length in trials if length not in paying]
     if not paying:
         verdict = "pays at no output length that was tried"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from inference.comparison.plan.config import LOOKUP, Contender, Topology
 
@@ -59,12 +60,12 @@ class Space:
     """
 
     contenders: tuple[Contender, ...]
-    conditions: dict[str, tuple[str, ...] | tuple[float, ...] | tuple[int, ...]]
+    conditions: dict[str, tuple[Any, ...]]
 
     @property
     def usual(self) -> Place:
         """Where the search for a way to serve begins."""
-        return Place(**{factor: values[0] for factor, values in self.conditions.items()})  # type: ignore[arg-type]
+        return Place(**{factor: values[0] for factor, values in self.conditions.items()})
 
     @property
     def ways(self) -> tuple[Contender, ...]:

@@ -29,13 +29,19 @@ def space(**conditions: tuple[float, ...]) -> Space:
         for draft in DRAFTS
         for gamma in GAMMAS
     ]
-    usual = {"kind": ("prose",), "rtt_ms": (10.0,), "concurrency": (1,), "max_new_tokens": (64,), "temperature": (0.0,)}
+    usual: dict[str, tuple[object, ...]] = {
+        "kind": ("prose",),
+        "rtt_ms": (10.0,),
+        "concurrency": (1,),
+        "max_new_tokens": (64,),
+        "temperature": (0.0,),
+    }
     return Space((Contender(Topology.TARGET, LOOKUP, 16), *contenders), {**usual, **conditions})
 
 
 def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, ...]) -> Evidence:
     """A search in which every group takes a second of a clock that nobody else moves."""
-    now, trials = [0.0], []
+    now, trials = [0.0], list[Trial]()
     searched = space(**conditions)
 
     async def measure(group: Group) -> Speeds:
