@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TOOLS := build/tools
 
-.PHONY: install demo test manifests images lock audit sbom test-nxdi hostile chaos soak suites-short trainium-report proto \
-        format clean
+.PHONY: install demo test manifests images lock audit sbom test-nxdi hostile chaos soak suites-short trainium-report bench \
+        proto format clean
 
 install: $(STAMP)
 
@@ -68,6 +68,11 @@ suites-short: install
 # On a Trainium instance, in its own Python environment (docs/tutorials): a target without and with its draft, in figures.
 trainium-report:
 	$(PYTHON) -m scripts.trainium_report $(ARGS)
+
+# The project's own benchmark set, under ten minutes on two quiet cores: docs/performance.json, and the pages made of it.
+bench: install
+	$(BIN)/python -m benchmarks.suite $(ARGS)
+	$(BIN)/python -m benchmarks.page
 
 proto: install
 	$(BIN)/python -m grpc_comm.generate

@@ -16,11 +16,12 @@ from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.plan.flags import parse_config
 from inference.comparison.plan.grid import Sample, walk
 from inference.comparison.report.agreement import check_agreement
+from inference.comparison.report.diff import diff
 from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, find
 from inference.comparison.report.summary import Summarizer
 from inference.comparison.report.table import print_tables
-from inference.comparison.run.load import require_locust
+from inference.comparison.run.load import require_http, require_locust
 from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.proxy import precise_event_loop
@@ -61,6 +62,8 @@ def compare(arguments: Sequence[str]) -> int:
             return 0
         if config.uses_locust:
             require_locust()
+        if not all(endpoint.is_grpc for endpoint in config.endpoints):
+            require_http()
         prepare_directory(config.output)
         findings = _run(_compare(config, console))
     except (SpecDecError, _InterruptedError) as exc:
@@ -152,5 +155,5 @@ def _report(findings: Findings, console: Console) -> int:
     return 0 if findings.agreement.holds and not findings.num_failed else EXIT_FAILED
 
 
-COMMANDS: dict[str, Command] = {"study": study}
+COMMANDS: dict[str, Command] = {"diff": diff, "study": study}
 """What `compare_architectures.py NAME ...` does, beside the comparison itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import shutil
@@ -25,7 +26,10 @@ pytestmark = [
 ]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FILES = {"results.csv", "results.json", "report.html", "speedup_by_kind.png", "tokens_over_rtt.png"}
+FILES = {
+    *("results.csv", "results.json", "report.html"),
+    *("speedup_by_kind.png", "tokens_over_rtt.png", "latency_shares.png"),
+}
 
 
 def _flags(models: ModelDirectories, output: Path) -> list[str]:
@@ -35,6 +39,7 @@ def _flags(models: ModelDirectories, output: Path) -> list[str]:
     prompts.write_text("1 2 3 and\nin the wing\n")
     pair = ["--target-model", str(models.target), "--draft-models", str(models.related)]
     load = ["--prompt-file", str(prompts), "--num-runs", "2", "--rtt-ms", "0,5", "--max-new-tokens", "12"]
+    load += ["--request-rate", "50", "--num-arrivals", "3", "--slo", "ttft:20s"]
     return [*pair, *load, "--temperature", "0.8", "--seed", "7", "--gamma", "3", "--output", str(output / "report")]
 
 
@@ -63,7 +68,12 @@ async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -
     assert process.returncode == 0, stderr.decode()
     results = json.loads(stdout.decode().splitlines()[-1])
     assert results["same_tokens"] is True
-    assert results["num_requests"] == 5 + 5 * 2 * 2 * 2  # warm-up; contenders, round trip times, runs, prompts
+    # Warm-up; contenders, round trip times, runs; prompts one after another, and what came on its own.
+    assert results["num_requests"] == 5 + 5 * 2 * 2 * (2 + 3)
+    for served in results["statistics"]:
+        assert (served["error_rate"], served["goodput_share"]) == (0.0, 1.0)
+        assert served["num_completed_requests"] == 2 * (2 if served["request_rate"] is None else 3)
+        assert served["ttft_s"]["p50"] <= served["end_to_end_latency_s"]["p50"] <= served["end_to_end_latency_s"]["p99"]
     assert {(cell["topology"], cell["rtt_ms"]) for cell in results["cells"]} == {
         (topology, rtt_ms) for topology in ("target", "fused", "distributed", "pool") for rtt_ms in (0.0, 5.0)
     }
@@ -71,16 +81,39 @@ async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -
     _check_in_browser(tmp_path / "report" / "report.html")
 
 
+LOOK = """
+const isShown = it => it.matches('summary') || !it.closest('details:not([open])');
+const focusable = [...document.querySelectorAll('a, summary, [tabindex="0"]')].filter(isShown);
+document.title = JSON.stringify({
+  pictures: [...document.images].map(image => image.naturalWidth > 300),
+  fetched: performance.getEntriesByType('resource').length,
+  reached: focusable.every(it => { it.focus(); return document.activeElement === it; }),
+  first: focusable[0].textContent,
+  outline: (focusable[1].focus(), getComputedStyle(focusable[1]).outlineStyle),
+  overflow: document.documentElement.scrollWidth > innerWidth,
+});
+"""
+
+
 def _check_in_browser(page: Path) -> None:
-    """Every picture is decoded: headless Chromium runs a script over the page and prints what it sees."""
+    """Every picture is decoded, nothing is fetched, everything is reached without a mouse, nothing hangs out of a
+    narrow window: headless Chromium runs a script over the page and prints what it sees."""
     if CHROMIUM is None:
         pytest.skip("the report was not opened: no Chromium here (apt-get install chromium)")
-    script = "<script>document.title = [...document.images].map(i => i.naturalWidth > 300).join()</script></body>"
+    script = f"<script>{LOOK}</script></body>"
     copy = page.with_name("opened.html")
     copy.write_text(page.read_text().replace("</body>", script))
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}", "--dump-dom"]
+    flags += ["--window-size=600,800"]
     dom = subprocess.run([CHROMIUM, *flags, copy.as_uri()], capture_output=True, text=True, timeout=60, check=True)
-    assert "<title>true,true</title>" in dom.stdout
+    assert json.loads(html.unescape(dom.stdout.partition("<title>")[2].partition("</title>")[0])) == {
+        "pictures": [True, True, True],
+        "fetched": 0,
+        "reached": True,
+        "first": "Skip to the results",
+        "outline": "solid",
+        "overflow": False,
+    }
 
 
 @pytest.mark.parametrize(

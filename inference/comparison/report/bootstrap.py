@@ -43,7 +43,7 @@ class Ratio:
 def paired_ratio(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Ratio:
     """Of values measured in pairs, all above 0, as contenders are that answer the same prompt within seconds."""
     logs = np.log(np.asarray(after)) - np.log(np.asarray(before))
-    return _ratio(float(logs.mean()), _resampled(logs), len(logs), confidence)
+    return _ratio(float(logs.mean()), [logs], len(logs), confidence)
 
 
 def stratified_ratio(
@@ -58,12 +58,29 @@ def stratified_ratio(
     old, new = ([np.log(np.asarray(side[key], dtype=float)) for key in both] for side in (before, after))
     estimate = float(np.mean([after.mean() - before.mean() for before, after in zip(old, new, strict=True)]))
     old_rest, new_rest = (np.concatenate([values - values.mean() for values in side]) for side in (old, new))
-    num_free = min(len(old_rest), len(new_rest)) - len(both)  # each prompt's mean was taken from its own runs
-    scale = math.sqrt((num_free + len(both)) / max(1, num_free))
-    return _ratio(estimate, estimate + scale * _resampled(new_rest, -old_rest), num_free + 1, confidence)
+    # Each prompt's mean was taken from its own runs: one degree of freedom each, on each side.
+    num_free = [len(rest) - len(both) for rest in (old_rest, new_rest)]
+    wider = [math.sqrt(len(rest) / max(1, free)) for rest, free in zip((old_rest, new_rest), num_free, strict=True)]
+    count = sum(num_free) + 1 if min(num_free) > 0 else 0
+    return _ratio(estimate, [-wider[0] * old_rest, wider[1] * new_rest], count, confidence)
 
 
-def _resampled(*samples: Vector) -> Vector:
+def _ratio(estimate: float, samples: Sequence[Vector], num_pairs: int, confidence: float) -> Ratio:
+    """Percentiles of resampled sums about their middle, widened to what so few values must leave open.
+
+    Args:
+        estimate: logarithm of the ratio, whose error is that of the sum of the samples' means.
+    """
+    if num_pairs < MIN_PAIRS:
+        return Ratio(math.exp(estimate), 0.0, math.inf, num_pairs)
+    tail = (1 - confidence) / 2
+    middle = sum(float(values.mean()) for values in samples)
+    distances = (np.quantile(_resampled(samples), (tail, 1 - tail)) - middle) * _widening(num_pairs, tail)
+    low, high = np.exp(estimate + distances)
+    return Ratio(math.exp(estimate), float(low), float(high), num_pairs)
+
+
+def _resampled(samples: Sequence[Vector]) -> Vector:
     """Sums of the samples' means, each of as many values as it has, drawn with replacement; every time the same."""
     rng = np.random.default_rng(0)
     num_resamples = max(1000, min(NUM_RESAMPLES, MAX_DRAWS // max(map(len, samples))))
@@ -71,16 +88,6 @@ def _resampled(*samples: Vector) -> Vector:
     for values in samples:
         sums += values[rng.integers(len(values), size=(num_resamples, len(values)))].mean(axis=1)
     return sums
-
-
-def _ratio(estimate: float, draws: Vector, num_pairs: int, confidence: float) -> Ratio:
-    """Percentiles of the draws about the estimate, widened to what so few values must leave open."""
-    if num_pairs < MIN_PAIRS:
-        return Ratio(math.exp(estimate), 0.0, math.inf, num_pairs)
-    tail = (1 - confidence) / 2
-    distances = (np.quantile(draws, (tail, 1 - tail)) - estimate) * _widening(num_pairs, tail)
-    low, high = np.exp(estimate + distances)
-    return Ratio(math.exp(estimate), float(low), float(high), num_pairs)
 
 
 def _widening(count: int, tail: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series
@@ -14,7 +15,7 @@ from inference.comparison.report.agreement import Agreement
 from inference.comparison.report.bootstrap import Ratio
 from inference.comparison.report.service import LATENCIES, Service
 from inference.comparison.report.summary import CellSummary, Summarizer, Theory
-from inference.config import NOT_EMULATED
+from inference.config import NOT_EMULATED, model_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,16 @@ class Findings:
         """Times of a cell over those of the target alone in its place; None for itself, and where it takes no part."""
         alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
+
+    def served(self, series: Series, kind: str, load: tuple[int, float | None] | None = None) -> Service | None:
+        """Of all ways to draft the one that answers first, on the shortest way, at a load or the lowest concurrency."""
+        wanted = load or (min(self.config.workload.concurrencies), None)
+        rtt_ms = min(self.config.network.rtts_ms)
+        here = [it for it in self.summaries if _place(it.cell) == (series, kind, rtt_ms, wanted[0])]
+        found = [summary for summary in here if summary.cell.request_rate == wanted[1]]
+        best = min(found, key=lambda summary: summary.end_to_end_s, default=None)
+        service = None if best is None else self.at(best.cell)
+        return service if service is not None and service.num_answered else None
 
     def best(self, series: Series, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
         """Of all ways to draft in this series, the one with the most tokens/s; None if it takes no part."""
@@ -119,6 +130,22 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
         ("Load", _load(config)),
         ("Host", f"{cpu_model()}, {len(config.usable_cores)} usable cores, {platform.platform(terse=True)}"),
     ]
+
+
+def short_conditions(config: ComparisonConfig) -> str:
+    """The same in a line or two, for a picture."""
+    workload, names = config.workload, [model_name(Path(draft)) for draft in config.draft_models]
+    rtts = ", ".join(f"{rtt_ms:g}" for rtt_ms in config.network.rtts_ms)
+    rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
+    parts = (
+        f"{cpu_model()}, {config.cores_per_machine} of {len(config.usable_cores)} cores per model",
+        f"{model_name(config.target_model)} with {', '.join(names)}" if config.topologies else "endpoints",
+        dict(conditions(config))["Prompts"],
+        f"{', '.join(map(str, workload.concurrencies))} in flight" + (f", {rates} requests/s" if rates else ""),
+        f"round trip {rtts} ms",
+        f"{workload.num_runs} runs",
+    )
+    return ". ".join(parts)
 
 
 def _load(config: ComparisonConfig) -> str:
@@ -197,20 +224,29 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
     return rounded
 
 
+PLACE = (
+    "topology",
+    "endpoint",
+    "schedule",
+    "draft",
+    "gamma",
+    "branches",
+    "kind",
+    "rtt_ms",
+    "concurrency",
+    "request_rate",
+)
+
+
 def place(cell: Cell) -> dict[str, Any]:
     """What tells a cell from all others."""
-    return {
-        "topology": cell.contender.topology.value,
-        "endpoint": cell.contender.endpoint,
-        "schedule": cell.contender.schedule.value if cell.contender.schedule else None,
-        "draft": cell.contender.draft_name,
-        "gamma": cell.contender.gamma,
-        "branches": cell.contender.branches,
-        "kind": cell.kind,
-        "rtt_ms": cell.rtt_ms,
-        "concurrency": cell.concurrency or None,
-        "request_rate": cell.request_rate,
-    }
+    contender = cell.contender
+    schedule = contender.schedule.value if contender.schedule else None
+    values = (
+        *(contender.topology.value, contender.endpoint, schedule, contender.draft_name, contender.gamma),
+        *(contender.branches, cell.kind, cell.rtt_ms, cell.concurrency or None, cell.request_rate),
+    )
+    return dict(zip(PLACE, values, strict=True))
 
 
 def row(summary: CellSummary) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def summary(config: ComparisonConfig, service: Service, name: str) -> dict[str, 
     """What the summary's file holds, flat: `results_ttft_s_quantiles_p50`."""
     statistics = _without(service.statistics(), ("message_gap_s", "goodput_requests_per_s", "goodput_share"))
     lengths = {
-        f"{kind}_{side}_tokens": statistics[f"number_{side}_tokens"][kind]
+        f"{kind}_{side}_tokens": statistics[f"number_{side}_tokens"].get(kind)
         for side in ("input", "output")
         for kind in ("mean", "stddev")
     }

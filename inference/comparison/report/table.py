@@ -31,6 +31,11 @@ class Column:
 
 def columns(config: ComparisonConfig) -> list[Column]:
     """What differs between the cells of this comparison, and all figures."""
+    return [*place_columns(config), *_FIGURES]
+
+
+def place_columns(config: ComparisonConfig) -> list[Column]:
+    """What differs between the cells of this comparison."""
     contender = [Column("topology", lambda it: it.cell.contender.series.name, is_text=True)]
     if config.sweeps:
         contender.append(Column("draft", lambda it: it.cell.contender.draft_name, is_text=True))
@@ -40,7 +45,7 @@ def columns(config: ComparisonConfig) -> list[Column]:
     if len(config.workload.loads) > 1:
         place.append(Column("clients", lambda it: _figure(it.cell.concurrency or None, digits=0)))
         place.append(Column("requests\n/s", lambda it: _figure(it.cell.request_rate, digits=2)))
-    return [*contender, *place, *_FIGURES]
+    return [*contender, *place]
 
 
 def _figure(value: float | None, *, digits: int, scale: float = 1.0) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.plan.datasets import Prompt
-from inference.comparison.run.client import Client, Clients
+from inference.comparison.run.client import Client
+from inference.comparison.run.connections import Clients
 from inference.errors import ConfigError
 from inference.text.chat import Chat
 

@@ -98,11 +98,23 @@ def require_locust() -> None:
     Raises:
         ConfigError: Locust is not installed; the message says how to install it.
     """
-    if importlib.util.find_spec("locust") is None:
-        raise ConfigError(
-            "concurrency above 1 is driven by Locust, which is not installed: "
-            f"{sys.executable} -m pip install -r requirements-loadtest.txt"
-        )
+    _require("locust", "concurrency above 1 is driven by Locust", "loadtest")
+
+
+def require_http() -> None:
+    """Refuse endpoints of HTTP without the extra.
+
+    Raises:
+        ConfigError: a package of it is not installed; the message says how to install it.
+    """
+    for package in ("httpx", "httpx_sse"):
+        _require(package, f"an endpoint of HTTP is asked with {package}", "endpoints")
+
+
+def _require(package: str, why: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        install = f"{sys.executable} -m pip install -r requirements-{extra}.txt"
+        raise ConfigError(f"{why}, which is not installed: {install}")
 
 
 async def run_at_once(

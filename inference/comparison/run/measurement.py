@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.plan.datasets import Prompt
 from inference.comparison.plan.grid import Cell, Sample, walk
-from inference.comparison.run.client import Clients, asking, connected
+from inference.comparison.run.client import asking
+from inference.comparison.run.connections import Clients, connected
 from inference.comparison.run.limits import check_lengths
 from inference.comparison.run.load import as_they_come, one_by_one, poisson_arrivals, run_at_once, several_at_once
 from inference.comparison.run.progress import Progress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,14 +114,13 @@ def _simplicity(trial: Trial) -> tuple[int, float]:
     return _SIMPLEST.index(trial.contender.topology), -trial.speedup.median
 
 
-def crossovers(speedups: dict[float, float]) -> list[float]:
-    """Where a curve over ascending positive values crosses 1, on straight lines over their logarithms."""
-    points = list(speedups.items())
+def crossovers(trials: Mapping[float, Trial]) -> list[float]:
+    """Where speed-ups over ascending positive values cross 1, on straight lines over the values' logarithms."""
     found = []
-    for (left, above), (right, below) in itertools.pairwise(points):
-        if (above - 1.0) * (below - 1.0) < 0:
-            share = (above - 1.0) / (above - below)
-            found.append(math.exp(math.log(left) + share * (math.log(right) - math.log(left))))
+    for (left, before), (right, after) in itertools.pairwise(trials.items()):
+        above, below = before.speedup.median - 1.0, after.speedup.median - 1.0
+        if above * below < 0:
+            found.append(left * (right / left) ** (above / (above - below)))
     return found
 
 
@@ -189,7 +187,7 @@ def _by_load(evidence: Evidence, leader: Trial) -> Iterator[str]:
         trials = evidence.over("concurrency", trial.contender)
         if len(trials) < 2:
             continue
-        crossed = crossovers({load: it.speedup.median for load, it in trials.items()})
+        crossed = crossovers(trials)
         where = f"it loses from about {crossed[0]:.0f} in flight on" if crossed else "no crossover up to there"
         if not crossed and all(it.speedup.median < 1 for it in trials.values()):
             where = "it loses at every load"

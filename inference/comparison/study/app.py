@@ -19,7 +19,7 @@ from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.topologies import Deployment, deployment
 from inference.comparison.study.advice import Evidence, Trial
-from inference.comparison.study.flags import StudyConfig, parse_study
+from inference.comparison.study.flags import AS_JSON, StudyConfig, parse_study
 from inference.comparison.study.report import Study, write_study
 from inference.comparison.study.search import Budget, Speeds, conduct
 from inference.comparison.study.space import Group
@@ -34,7 +34,7 @@ def prepare(arguments: Sequence[str]) -> StudyConfig:
         ConfigError: naming it.
     """
     config = parse_study(arguments)
-    if max(config.comparison.workload.concurrencies) > 1:
+    if config.comparison.uses_locust:
         require_locust()
     prepare_directory(config.comparison.output)
     return config
@@ -50,7 +50,7 @@ async def study(config: StudyConfig, console: Console) -> Study:
     with Progress(console, None) as progress:
         progress.phase(f"starting servers: {'; '.join(map(str, config.comparison.machines))}")
         async with deployment(config.comparison) as servers:
-            laboratory = Laboratory(config.comparison, servers, progress, Budget(config.budget_s, time.monotonic))
+            laboratory = Laboratory(config, servers, progress)
             skipped = await servers.guard(conduct(config.space, laboratory.measure, laboratory.budget))
             progress.phase("stopping servers")
     evidence = Evidence(config.space, laboratory.trials, skipped)
@@ -73,11 +73,11 @@ def report(done: Study) -> bool:
 class Laboratory:
     """Measures groups, each an ordinary comparison with the target alone, and keeps what came out."""
 
-    def __init__(self, config: ComparisonConfig, servers: Deployment, progress: Progress, budget: Budget) -> None:
+    def __init__(self, config: StudyConfig, servers: Deployment, progress: Progress) -> None:
         self._config = config
         self._servers = servers
         self._progress = progress
-        self.budget = budget
+        self.budget = Budget(config.budget_s, time.monotonic)
         self.trials: list[Trial] = []
         self.differences: list[str] = []
 
@@ -95,18 +95,19 @@ class Laboratory:
         return {trial.contender: trial.speedup.median for trial in trials}
 
 
-def comparison_of(config: ComparisonConfig, group: Group) -> ComparisonConfig:
+def comparison_of(config: StudyConfig, group: Group) -> ComparisonConfig:
     """A group as a comparison of its own."""
-    place, workload = group.place, config.workload
+    place, comparison, kind = group.place, config.comparison, group.place.kind.removesuffix(AS_JSON)
     workload = replace(
-        workload,
-        prompt_sets=tuple(prompt_set for prompt_set in workload.prompt_sets if prompt_set.kind == place.kind),
+        comparison.workload,
+        prompt_sets=tuple(prompt_set for prompt_set in comparison.workload.prompt_sets if prompt_set.kind == kind),
         concurrencies=(place.concurrency,),
         max_new_tokens=place.max_new_tokens,
         temperature=place.temperature,
+        grammar=None if kind == place.kind else config.schema,
     )
-    network = replace(config.network, rtts_ms=(place.rtt_ms,))
-    return replace(config, workload=workload, network=network, chosen=(ALONE, *group.contenders))
+    network = replace(comparison.network, rtts_ms=(place.rtt_ms,))
+    return replace(comparison, workload=workload, network=network, chosen=(ALONE, *group.contenders))
 
 
 def _trial(group: Group, summary: CellSummary, alone: CellSummary) -> Trial:

@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from inference.cli.flags import NGRAM
 from inference.comparison.plan.config import LOOKUP, ComparisonConfig, Contender, Topology
@@ -15,7 +16,10 @@ from inference.comparison.study.advice import Prices
 from inference.comparison.study.space import Space
 from inference.config import BUNDLED_DRAFT
 from inference.errors import ConfigError
+from inference.request import Grammar, GrammarKind
 
+AS_JSON = " as JSON"
+"""Behind a prompt kind whose answers keep to the schema."""
 _UNITS_S = {"s": 1, "m": 60, "h": 3600}
 _LOADS = "1,4,16" if importlib.util.find_spec("locust") else "1"  # more than one are Locust's
 _DEFAULTS = {
@@ -35,12 +39,14 @@ class StudyConfig:
 
     Attributes:
         comparison: all servers that the study needs, and the workload but for what `space` varies.
+        schema: of the answers of one more prompt kind.
     """
 
     comparison: ComparisonConfig
     space: Space
     budget_s: float
-    prices: Prices | None
+    prices: Prices | None = None
+    schema: Grammar | None = None
 
 
 def parse_study(arguments: Sequence[str]) -> StudyConfig:
@@ -61,7 +67,15 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
         for temperature in args.temperature:
             replace(comparison.workload, max_new_tokens=length, temperature=temperature)
     prices = Prices(*args.price_per_hour) if args.price_per_hour else None
-    return StudyConfig(comparison, _space(comparison, args), args.budget, prices)
+    schema = None if args.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, _text_of(args.json_schema))
+    return StudyConfig(comparison, _space(comparison, args), args.budget, prices, schema)
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"json_schema {file} cannot be read: {error}") from error
 
 
 def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
@@ -69,10 +83,12 @@ def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
         raise ConfigError("topologies: a study needs the target alone, which all else is compared with: name target")
     alone = Contender(Topology.TARGET)
     by_itself = replace(alone, draft=LOOKUP, gamma=max(config.gammas))
+    kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
+    kinds += [] if args.json_schema is None else [kinds[0] + AS_JSON]
     return Space(
         (by_itself, *(contender for contender in config.contenders if contender != alone)),
         {
-            "kind": tuple(prompt_set.kind for prompt_set in config.workload.prompt_sets),
+            "kind": tuple(kinds),
             "rtt_ms": config.network.rtts_ms,
             "concurrency": config.workload.concurrencies,
             "max_new_tokens": args.max_new_tokens,
@@ -93,6 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=_seconds, default="10m", metavar="TIME", help=text)
     text = "of the target's machine, and of a draft's own, in any currency: costs per million tokens follow"
     parser.add_argument("--price_per_hour", type=_prices, metavar="TARGET[,DRAFT]", help=text)
+    text = "one more prompt kind: the first one's prompts, with answers that keep to this schema"
+    parser.add_argument("--json_schema", type=Path, metavar="FILE", help=text)
     text = "output tokens per request (%(default)s)"
     parser.add_argument("--max_new_tokens", type=list_of(int), default="96,16,48", metavar="LIST", help=text)
     text = "temperatures (%(default)s)"

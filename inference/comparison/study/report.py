@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -52,19 +51,11 @@ def write_study(study: Study, directory: Path) -> dict[str, Any]:
     reason = next(iter(sentences(study.evidence, None)))
     (directory / "service.toml").write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
     try:
-        from inference.comparison.report import html
-        from inference.comparison.study.plots import draw
+        page = _page(study, directory)
     except ModuleNotFoundError as error:
         logger.warning("no study.html: it needs the package %s, which is not installed", error.name)
-        return results
-    picture = directory / "study.png"
-    pictures = (
-        [html.picture(picture, "Speed-up of every way at its best")]
-        if draw(study.evidence, study.config, picture)
-        else []
-    )
-    page = html.page("When speculation pays", [*_advice(study), *pictures, *_evidence(study)])
-    (directory / "study.html").write_text(page, encoding="utf-8")
+    else:
+        (directory / "study.html").write_text(page, encoding="utf-8")
     return results
 
 
@@ -79,9 +70,7 @@ def json_of(study: Study) -> dict[str, Any]:
         "recommended": _contender(study.advised),
         "advice": study.sentences,
         "crossovers_in_flight": {
-            trial.contender.label: crossovers(
-                {load: it.speedup.median for load, it in evidence.over("concurrency", trial.contender).items()}
-            )
+            trial.contender.label: crossovers(evidence.over("concurrency", trial.contender))
             for trial in evidence.leaders
         },
         "trials": [_trial(trial, prices) for trial in evidence.trials],
@@ -108,43 +97,31 @@ def _trial(trial: Trial, prices: Prices | None) -> dict[str, Any]:
     return {**asdict(trial), "contender": _contender(trial.contender), **costs}
 
 
-def _advice(study: Study) -> list[str]:
+def _page(study: Study, directory: Path) -> str:
+    from inference.comparison.report import html  # matplotlib takes a second to import, and is needed only now
+    from inference.comparison.study.plots import draw
+
+    first, *others = map(escape, study.sentences)
+    pictures = draw(study.evidence, study.config, directory / "study.png")
+    skipped = [escape(str(group)) for group in study.evidence.skipped]
+    told = [f"{escape(name)}: {escape(text)}" for name, text in conditions(study.config)]
     mood = "verdict bad" if emulation_of(study.config) or study.differences else "verdict"
-    first, *others = study.sentences
-    return ["<h1>When speculation pays</h1>", f'<p class="{mood}">{escape(first)}</p>', _list(others)]
+    parts = {
+        "Advice": html.listed(others),
+        "Pictures": "".join(html.figure(picture, study.config) for picture in pictures),
+        "Evidence": html.table(
+            f"All trials. {emulation_of(study.config)}", _COLUMNS, list(map(_row, study.evidence.trials))
+        ),
+        "Not tried, for want of time": html.listed(skipped or ["Nothing that the search wanted."]),
+        "Conditions": html.listed(told),
+    }
+    return html.page("When speculation pays", f'<p class="{mood}">{first}</p>', parts)
 
 
-def _evidence(study: Study) -> list[str]:
-    head = "".join(f'<th scope="col" class="text">{name}</th>' for name in _COLUMNS)
-    rows = "".join(map(_row, study.evidence.trials))
-    return [
-        f"<h2>Evidence</h2><p>{escape(emulation_of(study.config))}</p>",
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>',
-        "<h2>Not tried, for want of time</h2>",
-        _list([str(group) for group in study.evidence.skipped] or ["nothing that the search wanted"]),
-        "<h2>Conditions</h2>",
-        _list([f"{name}: {text}" for name, text in conditions(study.config)]),
-    ]
+_COLUMNS = ("conditions", "served by", "speed-up (range)", "tokens/s", "target alone", "TTFT ms", "acceptance rate")
 
 
-def _list(texts: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
-
-
-_COLUMNS = (
-    "conditions",
-    "served by",
-    "speed-up (range of runs)",
-    "tokens/s",
-    "target alone",
-    "TTFT ms",
-    "acceptance rate",
-)
-
-
-def _row(trial: Trial) -> str:
+def _row(trial: Trial) -> list[str]:
     acceptance = "-" if trial.acceptance_rate is None else f"{trial.acceptance_rate:.2f}"
     figures = f"{trial.tokens_per_s:.1f}", f"{trial.alone_tokens_per_s:.1f}", f"{trial.ttft_s * 1e3:.0f}", acceptance
-    texts = str(trial.place), trial.contender.label, str(trial), *figures
-    cells = (f'<td class="text">{escape(text)}</td>' for text in texts)
-    return f"<tr>{''.join(cells)}</tr>"
+    return [str(trial.place), trial.contender.label, str(trial), *figures]

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from inference.comparison.plan.backend import BackendConfig
 from inference.comparison.plan.config import NetworkConfig, PromptSet, WorkloadConfig
-from inference.comparison.report.plots import draw_all, tokens_over_rtt
+from inference.comparison.report.pictures import draw_all
+from inference.comparison.report.plots import tokens_over_rtt
 from inference.config import Emulation
 from tests.support.samples import config, findings, record, samples
 

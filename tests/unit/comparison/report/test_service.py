@@ -12,7 +12,7 @@ import pytest
 from inference.comparison.plan.config import PromptSet, WorkloadConfig
 from inference.comparison.plan.grid import Sample
 from inference.comparison.plan.slo import Slo, parse_slo
-from inference.comparison.report.files import prepare_directory, write_report
+from inference.comparison.report.llmperf import write_llmperf
 from inference.comparison.report.service import Service
 from inference.comparison.run.record import RequestRecord
 from inference.errors import ConfigError
@@ -102,10 +102,8 @@ def test_against_the_target_alone_prompts_are_paired_within_a_run(tmp_path: Path
 
 
 def test_llmperf_s_files_have_its_names(tmp_path: Path) -> None:
-    settings = config(tmp_path, llmperf=True)
-    prepare_directory(settings.output)
-    write_report(findings(settings), settings.output)
-    files = sorted((settings.output / "llmperf").iterdir())
+    write_llmperf(findings(config(tmp_path)), tmp_path / "llmperf")
+    files = sorted((tmp_path / "llmperf").iterdir())
     assert len(files) == 2 * 4 * 2 * 2  # contenders, kinds, round trip times
     summaries = [json.loads(file.read_text()) for file in files if file.stem.endswith("_summary")]
     answers = [json.loads(file.read_text()) for file in files if file.stem.endswith("_individual_responses")]

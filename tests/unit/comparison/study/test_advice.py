@@ -67,9 +67,13 @@ def test_what_lost_in_a_run_is_not_advised() -> None:
 
 
 def test_a_crossover_is_where_the_curve_meets_one() -> None:
-    assert crossovers({1: 3.0, 4: 2.0, 16: 0.0}) == [pytest.approx(8.0)]  # halfway between 4 and 16, by powers of two
-    assert crossovers({1: 3.0, 4: 2.0}) == []
-    assert crossovers({8: 0.5, 32: 1.5}) == [pytest.approx(16.0)]
+    assert crossed({1: 3.0, 4: 2.0, 16: 0.0}) == [pytest.approx(8.0)]  # halfway between 4 and 16, by powers of two
+    assert crossed({1: 3.0, 4: 2.0}) == []
+    assert crossed({8: 0.5, 32: 1.5}) == [pytest.approx(16.0)]
+
+
+def crossed(speedups: dict[float, float]) -> list[float]:
+    return crossovers({load: trial(FUSED, speedup) for load, speedup in speedups.items()})
 
 
 def evidence() -> Evidence:
