@@ -62,9 +62,7 @@ def _panel(axes: Axes, name: str, lines: dict[str, dict[float, Trial]]) -> None:
         spreads = [trial.speedup for trial in trials.values()]
         style = {"color": colour, "marker": mark, "capsize": 3, "label": label}
         axes.errorbar(list(trials), [it.median for it in spreads], errors(spreads), **style)  # type: ignore[arg-type]
-        for crossed in (
-            crossovers({at: it.speedup.median for at, it in trials.items()}) if name == "concurrency" else ()
-        ):
+        for crossed in crossovers(trials) if name == "concurrency" else ():
             axes.axvline(crossed, color=colour, linestyle=":", linewidth=1.2)
     axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
     axes.set_xlabel(_NUMBERS[name])
