@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TOOLS := build/tools
 
 .PHONY: install demo test manifests images lock audit sbom test-nxdi hostile chaos soak suites-short trainium-report bench \
-        proto format clean
+        bench-llama proto format clean
 
 install: $(STAMP)
 
@@ -73,6 +73,11 @@ trainium-report:
 bench: install
 	$(BIN)/python -m benchmarks.suite $(ARGS)
 	$(BIN)/python -m benchmarks.page
+
+# Our servers against llama.cpp's, which is built first (some ten minutes), as endpoints of compare_architectures.py.
+bench-llama: install
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements-bench.txt
+	$(BIN)/python -m benchmarks.llama_server $(ARGS)
 
 proto: install
 	$(BIN)/python -m grpc_comm.generate

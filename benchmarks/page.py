@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from inference.config import ROOT
 
 PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 PART = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+WIDTH = 120
 BUSY = 0.5
 """Load per core before the run from which figures are to be doubted."""
 
@@ -43,7 +45,9 @@ def part(name: str, bench: Bench) -> str:
     """What belongs between the marks of this name."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
-    return {"machine": _machine, "comparison": _comparison, "headline": _headline}[name](bench)
+    if name == "comparison":
+        return _comparison(bench)
+    return textwrap.fill({"machine": _machine, "headline": _headline}[name](bench), WIDTH, break_on_hyphens=False)
 
 
 def _machine(bench: Bench) -> str:

@@ -93,11 +93,8 @@ def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str
 
 def as_toml(args: argparse.Namespace) -> str:
     """A file for `--config` that asks for the same again: every flag that has a value, in the order of the alphabet."""
-    return "".join(
-        f"{name} = {_as_value(value)}\n"
-        for name, value in sorted(vars(args).items())
-        if value is not None and name != "config"
-    )
+    values = {name: _as_value(value) for name, value in sorted(vars(args).items()) if value is not None}
+    return "".join(f"{name} = {text}\n" for name, text in values.items() if text != '""' and name != "config")
 
 
 def _as_value(value: Any) -> str:

@@ -27,7 +27,7 @@ pytestmark = [
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FILES = {
-    *("results.csv", "results.json", "report.html"),
+    *("config.toml", "results.csv", "results.json", "report.html"),
     *("speedup_by_kind.png", "tokens_over_rtt.png", "latency_shares.png"),
 }
 

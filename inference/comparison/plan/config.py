@@ -352,9 +352,11 @@ class ComparisonConfig:
             for topology in self.topologies
             for draft in self.draft_models[: 1 if topology is Topology.TARGET else None]
         ]
-        alone = replace(self, one_at_a_time=False, endpoints=())
-        started = [replace(alone, topologies=(topology,), draft_models=(draft,)) for topology, draft in ways]
-        endpoints = [replace(self, one_at_a_time=False, topologies=())] if self.endpoints else []
+        together = replace(self, one_at_a_time=False)
+        started = [
+            replace(together, endpoints=(), topologies=(topology,), draft_models=(draft,)) for topology, draft in ways
+        ]
+        endpoints = [replace(together, topologies=())] if self.endpoints else []
         return (*started, *endpoints)
 
     @property
@@ -362,7 +364,7 @@ class ComparisonConfig:
         """Who sends requests at once. All are asked alike, so what Locust cannot ask decides for all."""
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
         asks_simply = self.workload.grammar is None and all(texts)
-        return self.workload.max_concurrency > 1 and not self.endpoints and asks_simply
+        return max(self.workload.concurrencies) > 1 and not self.endpoints and asks_simply
 
     @property
     def baseline(self) -> Contender:

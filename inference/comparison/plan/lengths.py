@@ -87,7 +87,7 @@ def _joined(texts: Sequence[str], first: int, length: int, kind: Characters) -> 
     for text in itertools.islice(itertools.cycle(texts), first % len(texts), None):
         parts.append(text)
         num_pieces += len(kind.cut(text))
-        if num_pieces >= length:
+        if num_pieces >= length and len(kind.cut("\n".join(parts))) >= length:  # joined, they may be fewer
             break
     return "\n".join(parts)
 

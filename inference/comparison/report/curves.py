@@ -72,7 +72,8 @@ class LoadCurve:
 
 def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCurve]:
     """By series: p95 end to end over requests per second (open loop) or requests in flight, at the shortest way."""
-    return [_curve(findings, series, kind, is_open=is_open) for series in findings.config.series]
+    curves = [_curve(findings, series, kind, is_open=is_open) for series in findings.config.series]
+    return [curve for curve in curves if curve.loads]  # of others nothing was answered
 
 
 def _curve(findings: Findings, series: Series, kind: str, *, is_open: bool) -> LoadCurve:

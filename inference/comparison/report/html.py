@@ -142,11 +142,10 @@ def figure(picture: Drawn, config: ComparisonConfig) -> str:
 
 
 def _results(findings: Findings, kind: str) -> str:
-    chosen = [summary.cell.kind == kind for summary in findings.summaries]
-    summaries = [summary for summary, is_in in zip(findings.summaries, chosen, strict=True) if is_in]
-    services = [service for service, is_in in zip(findings.services, chosen, strict=True) if is_in]
+    summaries = [summary for summary in findings.summaries if summary.cell.kind == kind]
+    services = [service for service in findings.services if service.cell.kind == kind]
     shown, place = columns(findings.config), place_columns(findings.config)
-    where = [[column.text(summary) for column in place] for summary in summaries]
+    where = [[column.text(service.cell) for column in place] for service in services]
     names, kind_of = [column.name for column in place], f"{_title(kind)} prompts"
     label = emulation_of(findings.config)
     speed = [[column.text(summary) for column in shown] for summary in summaries]

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from inference.comparison.plan.config import ComparisonConfig
+from inference.comparison.plan.grid import Cell
 from inference.comparison.report.findings import Findings, emulation_of
 from inference.comparison.report.summary import CellSummary, Spread
 
@@ -29,22 +30,35 @@ class Column:
     is_text: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceColumn:
+    """What tells a cell from others, as a text."""
+
+    name: str
+    text: Callable[[Cell], str]
+    is_text: bool = False
+
+    def of_summary(self) -> Column:
+        """The same in a table of figures."""
+        return Column(self.name, lambda it: self.text(it.cell), self.is_text)
+
+
 def columns(config: ComparisonConfig) -> list[Column]:
     """What differs between the cells of this comparison, and all figures."""
-    return [*place_columns(config), *_FIGURES]
+    return [*(column.of_summary() for column in place_columns(config)), *_FIGURES]
 
 
-def place_columns(config: ComparisonConfig) -> list[Column]:
+def place_columns(config: ComparisonConfig) -> list[PlaceColumn]:
     """What differs between the cells of this comparison."""
-    contender = [Column("topology", lambda it: it.cell.contender.series.name, is_text=True)]
+    contender = [PlaceColumn("topology", lambda cell: cell.contender.series.name, is_text=True)]
     if config.sweeps:
-        contender.append(Column("draft", lambda it: it.cell.contender.draft_name, is_text=True))
-        contender.append(Column("gamma", lambda it: _figure(it.cell.contender.gamma, digits=0)))
-        contender.append(Column("branches", lambda it: _figure(it.cell.contender.branches, digits=0)))
-    place = [Column("RTT\nms", lambda it: f"{it.cell.rtt_ms:g}")]
+        contender.append(PlaceColumn("draft", lambda cell: cell.contender.draft_name, is_text=True))
+        contender.append(PlaceColumn("gamma", lambda cell: _figure(cell.contender.gamma, digits=0)))
+        contender.append(PlaceColumn("branches", lambda cell: _figure(cell.contender.branches, digits=0)))
+    place = [PlaceColumn("RTT\nms", lambda cell: f"{cell.rtt_ms:g}")]
     if len(config.workload.loads) > 1:
-        place.append(Column("clients", lambda it: _figure(it.cell.concurrency or None, digits=0)))
-        place.append(Column("requests\n/s", lambda it: _figure(it.cell.request_rate, digits=2)))
+        place.append(PlaceColumn("clients", lambda cell: _figure(cell.concurrency or None, digits=0)))
+        place.append(PlaceColumn("requests\n/s", lambda cell: _figure(cell.request_rate, digits=2)))
     return [*contender, *place]
 
 
