@@ -14,24 +14,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import Compilation, fused_compilation
 from inference.backends.neuron.calls import Row, fused_call, prompt_call
-from inference.backends.neuron.checks import (
-    check_family,
-    check_method,
-    check_pair,
-    check_sharding,
-)
+from inference.backends.neuron.checks import check_method, check_pair
 from inference.backends.neuron.device_decoder import DeviceDecoder
 from inference.backends.neuron.device_target import load_target_decoder
-from inference.backends.neuron.environment import check_logical_cores
 from inference.backends.neuron.graph_decoder import GraphDecoder
 from inference.backends.neuron.medusa import load_medusa_decoder
 from inference.backends.neuron.settings import device_top_k, fused_arguments, host_chooses
 from inference.backends.neuron.shape import SlotShape, slot_shape
-from inference.backends.neuron.slots import Application
+from inference.backends.neuron.slots import Application, check_model, checked_config
 from inference.config import ModelConfig
 from inference.errors import ConfigError, InternalError
 from inference.model import Decide, Turn, Verdict
@@ -149,18 +142,14 @@ def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: D
 
 def prepare_fused(target: ModelConfig, draft: ModelConfig) -> tuple[Compilation, SlotShape]:
     """Check everything, build NxDI's configuration, and say what the compiled pair will be."""
-    check_logical_cores(target.neuron.overrides)
-    target_words, draft_words = load_config(target.path), load_config(draft.path)
+    target_words, length = checked_config(target)
+    draft_words = load_config(draft.path)
     if target_words.model_type != draft_words.model_type:
         raise ConfigError(
             f"draft {draft.path} is a {draft_words.model_type}, target {target.path} a {target_words.model_type}: "
             "NxDI's fused graph needs one model type: use --speculation_method vanilla"
         )
-    length = resolve_length(target_words, target.sequence_length)
-    for config, words in ((target, target_words), (draft, draft_words)):
-        require_supported_config(words, length)
-        check_family(config.path, words)
-        check_sharding(config.path, words, config.neuron.tp_degree)
+    check_model(draft, draft_words, length)
     check_pair(target, draft, target_words, draft_words)
     arguments = fused_arguments(target, length=length)
     check_method(target, draft.path, target_words)
