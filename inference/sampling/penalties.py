@@ -125,9 +125,8 @@ def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Seq
     """
     xp = array_api_compat.array_namespace(logits)
     scores = xp.asarray(logits, dtype=xp.float64, copy=True)
-    entries = [_entries(*row) for row in zip(sampling, before, strict=True)]
-    if any(len(token_ids) for token_ids, *_ in entries):
-        _adjust(scores, entries)
+    if any(params.penalizes or params.logit_bias for params in sampling):  # else a grammar alone
+        _adjust(scores, [_entries(*row) for row in zip(sampling, before, strict=True)])
     mask_scores(scores, [row.allowed for row in before])
     return scores
 
