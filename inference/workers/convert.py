@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import fields
+from operator import attrgetter
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import (
@@ -67,8 +68,9 @@ _GRAMMAR_TO_MESSAGE = {
 }
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
-
 _MESSAGE_NAMES = [field.name for field in fields(ChatMessage)]
+_timings_of = attrgetter(*(field.name for field in fields(Timings)))  # both are fields of pb.Timings, under these names
+_counts_of = attrgetter(*(field.name for field in fields(Counts)))
 
 
 def _check_count(values: Sized, limit: int, field: str) -> None:
@@ -172,24 +174,11 @@ def timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
 
 
 def timings_from_message(message: pb.Timings) -> Timings:
-    return Timings(
-        queue_us=message.queue_us,
-        compute_us=message.compute_us,
-        draft_us=message.draft_us,
-        network_us=message.network_us,
-        round_trip_us=message.round_trip_us,
-    )
+    return Timings(*_timings_of(message))
 
 
 def counts_from_message(message: pb.Timings) -> Counts:
-    return Counts(
-        bytes_up=message.bytes_up,
-        bytes_down=message.bytes_down,
-        num_branch_hits=message.num_branch_hits,
-        num_wasted_tokens=message.num_wasted_tokens,
-        window=message.window,
-        max_branches=message.max_branches,
-    )
+    return Counts(*_counts_of(message))
 
 
 def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateRequest:

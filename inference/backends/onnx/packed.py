@@ -36,8 +36,9 @@ from inference.backends.onnx.layout import (
     PROBE_FILE,
     SHAPE_FILE,
     WEIGHTS_FILE,
+    FolderLock,
+    remove_unused,
 )
-from inference.backends.onnx.lock import FolderLock, remove_unused
 from inference.backends.onnx.processor import instruction_sets
 from inference.backends.onnx.shape import DecoderShape
 from inference.errors import ConfigError

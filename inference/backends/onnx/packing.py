@@ -28,9 +28,10 @@ from inference.backends.onnx.layout import (
     PROBE_FILE,
     SHAPE_FILE,
     WEIGHTS_FILE,
+    FolderLock,
+    remove_unused,
     session_options,
 )
-from inference.backends.onnx.lock import FolderLock, remove_unused
 from inference.backends.onnx.shape import DecoderShape, require_llama_shaped, shape_of
 from inference.backends.onnx.weights import decoder_weights
 from inference.errors import ConfigError

@@ -15,8 +15,7 @@ import pytest
 
 from inference.backends.onnx import packed, packing
 from inference.backends.onnx.backend import OnnxBackend, load_onnx_backend
-from inference.backends.onnx.layout import GRAPH_FILE, MAKING
-from inference.backends.onnx.lock import FolderLock, remove_unused
+from inference.backends.onnx.layout import GRAPH_FILE, MAKING, FolderLock, remove_unused
 from inference.config import ModelConfig
 from inference.errors import ConfigError
 from inference.model import Array, Span
