@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,8 @@ NUM_TOKENS = 300
 class SilentWorker:
     """Takes whatever it is given, and proposes nothing."""
 
-    def __init__(self, name: str, num_slots: int) -> None:
+    def __init__(self, name: str, num_slots: int, pool: DraftPool | None = None) -> None:
+        self._pool: Any = pool
         self.id = name
         self.num_slots = num_slots
         self.most = 0
@@ -39,10 +41,6 @@ class SilentWorker:
 
 class GoodWorker(SilentWorker):
     """Is right about every token."""
-
-    def __init__(self, name: str, num_slots: int, pool: DraftPool) -> None:
-        super().__init__(name, num_slots)
-        self._pool = pool
 
     def open(self, session: TargetSession) -> None:
         super().open(session)
@@ -107,10 +105,6 @@ async def test_a_good_worker_gets_as_many_as_it_has_room_for(pool: DraftPool) ->
 
 class FullWorker(SilentWorker):
     """Claims room for many, and has room for one."""
-
-    def __init__(self, name: str, num_slots: int, pool: DraftPool) -> None:
-        super().__init__(name, num_slots)
-        self._pool = pool
 
     def open(self, session: TargetSession) -> None:
         super().open(session)
