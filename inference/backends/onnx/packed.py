@@ -36,9 +36,8 @@ from inference.backends.onnx.layout import (
     PROBE_FILE,
     SHAPE_FILE,
     WEIGHTS_FILE,
-    FolderLock,
-    remove_unused,
 )
+from inference.backends.onnx.lock import FolderLock, remove_unused
 from inference.backends.onnx.processor import instruction_sets
 from inference.backends.onnx.shape import DecoderShape
 from inference.errors import ConfigError

@@ -15,7 +15,8 @@ import pytest
 
 from inference.backends.onnx import packed, packing
 from inference.backends.onnx.backend import OnnxBackend, load_onnx_backend
-from inference.backends.onnx.layout import GRAPH_FILE, MAKING, FolderLock, remove_unused
+from inference.backends.onnx.layout import GRAPH_FILE, MAKING
+from inference.backends.onnx.lock import FolderLock, remove_unused
 from inference.config import ModelConfig
 from inference.errors import ConfigError
 from inference.model import Array, Span
@@ -89,6 +90,25 @@ def test_builds_that_were_killed_are_cleaned_up_and_others_are_not(model: Path) 
     with closing(FolderLock(running, exclusive=True)):
         load_onnx_backend(ModelConfig(model, num_threads=1))
         assert (killed.exists(), running.exists()) == (False, True)
+
+
+def test_a_cache_that_only_others_may_write_to_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: baked into an image by root, it could not be locked, and was packed again at every start, in vain."""
+    first = load_onnx_backend(ModelConfig(model, num_threads=1))
+    first._decoder.lock.close()
+    opened = os.open
+
+    def refuses_writing(file: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise PermissionError(13, "read-only", str(file))
+        return opened(file, flags, mode)
+
+    monkeypatch.setattr("inference.backends.onnx.lock.os.open", refuses_writing)
+    folder = first._decoder.folder
+    second = packed._read(folder, "float32")
+    remove_unused(folder)
+    assert folder.exists()
+    second.lock.close()
 
 
 def test_an_empty_graph_is_made_again(model: Path) -> None:
