@@ -13,7 +13,7 @@ import torch
 from inference.backends.neuron import calls as calls_module
 from inference.backends.neuron import medusa
 from inference.backends.neuron import shape as shape_module
-from inference.backends.neuron.compiling import compile_models
+from inference.backends.neuron.fused import compile_models
 from inference.backends.neuron.medusa import MedusaDecoder
 from inference.backends.neuron.medusa_tree import TreePass, tree_pass
 from inference.backends.registry import load_decoder
