@@ -45,7 +45,7 @@ sbom: $(TOOLS)/.installed
 	$(TOOLS)/bin/cyclonedx-py requirements deploy/images/cpu.lock --output-file build/sbom.cpu.json
 
 # In an environment of their own: they are no part of what is served, tested or locked.
-$(TOOLS)/.installed: requirements-deploy.txt
+$(TOOLS)/.installed: requirements-deploy.txt requirements-cloudwatch.txt
 	$(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-deploy.txt
 	touch $@

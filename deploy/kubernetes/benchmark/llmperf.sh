@@ -3,7 +3,7 @@
 # prompts, but lines of its sonnet.txt: so a test case is that file with nothing but its line, as in AWS's sample.
 set -eu
 commit=f1d6bed47e4501b0e371082b41601b59ab55269f
-home=${LLMPERF_HOME:-/llmperf}
+home=${LLMPERF_HOME:-/cache}
 source=$home/llmperf-$commit
 if [ ! -e "$source" ]; then
     python3 -c 'import sys, tarfile, urllib.request as web
