@@ -56,6 +56,7 @@ class ScriptedCompleter:
         self._origin = origin
         self.requests: list[CompletionRequest] = []
         self.num_running = 0
+        self.hangs = False  # behind its last pass, for ever
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
@@ -70,8 +71,10 @@ class ScriptedCompleter:
                 return
             for number, pieces in enumerate(self._passes):
                 await asyncio.sleep(self._gap_s)
-                is_last = number == len(self._passes) - 1 and self._error is None
+                is_last = number == len(self._passes) - 1 and self._error is None and not self.hangs
                 yield delta(pieces, request.logprobs, self._reason if is_last else None)
+            if self.hangs:
+                await asyncio.Event().wait()
             if self._error is not None:
                 raise self._error
             yield Finished(self._reason)

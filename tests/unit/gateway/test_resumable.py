@@ -1,11 +1,11 @@
-"""Streams that go on at another gateway: what came before the cut and what comes behind it is the undisturbed answer."""
+"""Streams that go on at another gateway: what came before the cut and behind it is the undisturbed answer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from inference.gateway.app import Gateway, create_app
 from inference.gateway.event_id import MAX_ID_CHARACTERS
 from inference.observe.metrics import Metrics
 from inference.request import Provenance
-from inference.workers.completion import FEATURES, Completer, ModelCard
+from inference.workers.completion import Completer, ModelCard
 from inference.workers.local import LocalCompleter
 from tests.conftest import ModelDirectories
 from tests.support.completers import CARD, ScriptedCompleter, healthy
@@ -46,7 +46,7 @@ async def ask(
     """The answer of a gateway that was started for this request alone."""
     gateway = Gateway(completer, card, Metrics(card.name), healthy, replace(HttpConfig(), **settings))
     transport = httpx.ASGITransport(create_app(gateway), raise_app_exceptions=False)
-    headers = {} if last is None else {"Last-Event-ID": last.encode("latin-1")}
+    headers = {} if last is None else {b"Last-Event-ID": last.encode("latin-1")}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         return await client.post(CHAT if "messages" in body else TEXT, json=body, headers=headers)
 
@@ -152,7 +152,7 @@ async def whole_of(completer: Completer, **fields: Any) -> list[str]:
     return await stream(completer, {"prompt": "x", **fields})
 
 
-FOREIGN = {
+FOREIGN: dict[str, Callable[[str], str]] = {
     "of another kind of server": lambda _: "42",
     "with more behind it": lambda last: f"{last}0",
     "of another version": lambda last: f"2{last[1:]}",
@@ -227,12 +227,11 @@ async def test_only_a_stream_is_resumed() -> None:
 
 
 async def test_a_silent_stream_gets_comments_without_a_place() -> None:
-    slow = {"gap_s": 0.15, "sse_ping_s": 0.05}
-    gap_s = slow.pop("gap_s")
-    events = await stream(scripted([["a"], ["b"]], gap_s=gap_s), {"prompt": "x"}, **slow)
+    slow = scripted([["a"], ["b"]], gap_s=0.15)
+    events = await stream(slow, {"prompt": "x"}, sse_ping_s=0.05)
     told = [event for event in events if event != ":\n\n"]
     assert len(told) == 3 < len(events)
-    rest = await stream(scripted([["a"], ["b"]], gap_s=gap_s), {"prompt": "x"}, id_of(told[0]), **slow)
+    rest = await stream(slow, {"prompt": "x"}, id_of(told[0]), sse_ping_s=0.05)
     assert [event for event in rest if event != ":\n\n"] == told[1:]
 
 
