@@ -50,7 +50,7 @@ def place_of(
         return None
     first = requests[0]
     resolved = (first.sampling, first.max_new_tokens, first.grammar)
-    asked = digest_of(body.model_dump_json(exclude_unset=True), resolved, speech)
+    asked = digest_of(body.model_dump(exclude_unset=True), resolved, speech)
     seed = secrets.randbits(64) if first.seed is None else first.seed
     beginning = EventId(seed, answer.answer_id, answer.created, asked, (0,) * (len(requests) + 1))
     return beginning.resumed(header) if header else beginning
@@ -73,7 +73,7 @@ class ResumableStream(ChunkStream):
 
     def __init__(self, answer: Format, shape: StreamShape, since: EventId) -> None:
         answer.answer_id, answer.created = since.answer_id, since.created
-        super().__init__(answer, replace(shape, per_token=True))
+        super().__init__(answer, shape)
         self._since = since
         self._model_id = since.model_id
         self._counts = [0] * len(since.counts)
@@ -143,7 +143,8 @@ class ResumableStream(ChunkStream):
         if digest_of(*self._digests) != self._since.said:
             raise mismatch("here the answer has become another one")
         self._is_level = True
-        return b"".join(self._written(*each) for each in self._held)
+        held, self._held = self._held, []
+        return b"".join(self._written(*each) for each in held)
 
     def _written(self, index: int, said: Said, data: bytes) -> bytes:
         self._take(index, said)

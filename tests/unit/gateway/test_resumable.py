@@ -46,9 +46,11 @@ async def ask(
     """The answer of a gateway that was started for this request alone."""
     gateway = Gateway(completer, card, Metrics(card.name), healthy, replace(HttpConfig(), **settings))
     transport = httpx.ASGITransport(create_app(gateway), raise_app_exceptions=False)
-    headers = {} if last is None else {b"Last-Event-ID": last.encode("latin-1")}
+    headers = {b"Content-Type": b"application/json"}
+    if last is not None:
+        headers[b"Last-Event-ID"] = last.encode("latin-1")
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        return await client.post(CHAT if "messages" in body else TEXT, json=body, headers=headers)
+        return await client.post(CHAT if "messages" in body else TEXT, content=json.dumps(body), headers=headers)
 
 
 async def stream(completer: Completer, body: dict[str, Any], last: str | None = None, **others: Any) -> list[str]:
@@ -221,6 +223,12 @@ async def test_where_nobody_could_go_on_it_is_said_at_once() -> None:
         assert completer.num_running == 0
 
 
+async def test_notes_of_a_client_may_be_no_unicode() -> None:
+    body = {"prompt": "x", "metadata": {"note": "\ud800"}}
+    whole = await stream(scripted(), body)
+    assert await stream(scripted(), body, id_of(whole[2])) == whole[3:]
+
+
 async def test_only_a_stream_is_resumed() -> None:
     response = await ask(scripted(), {"prompt": "x"}, "42")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "stream")
@@ -242,6 +250,15 @@ async def test_a_failure_in_a_stream_has_no_place_either() -> None:
     assert failure.startswith("data: ")
     rest = await stream(scripted(), {"prompt": "x"}, id_of(told[-1]))
     assert len(told) + len(rest) == 7
+
+
+async def test_seeds_that_nobody_chose_are_the_same_again() -> None:
+    first, second = scripted(), scripted()
+    whole = await stream(first, {"prompt": "x", "n": 2})
+    await stream(second, {"prompt": "x", "n": 2}, id_of(whole[4]))
+    seeds = [request.seed for request in first.requests]
+    assert seeds == [request.seed for request in second.requests]
+    assert len(set(seeds)) == 2, "choices are no copies of each other"
 
 
 class Uneven(ScriptedCompleter):

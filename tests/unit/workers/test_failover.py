@@ -57,15 +57,16 @@ class Counting:
 class Place:
     """A completer behind a port of this process."""
 
-    def __init__(self, completer: Counting) -> None:
+    def __init__(self, completer: Counting, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
         self.moving = MoveInterceptor()
+        self._host = host
         servicer = GenerationServicer(completer, CARD)
-        self.server = Server("127.0.0.1:0", [servicer], status_of=to_status, inner=[self.moving])
+        self.server = Server(f"{host}:{port}", [servicer], status_of=to_status, inner=[self.moving])
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.server.port}"
+        return f"{self._host}:{self.server.port}"
 
     async def die(self) -> None:
         await self.server._server.stop(0)
