@@ -26,6 +26,7 @@ from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.proxy import precise_event_loop
 from inference.comparison.run.topologies import compile_models, deployment
+from inference.comparison.study import app as study_app
 from inference.errors import ConfigError, SpecDecError
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ def compare(arguments: Sequence[str]) -> int:
         0; 1: a server or a request failed (those of an open loop are counted, no more), or topologies returned
         different tokens; 2: wrong flags or files; 128 + n: signal n.
     """
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
+    console = _console()
     try:
         config = parse_config(arguments)
         if config.backend.compile_policy == "only":
@@ -65,13 +66,22 @@ def compare(arguments: Sequence[str]) -> int:
             require_http()
         prepare_directory(config.output)
         findings = _run(_compare(config, console))
-    except ConfigError as exc:
-        return _fail(exc, EXIT_USAGE)
-    except SpecDecError as exc:
-        return _fail(exc, EXIT_FAILED)
-    except _InterruptedError as exc:
-        return _fail(exc, 128 + exc.number)
+    except (SpecDecError, _InterruptedError) as exc:
+        return _fail(exc)
     return _report(findings, console)
+
+
+def study(arguments: Sequence[str]) -> int:
+    """Run the study; returns as `compare` does."""
+    try:
+        done = _run(study_app.study(study_app.prepare(arguments), _console()))
+    except (SpecDecError, _InterruptedError) as exc:
+        return _fail(exc)
+    return 0 if study_app.report(done) else EXIT_FAILED
+
+
+def _console() -> Console:
+    return Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
 
 
 class _InterruptedError(Exception):
@@ -82,9 +92,11 @@ class _InterruptedError(Exception):
         self.number = number
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: Exception) -> int:
     print(f"error: {error}", file=sys.stderr)
-    return code
+    if isinstance(error, _InterruptedError):
+        return 128 + error.number
+    return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
 
 def _run(comparison: Coroutine[Any, Any, T]) -> T:
@@ -143,5 +155,5 @@ def _report(findings: Findings, console: Console) -> int:
     return 0 if findings.agreement.holds and not findings.num_failed else EXIT_FAILED
 
 
-COMMANDS: dict[str, Command] = {"diff": diff}
+COMMANDS: dict[str, Command] = {"diff": diff, "study": study}
 """What `compare_architectures.py NAME ...` does, beside the comparison itself."""

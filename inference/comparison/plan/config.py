@@ -16,8 +16,10 @@ from inference.comparison.plan.machine import Machine, split_into_machines
 from inference.comparison.plan.slo import Slo
 from inference.config import DEFAULT_BRANCHES, check_branches, model_name
 from inference.errors import ConfigError
-from inference.request import MAX_GAMMA, MAX_SEED, Schedule
+from inference.request import MAX_GAMMA, MAX_SEED, Grammar, Schedule
 
+LOOKUP = "lookup"
+"""As a contender's draft: what a target finds itself, in the sequence or because a grammar forces it."""
 MAX_RTT_MS = 10_000.0
 MAX_CONCURRENCY = 4096
 MAX_REQUEST_RATE = 10_000.0
@@ -120,6 +122,7 @@ class WorkloadConfig:
         warm_up: prompts of each kind that every contender answers before anything counts.
         slo: what a request must keep to count as goodput.
         ignore_eos: answers do not end by themselves, but have `max_new_tokens`.
+        grammar: what answers must look like; what it forces, the target drafts by itself.
     """
 
     prompt_sets: tuple[PromptSet, ...]
@@ -134,6 +137,7 @@ class WorkloadConfig:
     warm_up: int = 1
     slo: Slo = field(default_factory=Slo)
     ignore_eos: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _require_distinct("prompt kind", [prompt_set.kind for prompt_set in self.prompt_sets])
@@ -185,7 +189,7 @@ class Contender:
     """One way to serve: a topology, and how it drafts.
 
     Attributes:
-        draft: directory or "ngram"; None for the target alone.
+        draft: directory, "ngram", or of a target "lookup"; None for the target alone.
         gamma: draft tokens per round; None for the target alone.
         schedule: who waits for whom; None where there is no choice.
         branches: beside the draft's chain at most; None where it does not run ahead.
@@ -237,6 +241,7 @@ class ComparisonConfig:
         output: directory of the report.
         llmperf: whether it has LLMPerf's files too.
         backend: what computes.
+        chosen: these contenders alone; none: all combinations.
         endpoints: servers that run already.
         equal_weights: the user says that all endpoints have the weights of everybody else.
         one_at_a_time: what does not fit on the host at once is started, measured and stopped in turn.
@@ -255,6 +260,7 @@ class ComparisonConfig:
     output: Path
     branches: tuple[int, ...] = (DEFAULT_BRANCHES,)
     backend: BackendConfig = field(default_factory=BackendConfig)
+    chosen: tuple[Contender, ...] = ()
     llmperf: bool = False
     endpoints: tuple[Endpoint, ...] = ()
     equal_weights: bool = False
@@ -357,7 +363,8 @@ class ComparisonConfig:
     def uses_locust(self) -> bool:
         """Who sends requests at once. All are asked alike, so what Locust cannot ask decides for all."""
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
-        return max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
+        asks_simply = self.workload.grammar is None and all(texts)
+        return max(self.workload.concurrencies) > 1 and not self.endpoints and asks_simply
 
     @property
     def baseline(self) -> Contender:
@@ -372,6 +379,8 @@ class ComparisonConfig:
     @property
     def contenders(self) -> tuple[Contender, ...]:
         """Everything that is compared; the target alone first, if it takes part."""
+        if self.chosen:
+            return self.chosen
         alone = [Contender(Topology.TARGET)] if Topology.TARGET in self.topologies else []
         return (
             *alone,

@@ -56,7 +56,7 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         ConfigError: a value is out of range, or a file cannot be read.
         SystemExit: --help, or a flag that does not exist.
     """
-    args = _parser().parse_args([_with_underscores(argument) for argument in arguments])
+    args = _parser().parse_args([with_underscores(argument) for argument in arguments])
     security = dial_security(args)
     return ComparisonConfig(
         target_model=_local(args.target_model),
@@ -140,7 +140,7 @@ def _of_lengths(source: str, args: argparse.Namespace, limit: int | None, pieces
     return PromptSet(Path(source).stem, prompts_of_lengths(texts, lengths, args.seed, pieces))
 
 
-def _with_underscores(argument: str) -> str:
+def with_underscores(argument: str) -> str:
     """`--rtt-ms=5` as `--rtt_ms=5`: both spellings are taken."""
     if not argument.startswith("--"):
         return argument
@@ -154,13 +154,13 @@ def _local(model: Path) -> Path:
 
 
 def _mean_and_stddev(text: str) -> tuple[float, ...]:
-    numbers = _list_of(float)(text)
+    numbers = list_of(float)(text)
     if not 1 <= len(numbers) <= 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not MEAN or MEAN,STDDEV")
     return numbers
 
 
-def _list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
+def list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
     """A parser of comma-separated values."""
 
     def parse(text: str) -> tuple[ValueT, ...]:
@@ -212,17 +212,17 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is compared")
     names = ",".join(topology.value for topology in STARTED)
     text = f"some of {names} (all; with --endpoint none)"
-    group.add_argument("--topologies", type=_list_of(_topology), metavar="LIST", help=text)
+    group.add_argument("--topologies", type=list_of(_topology), metavar="LIST", help=text)
     text = "target model directory (%(default)s)"
     group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
     text = "draft model directories; ngram is prompt lookup without a model (%(default)s)"
-    group.add_argument("--draft_models", type=_list_of(str), default=str(BUNDLED_DRAFT), metavar="LIST", help=text)
+    group.add_argument("--draft_models", type=list_of(str), default=str(BUNDLED_DRAFT), metavar="LIST", help=text)
     text = "draft tokens per round; several are a sweep (%(default)s)"
-    group.add_argument("--gamma", type=_list_of(int), default=str(DEFAULT_GAMMA), metavar="LIST", help=text)
+    group.add_argument("--gamma", type=list_of(int), default=str(DEFAULT_GAMMA), metavar="LIST", help=text)
     text = "of distributed: sync (rounds), async (the draft runs ahead), or both (%(default)s)"
-    group.add_argument("--schedule", type=_list_of(_schedule), default="sync,async", metavar="LIST", help=text)
+    group.add_argument("--schedule", type=list_of(_schedule), default="sync,async", metavar="LIST", help=text)
     text = "beside the chain of a draft that runs ahead, at most; 0 is none (%(default)s)"
-    group.add_argument("--branches", type=_list_of(int), default=str(DEFAULT_BRANCHES), metavar="LIST", help=text)
+    group.add_argument("--branches", type=list_of(int), default=str(DEFAULT_BRANCHES), metavar="LIST", help=text)
 
 
 def _add_endpoints(parser: argparse.ArgumentParser) -> None:
@@ -259,7 +259,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="key of the noise, 0 .. 2^64-1 (%(default)s)")
     text = "requests in flight at once; above 1 needs Locust, see requirements-loadtest.txt (%(default)s)"
-    group.add_argument("--concurrency", type=_list_of(int), default="1", metavar="LIST", help=text)
+    group.add_argument("--concurrency", type=list_of(int), default="1", metavar="LIST", help=text)
     group.add_argument(
         "--deadline_s", type=float, default=120.0, metavar="S", help="time a request may take (%(default)s s)"
     )
@@ -268,7 +268,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 def _add_arrivals(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("requests that come on their own (an open loop); what is asked of answers")
     text = "requests per second, at random times, beside --concurrency; latency counts from when each was due"
-    group.add_argument("--request_rate", type=_list_of(float), default="", metavar="LIST", help=text)
+    group.add_argument("--request_rate", type=list_of(float), default="", metavar="LIST", help=text)
     text = "of them, in each run (%(default)s)"
     group.add_argument("--num_arrivals", type=int, default=32, metavar="N", help=text)
     text = "prompts of each kind that each contender answers before anything counts (%(default)s)"
@@ -280,7 +280,7 @@ def _add_arrivals(parser: argparse.ArgumentParser) -> None:
 def _add_network(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network between edge and target (a proxy on loopback)")
     text = f"round trip times, milliseconds ({','.join(f'{rtt:g}' for rtt in DEFAULT_RTTS_MS)}), or 0 with --endpoint"
-    group.add_argument("--rtt_ms", type=_list_of(float), metavar="LIST", help=text)
+    group.add_argument("--rtt_ms", type=list_of(float), metavar="LIST", help=text)
     text = "further delay of up to so much, milliseconds per direction (%(default)s)"
     group.add_argument("--jitter_ms", type=float, default=0.0, metavar="MS", help=text)
     text = "megabits per second and direction (unlimited)"

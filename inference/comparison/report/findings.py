@@ -192,9 +192,9 @@ _SITES = {
 
 def json_of(findings: Findings) -> dict[str, Any]:
     """The whole result as JSON; times in seconds."""
-    agreement = findings.agreement
+    agreement, emulated = findings.agreement, str(findings.config.backend.emulation) or None
     return {
-        "emulated": str(findings.config.backend.emulation) or None,
+        "emulated": emulated,
         "same_tokens": agreement.holds if agreement.is_known else None,
         "not_comparable": list(agreement.not_comparable),
         "warnings": findings.warnings,
@@ -202,7 +202,7 @@ def json_of(findings: Findings) -> dict[str, Any]:
         "differences": [str(difference) for difference in agreement.differences],
         "duration_s": round(findings.duration_s, 1),
         "conditions": dict(conditions(findings.config)),
-        "cells": [row(summary) for summary in findings.summaries],
+        "cells": [{**row(summary), "emulated": emulated} for summary in findings.summaries],
         "statistics": [_statistics(findings, service) for service in findings.services],
         "requests": [[_rounded(request) for request in service.requests] for service in findings.services],
     }

@@ -7,9 +7,10 @@ pictures whose text says what they show, a visible focus, no colour that means s
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
+from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.report.distribution import QUANTILES
 from inference.comparison.report.findings import Findings, conditions, emulation_of, short_conditions
 from inference.comparison.report.pictures import Drawn, speedups
@@ -52,12 +53,21 @@ code { background: var(--soft); padding: 0 .25em; }
 def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
     """The page."""
     parts = {
-        "In short": _list([escape(sentence) for sentence in speedups(findings)]),
-        "Pictures": "".join(_picture(picture, findings) for picture in pictures),
+        "In short": listed([escape(sentence) for sentence in speedups(findings)]),
+        "Pictures": "".join(figure(picture, findings.config) for picture in pictures),
         **{f"{_title(kind)} prompts": _results(findings, kind) for kind in findings.kinds},
         "Conditions": _conditions(findings),
-        "How to read it": _list(_EXPLANATIONS),
+        "How to read it": listed(_EXPLANATIONS),
     }
+    lead = (
+        '<p class="lead">Target alone, both models in one server (fused), draft and target on two machines '
+        f"(distributed): speed at equal tokens. Measured in {findings.duration_s:.0f} s.</p>\n"
+    )
+    return page(TITLE, f"{lead}{_emulated(findings)}{_verdict(findings)}", parts)
+
+
+def page(title: str, header: str, parts: Mapping[str, str]) -> str:
+    """One file for any browser, keyboard and screen reader, that asks nothing of any network; all is HTML already."""
     links = [f'<a href="#part{index}">{escape(name)}</a>' for index, name in enumerate(parts)]
     sections = [
         f'<section aria-labelledby="part{index}"><h2 id="part{index}">{escape(name)}</h2>\n{content}</section>'
@@ -66,12 +76,9 @@ def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{TITLE}</title><style>{_CSS}</style></head>\n"
-        f'<body>\n<a class="skip" href="#main">Skip to the results</a>\n<header><h1>{TITLE}</h1>\n'
-        '<p class="lead">Target alone, both models in one server (fused), draft and target on two machines '
-        f"(distributed): speed at equal tokens. Measured in {findings.duration_s:.0f} s.</p>\n"
-        f"{_emulated(findings)}{_verdict(findings)}</header>\n"
-        f'<nav aria-label="Contents">{_list(links)}</nav>\n'
+        f"<title>{title}</title><style>{_CSS}</style></head>\n"
+        f'<body>\n<a class="skip" href="#main">Skip to the results</a>\n<header><h1>{title}</h1>\n{header}</header>\n'
+        f'<nav aria-label="Contents">{listed(links)}</nav>\n'
         f'<main id="main" tabindex="-1">\n{chr(10).join(sections)}\n</main>\n</body></html>\n'
     )
 
@@ -90,7 +97,9 @@ _EXPLANATIONS = (
     "</sup>) / (1 - &alpha;) tokens in &gamma; steps + round trip (distributed only) + one pass. &alpha; is the "
     "probability that a draft token is accepted, given that all before it in its round were. It assumes "
     "that draft tokens are accepted independently; where they are not, a few per cent more are possible. A draft that "
-    "runs ahead (async) is allowed more: draft and network hidden behind the passes, 1 / (1 - &alpha;) tokens in each. "
+    "runs ahead (async, pool) is allowed more: draft and network hidden behind passes, until it is surprised, once in "
+    "1 / (1 - &alpha;) tokens. No new proposal can arrive for a round trip then, unless a branch had foreseen it; the "
+    "target decodes or looks up by itself. The best length up to &gamma; counts, and the session's first round trip. "
     "ngram often proposes fewer than &gamma; tokens; the bound counts full rounds.",
     "<b>times over those of the target alone</b>: geometric mean over pairs of answers to one prompt in one run, with "
     "the interval of 95 % confidence by bootstrap over those pairs. Below 1 is faster; where the interval holds 1, it "
@@ -108,7 +117,7 @@ def _verdict(findings: Findings) -> str:
     mood = "verdict" if agreement.holds else "verdict bad"
     shown = [escape(str(difference)) for difference in agreement.differences[:MAX_DIFFERENCES]]
     shown += map(escape, findings.warnings)
-    return f'<p class="{mood}">{escape(str(agreement))}</p>{_list(shown) if shown else ""}'
+    return f'<p class="{mood}">{escape(str(agreement))}</p>{listed(shown) if shown else ""}'
 
 
 def _emulated(findings: Findings) -> str:
@@ -116,7 +125,7 @@ def _emulated(findings: Findings) -> str:
     return f'<p class="verdict bad">{escape(label)}. No figure here is this machine\'s.</p>' if label else ""
 
 
-def _list(items: Sequence[str]) -> str:
+def listed(items: Sequence[str]) -> str:
     """Items are HTML already."""
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
@@ -125,12 +134,10 @@ def _title(kind: str) -> str:
     return kind.replace("_", " ").capitalize()
 
 
-def _picture(picture: Drawn, findings: Findings) -> str:
+def figure(picture: Drawn, config: ComparisonConfig) -> str:
     data = base64.b64encode(picture.file.read_bytes()).decode("ascii")
     image = f'<img alt="{escape(picture.finding)}" src="data:image/png;base64,{data}">'
-    caption = (
-        f'<h3>{escape(picture.title)}</h3><p class="small">Conditions: {escape(short_conditions(findings.config))}</p>'
-    )
+    caption = f'<h3>{escape(picture.title)}</h3><p class="small">Conditions: {escape(short_conditions(config))}</p>'
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>\n"
 
 
@@ -146,10 +153,10 @@ def _results(findings: Findings, kind: str) -> str:
     figures = [[*at, *row] for at, service in zip(where, services, strict=True) for row in _figures(service)]
     return (
         f"{f'<p>{escape(label)}</p>' if label else ''}"
-        f"{_table(f'{kind_of}: speed', [column.name for column in shown], speed)}"
-        f"{_table(f'{kind_of}: requests, and times over those of the target alone', [*names, *_SERVED], served)}"
+        f"{table(f'{kind_of}: speed', [column.name for column in shown], speed)}"
+        f"{table(f'{kind_of}: requests, and times over those of the target alone', [*names, *_SERVED], served)}"
         f"<details><summary>{escape(kind_of)}: every figure's distribution ({len(figures)} rows)</summary>"
-        f"{_table(f'{kind_of}: distributions', [*names, 'figure', *STATISTICS], figures)}</details>"
+        f"{table(f'{kind_of}: distributions', [*names, 'figure', *STATISTICS], figures)}</details>"
     )
 
 
@@ -177,7 +184,7 @@ def _figures(service: Service) -> list[list[str]]:
     return rows
 
 
-def _table(caption: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(caption: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """It scrolls where it is too wide, by keyboard too."""
     head = "".join(f'<th scope="col">{escape(name).replace(chr(10), " ")}</th>' for name in names)
     body = "".join(f"<tr>{_row(row)}</tr>\n" for row in rows)

@@ -58,6 +58,7 @@ def _request(prompt: str | Chat, workload: WorkloadConfig, contender: Contender)
         seed=workload.seed,
         max_new_tokens=workload.max_new_tokens,
         ignore_eos=workload.ignore_eos,
+        grammar=workload.grammar,
         # The target alone is what others are compared with: one token a pass. An endpoint drafts as it likes.
         gamma=None if contender.endpoint is not None else contender.gamma or 0,
         schedule=contender.schedule,

@@ -50,11 +50,14 @@ class Turn:
 
 
 async def _warm_up(config: ComparisonConfig, servers: Deployment, clients: Clients, progress: Progress) -> list[Sample]:
-    """Every contender answers the first prompts of every kind: pages, caches and thread pools are there afterwards."""
+    """Every contender answers the first prompts of every kind, and as many requests at once as ever will be: pages,
+    caches, thread pools and the graphs of such passes are there afterwards."""
     samples, count = [], config.workload.warm_up
+    kinds = [(prompt_set, 1) for prompt_set in config.workload.prompt_sets]
+    most = max(config.workload.concurrencies)
     for contender in config.contenders:
-        for prompt_set in config.workload.prompt_sets:
-            turn = Turn(Cell(contender, prompt_set.kind, 0.0, 1), WARM_UP, prompt_set.prompts[:count])
+        for prompt_set, concurrency in [*kinds, *([(kinds[0][0], most)] if most > 1 else [])]:
+            turn = Turn(Cell(contender, prompt_set.kind, 0.0, concurrency), WARM_UP, prompt_set.prompts[:count])
             progress.warming_up(turn.cell)
             samples.append(await _run(config, servers, clients, turn))
     return samples

@@ -51,10 +51,12 @@ class Deployment:
 
     def address(self, contender: Contender) -> str:
         """Where a thin client reaches it: through its link."""
-        branches = contender.branches
+        draft, branches = contender.draft, contender.branches
         if contender.topology is Topology.DISTRIBUTED and branches is None:  # rounds: any worker will do
             branches = self._config.branches[0]
-        return self._client_links[contender.topology, contender.draft, branches].address
+        if contender.topology is Topology.TARGET:  # one target for all; whether it looks up, requests say
+            draft = None
+        return self._client_links[contender.topology, draft, branches].address
 
     def set_rtt(self, rtt_ms: float) -> None:
         """Change the network between edge and target; links within a site stay as fast as they are."""

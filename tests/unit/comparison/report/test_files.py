@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from inference.comparison.plan.backend import BackendConfig
 from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Series, Topology, WorkloadConfig
 from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings
@@ -21,6 +22,7 @@ from inference.comparison.report.html import _CSS
 from inference.comparison.report.looks import save
 from inference.comparison.report.pictures import PICTURES
 from inference.comparison.report.plots import interpolate
+from inference.config import Emulation
 from inference.errors import ConfigError
 from inference.request import Schedule
 from tests.support.samples import PASS_S, STEP_S, VERIFY_S, config, findings, model_directory
@@ -218,3 +220,14 @@ def test_every_group_has_a_theory(tmp_path: Path) -> None:
 def test_interpolation_is_linear_between_neighbours() -> None:
     assert interpolate({0: 1.0, 4: 3.0, 8: 3.0}, 2) == 2.0
     assert interpolate({0: 1.0, 4: 3.0, 8: 3.0}, 6) == 3.0
+
+
+def test_files_say_that_they_are_emulated(tmp_path: Path) -> None:
+    """A table cut out of the page, or a row of the CSV file, must not pass for this machine's figures."""
+    written = _written(findings(config(tmp_path, backend=BackendConfig(emulation=Emulation(0.025)))))
+    page = (written / "report.html").read_text()
+    assert page.count("EMULATED") >= 4  # above all, above the tables of two kinds, in the conditions
+    results = json.loads((written / "results.json").read_text())
+    assert results["emulated"] == "target:25ms"
+    with (written / "results.csv").open() as file:
+        assert {row["emulated"] for row in csv.DictReader(file)} == {"target:25ms"}
