@@ -33,6 +33,7 @@ from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
+from inference.workers.operation import Operation
 from inference.workers.remote import card_of_target
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ async def serve_draft(
                 )
                 metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
-                face = _Face(worker, loaded.tokenizer, proposer.tokenizer_path)
+                operation = Operation(engine, may_drain=server.ends_by_call)
+                face = _Face(worker, loaded.tokenizer, proposer.tokenizer_path, operation)
                 generation = await face.of(card, observers, metrics)
 
                 async def adopt(card: ModelCard) -> None:
@@ -75,7 +77,7 @@ async def serve_draft(
                 upstream = Upstream(behind.is_serving, behind.follow(adopt))
                 fronts = ports.fronts(observers, metrics, [generation], upstream)
                 with timeline(observe, engine):
-                    await Host(engine, fronts, config=server, metrics=metrics).run()
+                    await Host(engine, fronts, config=server, metrics=metrics, operation=operation).run()
 
 
 class _Face:
@@ -84,18 +86,20 @@ class _Face:
     Args:
         worker: answers.
         tokenizer: of the draft, in the directory `path`.
+        operation: of the server.
     """
 
-    def __init__(self, worker: DraftWorker, tokenizer: Tokenizer, path: Path) -> None:
+    def __init__(self, worker: DraftWorker, tokenizer: Tokenizer, path: Path, operation: Operation) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
         self._path = path
+        self._operation = operation
         self._local = LocalCompleter(worker, tokenizer)
 
     async def of(self, card: ModelCard, observers: Observers, metrics: Metrics) -> GenerationServicer:
         """The service, for the target of this card."""
         completer = observers.around(self._local, metrics, model=card.name)
-        self._generation = GenerationServicer(completer, card, self._local.codec)
+        self._generation = GenerationServicer(completer, card, self._local.codec, self._operation)
         await self.show(card)
         return self._generation
 

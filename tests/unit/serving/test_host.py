@@ -60,6 +60,10 @@ class Recorder:
     async def open(self) -> None:
         self.told.append("open")
 
+    @property
+    def ports(self) -> dict[str, int]:
+        return {"grpc": 1}
+
     async def refuse_new(self) -> None:
         self.told.append("refuse")
 
