@@ -119,19 +119,20 @@ class _Face:
 async def help_targets(
     proposer: ProposerConfig,
     targets: Sequence[str],
-    server: ServerConfig | None,
+    server: ServerConfig,
     observe: ObserveConfig,
     *,
     gamma: int,
     security: DialSecurity = PLAIN,
+    tells_health: bool = False,
 ) -> None:
-    """Draft for the sessions of targets until a signal; `server` answers for this worker's health.
+    """Draft for the sessions of targets until a signal; this worker's health is told if somebody asks for it.
 
     Raises:
         ConfigError: the draft cannot be loaded, a port is taken, or a file of `security` cannot be used.
         RequestError: every target refuses this worker.
     """
-    config = replace(server or ServerConfig(port=0), grace_s=0.0, drain_delay_s=0.0)
+    config = replace(server, grace_s=0.0, drain_delay_s=0.0)
     ports = Ports(config, observe)
     credentials_of(security)
     loaded = await load_proposer(proposer)
@@ -141,6 +142,6 @@ async def help_targets(
             metrics.watch(engine)
             offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security)
             pool_help = PoolHelp(engine, targets, offer, metrics)
-            fronts = ports.side_fronts(observers, metrics) if server is None else ports.fronts(observers, metrics, [])
+            fronts = ports.fronts(observers, metrics, []) if tells_health else ports.side_fronts(observers, metrics)
             with timeline(observe, engine):
                 await Host(pool_help, fronts, config=config, metrics=metrics).run(until=pool_help.refused())

@@ -118,15 +118,17 @@ class PoolMember:
 
     async def _help(self, stub: rpc.VerificationServiceStub) -> None:
         """One stream, until it ends."""
-        call = stub.Assist()
+        call, attach = stub.Assist(), self._attach()
         dialled = time.monotonic()
         try:
             with calls_to(self.address):
-                await call.write(pb.AssistRequest(attach=self._attach()))
+                await call.write(pb.AssistRequest(attach=attach))
                 answer = await call.read()
                 if isinstance(answer, pb.AssistResponse):
                     logger.info("attached as %s", answer.attached.worker_id)
                     self._present = _Help(self._engine, call, self._offer, self._metrics, answer.attached)
+                    if attach.num_slots != self._offer.num_slots:  # it was told meanwhile
+                        self._present.resize(self._offer.num_slots)
                     await self._present.run(round_trip_s=time.monotonic() - dialled)
         finally:
             self._present = None
