@@ -57,9 +57,7 @@ class Front(Server):
 
 async def test_a_call_tells_the_load_and_begins_the_one_drain() -> None:
     operation, work = Operation(Load(), may_drain=True), Slow()
-    front = Front(
-        "127.0.0.1:0", [GenerationServicer(ScriptedCompleter([]), CARD, None, operation)], status_of=to_status
-    )
+    front = Front(operation)
     host = asyncio.create_task(Host(work, [front], config=ServerConfig(), operation=operation).run())
     async with open_channel(f"127.0.0.1:{front.port}") as channel, asyncio.timeout(20):
         stub = rpc.GenerationServiceStub(channel)
