@@ -22,6 +22,10 @@ CALL_S = 5.0
 """That a call of the child may take."""
 
 
+DRAIN_S = 40.0
+"""That it may take to end: room for a `--grace_s` of 30 s."""
+
+
 class ChildEndedError(Exception):
     """The process has ended, and should not have."""
 
@@ -70,7 +74,7 @@ class Child:
         load: pb.GetLoadResponse = await stub.GetLoad(pb.GetLoadRequest(), timeout=CALL_S)
         return load
 
-    async def drain(self, *, within_s: float) -> int:
+    async def drain(self) -> int:
         """Let it end as on SIGTERM, or kill it then; its exit code."""
         if self._channel is not None:
             with suppress(grpc.aio.AioRpcError):  # off loopback without an auth file: then the lifeline tells it
@@ -79,7 +83,7 @@ class Child:
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(DRAIN_S):
                 return await self.ended()
         except TimeoutError:
             self._process.kill()

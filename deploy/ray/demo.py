@@ -10,13 +10,14 @@ import asyncio
 import json
 import os
 import secrets
+import shutil
 import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +52,9 @@ def _here(flags: list[str]) -> dict[str, Any]:
 class Town:
     """A Ray cluster, with the gateway's port. Every node but the head has room for one target."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, folder: str) -> None:
         self._cluster = cluster
+        self.folder = folder
         self.port = free_port()
 
     def add_node(self) -> None:
@@ -106,11 +108,23 @@ class Town:
         await asyncio.to_thread(self._cluster.remove_node, node, allow_graceful=False)
 
 
+def processes_of(place: Town) -> list[str]:
+    """What runs of a town: Ray's processes, and ours below them."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get("RAY_TMPDIR") == place.folder:
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
 @contextmanager
 def town(num_nodes: int = NUM_NODES) -> Generator[Town, None, None]:
     """A cluster on this machine while the block runs."""
     folder = tempfile.mkdtemp(prefix="specdec-")
-    os.environ.update(RAY_TMPDIR=folder, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    os.environ.update(TMPDIR=folder, RAY_TMPDIR=folder, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="1")
     os.environ["PYTHONPATH"] = str(ROOT)  # of workers, which import this project
     import ray
@@ -119,7 +133,7 @@ def town(num_nodes: int = NUM_NODES) -> Generator[Town, None, None]:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
-        place = Town(cluster)
+        place = Town(cluster, folder)
         for _ in range(num_nodes):
             place.add_node()
         ray.init(address=cluster.address, log_to_driver=False)
@@ -128,6 +142,7 @@ def town(num_nodes: int = NUM_NODES) -> Generator[Town, None, None]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass

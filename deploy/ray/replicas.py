@@ -18,7 +18,7 @@ import grpc
 import ray
 from ray import serve
 
-from deploy.ray.child import Child
+from deploy.ray.child import CALL_S, DRAIN_S, Child
 from deploy.ray.registry import BEAT_S, registry
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import DialSecurity
@@ -27,8 +27,6 @@ logger = logging.getLogger("ray.serve")
 
 HUNG_S = 15.0
 """A target that has answered nothing for so long is replaced."""
-DRAIN_S = 40.0
-"""That a replica may take to go: room for a `--grace_s` of 30 s."""
 FILES = ("ca", "cert", "key", "token_file")
 
 
@@ -98,7 +96,7 @@ class Supervisor:
         """Before the replica goes: the only word that Serve gives it."""
         for task in self._tasks:
             task.cancel()
-        code = await self._child.drain(within_s=DRAIN_S - 2.0)
+        code = await self._child.drain()
         logger.info("%s has drained, and ended with code %d", self.role, code)
 
 
@@ -142,7 +140,8 @@ class Follower(Supervisor):
     flag: ClassVar[str]
 
     async def _own_flags(self) -> list[str]:
-        self._file = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="specdec-")) / "targets"
+        self._folder = await asyncio.to_thread(tempfile.TemporaryDirectory[str], prefix="specdec-")
+        self._file = Path(self._folder.name) / "targets"
         first = asyncio.Event()
         self._background(self._follow(first))
         await first.wait()
@@ -177,7 +176,11 @@ def application(kind: type[Supervisor], args: Mapping[str, Any], **options: Any)
         args: flags (a list), host ("node" by default), security (a mapping); see `Supervisor`.
         options: of the deployment, besides those here.
     """
-    patience = {"graceful_shutdown_timeout_s": DRAIN_S, "health_check_period_s": 1, "health_check_timeout_s": 10}
+    patience = {
+        "graceful_shutdown_timeout_s": DRAIN_S + CALL_S,
+        "health_check_period_s": 1,
+        "health_check_timeout_s": 10,
+    }
     deployment = serve.deployment(**patience)(kind).options(**options)
     return deployment.bind(args.get("flags", []), args.get("host", "node"), args.get("security", {}))
 

@@ -13,9 +13,14 @@ FULL = 0.8
 class Context(Protocol):
     """What Serve tells a policy: of each metric that replicas report, the mean by replica."""
 
-    current_num_replicas: int
-    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
-    policy_state: Mapping[str, Any] | None
+    @property
+    def current_num_replicas(self) -> int: ...
+
+    @property
+    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
+
+    @property
+    def policy_state(self) -> Mapping[str, Any] | None: ...
 
 
 def by_slots(context: Context) -> tuple[int, dict[str, Any]]:
