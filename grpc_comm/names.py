@@ -11,8 +11,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,10 +23,8 @@ logger = logging.getLogger(__name__)
 Addresses: TypeAlias = dict[str, str | None]
 """HOST:PORT of servers, each with the name that led there; None: the address is how the server is called."""
 DNS, FILE = "dns:///", "file://"
-RESOLVE_S = 30.0
-"""Between two looks at a name."""
-LOOK_S = 0.5
-"""Between two looks at a file."""
+RESOLVE_S, LOOK_S = 30.0, 0.5
+"""Between two looks at a name, and at a file."""
 
 
 async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None]:
@@ -36,7 +33,7 @@ async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None
     Raises:
         UnreachableError: nobody has heard of a name, or a file names no server. Later on, servers stay as they were.
     """
-    sources = [_source(target) for target in targets]
+    sources = [_Source(target) for target in targets]
     told = await _found(sources)
     yield told
     while math.isfinite(every_s := min(source.every_s for source in sources)):
@@ -52,59 +49,40 @@ async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None
             yield told
 
 
-@dataclass(slots=True)
 class _Source:
-    """Servers that are named together.
+    """Servers that are named together, by a target."""
 
-    Attributes:
-        look: finds them.
-        every_s: seconds between two looks.
-        due: when the next one is.
-        found: by the latest one.
-    """
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._file = _list(Path(target.removeprefix(FILE))) if target.startswith(FILE) else None
+        self.every_s = LOOK_S if self._file else RESOLVE_S if target.startswith(DNS) else math.inf
+        self._due = -math.inf
+        self._found: Addresses = {}
 
-    look: Callable[[], Awaitable[Addresses]]
-    every_s: float = math.inf
-    due: float = 0.0
-    found: Addresses = field(default_factory=dict)
+    async def addresses(self) -> Addresses:
+        """Of a moment ago, if it is not time to look again."""
+        if (now := time.monotonic()) >= self._due:
+            self._due = now + self.every_s
+            self._found = self._file.get() if self._file else await _addresses(self._target)
+        return self._found
 
 
 async def _found(sources: Sequence[_Source]) -> Addresses:
-    for source in sources:
-        if (now := time.monotonic()) >= source.due:
-            source.found, source.due = await source.look(), now + source.every_s
-    return {address: name for source in sources for address, name in source.found.items()}
+    return {address: name for source in sources for address, name in (await source.addresses()).items()}
 
 
-def _source(target: str) -> _Source:
-    if target.startswith(DNS):
-        return _Source(lambda: _resolved(target), RESOLVE_S)
-    if target.startswith(FILE):
-        return _Source(_file(Path(target.removeprefix(FILE))), LOOK_S)
-
-    async def as_it_is() -> Addresses:
-        return {target: None}
-
-    return _Source(as_it_is)
-
-
-def _file(path: Path) -> Callable[[], Awaitable[Addresses]]:
+def _list(path: Path) -> Watched[Addresses]:
     try:
-        file = Watched([path], lambda: _listed(path))
+        return Watched([path], lambda: _listed(path))
     except UnusableError as exc:
         raise UnreachableError(str(exc)) from exc
-
-    async def look() -> Addresses:
-        return file.get()
-
-    return look
 
 
 def _listed(path: Path) -> Addresses:
     """One HOST:PORT a line; empty lines and those that begin with # do not count.
 
     Raises:
-        UnusableError: a line is something else; or there is none: nobody empties a list by a write that is half done.
+        UnusableError: a line is something else; or there is none, as when somebody has begun to write.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = [line for each in text.splitlines() if (line := each.strip()) and not line.startswith("#")]
@@ -117,7 +95,9 @@ def _listed(path: Path) -> Addresses:
     return dict.fromkeys(lines)
 
 
-async def _resolved(target: str) -> Addresses:
+async def _addresses(target: str) -> Addresses:
+    if not target.startswith(DNS):
+        return {target: None}
     host, _, port = target.removeprefix(DNS).rpartition(":")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

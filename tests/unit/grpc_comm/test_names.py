@@ -63,7 +63,7 @@ async def test_names_beside_a_list_are_asked_no_more_often(tmp_path: Path, monke
         asked.append(target)
         return {"c:1": "c"}
 
-    monkeypatch.setattr(names, "_resolved", resolved)
+    monkeypatch.setattr(names, "_addresses", resolved)
     path = tmp_path / "targets"
     put(path, "a:1")
     async with aclosing(addresses_of([f"file://{path}", "dns:///c:1"])) as found:
