@@ -32,8 +32,7 @@ manifests: install $(TOOLS)/.installed
 
 # deploy/ray on a cluster of one machine: a show in figures, and one short test with a killed node. Where Ray is to be had
 # for this platform; that it is not is said, and no failure of the test.
-ray-demo: install
-	$(MAKE) $(RAY)/.installed
+ray-demo: install $(RAY)/.installed
 	$(RAY)/bin/python -m deploy.ray.demo
 
 ray-test: install

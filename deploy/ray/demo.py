@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -31,9 +32,8 @@ from inference.serving.processes import free_port
 
 NUM_NODES = 3
 NUM_TOKENS = 300
-NUM_SLOTS = 4
-CROWD = 10
-"""Clients at once, for whom two targets are too few."""
+NUM_SLOTS, CROWD = 5, 10
+"""Slots of a target, and clients at once: they fill two targets, which is more than `scaling.FULL`."""
 PROMPTS = ("1, 2, 3,", "Once upon a time", "The little dog", "and the wind", "One day, Lily", "The sun")
 PATIENCE_S = 120.0
 WORKER = {"num_cpus": 0.1, "resources": {"target": 1}}
@@ -233,17 +233,17 @@ class Clients:
 
 async def show(place: Town) -> int:
     """The whole story; the number of answers that were lost or different."""
-    clients, table, wrong = Clients(place.port), Table(title="Ray on one machine"), 0
-    for head in ("part", "targets", "done", "failed", "same tokens", "tokens/s", "TTFT p50", "longest gap", "took"):
-        table.add_column(head, justify="left" if head in ("part", "took") else "right")
+    clients, table, wrong = Clients(place.port), Table(title="Ray on one machine", box=box.SIMPLE), 0
+    for head in ("part", "targets", "same answer", "tokens/s", "TTFT p50", "longest gap", "took"):
+        table.add_column(head, justify="left" if head in ("part", "took") else "right", no_wrap=True)
 
     def row(name: str, targets: str, answers: Answers, took: str = "") -> None:
         nonlocal wrong
         wrong += answers.num_failed + answers.num_other
-        same = f"{answers.num_done - answers.num_other}/{answers.num_done}"
-        first = f"{statistics.median(answers.first_after or [0.0]) * 1000:.0f} ms"
+        same = f"{answers.num_done - answers.num_other} of {answers.num_done + answers.num_failed}"
+        first = f"{statistics.median(answers.first_after or [0.0]):.2f} s"
         speed, gap = f"{answers.num_tokens / answers.lasted:.0f}", f"{answers.longest_gap:.2f} s"
-        table.add_row(name, targets, str(answers.num_done), str(answers.num_failed), same, speed, first, gap, took)
+        table.add_row(name, targets, same, speed, first, gap, took)
         print(f"  {name}: {took or 'done'}", flush=True)
 
     took: list[float] = []
@@ -262,10 +262,10 @@ async def show(place: Town) -> int:
     row("undisturbed, one at a time", "1", await clients.learn())
     row(f"{CROWD} clients", "1 -> 3", await clients.during(CROWD, lambda: until(3)), f"3 after {took[-1]:.1f} s")
     row("a node is killed", "3 -> 2", await clients.during(CROWD, power_cut), f"known after {took[-1]:.1f} s")
-    await asyncio.to_thread(place.add_node)
+    place.add_node()  # Ray wants the main thread
     row("another node comes", "2 -> 3", await clients.during(CROWD, lambda: until(3)), f"3 after {took[-1]:.1f} s")
     row("2 clients stay", "3 -> 1", await clients.during(2, lambda: until(1)), f"1 after {took[-1]:.1f} s")
-    Console().print(table)
+    Console(width=100).print(table)
     return wrong
 
 
