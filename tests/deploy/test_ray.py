@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from deploy.ray.child import DRAIN_S
+from deploy.ray.demo import Answers, Clients, Town, processes_of, town
 from deploy.ray.registry import ANSWER_S, BEAT_S, LEASE_S, Leases
 from deploy.ray.scaling import by_slots
 from inference.cli import settings
@@ -118,8 +120,16 @@ def test_every_command_line_is_one(application: dict[str, Any]) -> None:
     assert server.grace_s + FORCED_END_S < DRAIN_S
 
 
+@pytest.fixture(scope="module")
+def place() -> Iterator[Town]:
+    """A cluster of which nothing is left behind."""
+    with town() as place:
+        yield place
+    assert processes_of(place) == []
+
+
 @pytest.mark.ray
-def test_serve_takes_the_configuration() -> None:
+def test_serve_takes_the_configuration(place: Town) -> None:
     from ray.serve.schema import ServeDeploySchema
 
     from deploy.ray import replicas
@@ -131,11 +141,11 @@ def test_serve_takes_the_configuration() -> None:
 
 
 @pytest.mark.ray
-def test_a_node_is_killed_and_no_answer_is_lost() -> None:
+def test_a_node_is_killed_and_no_answer_is_lost(place: Town) -> None:
     """Two targets and a spare node; the clients of the dead one get the same tokens from the other."""
-    from deploy.ray.demo import Clients, Town, processes_of, town
+    place.serve(num_replicas=2)
 
-    async def lose_one(place: Town) -> None:
+    async def lose_one() -> Answers:
         clients = Clients(place.port)
         await clients.learn()
         dead, _ = await place.targets()
@@ -144,11 +154,8 @@ def test_a_node_is_killed_and_no_answer_is_lost() -> None:
             await place.kill(dead)
             await place.until(lambda targets: len(targets) == 2 and dead not in targets)
 
-        answers = await clients.during(6, lose)
-        assert (answers.num_failed, answers.num_other) == (0, 0)
-        assert answers.num_done >= 6
+        return await clients.during(6, lose)
 
-    with town() as place:
-        place.serve(num_replicas=2)
-        asyncio.run(lose_one(place))
-    assert processes_of(place) == []
+    answers = asyncio.run(lose_one())
+    assert (answers.num_failed, answers.num_other) == (0, 0)
+    assert answers.num_done >= 6
