@@ -165,7 +165,7 @@ def _bound(
         chain = list(past)
         for _ in range(gamma):
             [tokens] = proposer.extend([Draft(0, chain, GREEDY, limit=1)])
-            chain += tokens or []
+            chain += [token.token_id for token in tokens or ()]
 
     draft_steps(1)
     variants: dict[str, Callable[[], object]] = {"1": partial(target_pass, 1)}

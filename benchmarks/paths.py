@@ -52,7 +52,7 @@ def _extended(proposer: ModelProposer, sequence: list[int], begun: list[DraftTok
     path = list(begun)
     while len(path) < gamma:
         token_ids = [*sequence, *(token.token_id for token in path)]
-        (extension,) = proposer.extend_ranked([Draft(0, token_ids, GREEDY, 1)])
+        (extension,) = proposer.extend([Draft(0, token_ids, GREEDY, 1)], ranked=True)
         path += extension or []
     return path
 

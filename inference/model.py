@@ -222,11 +222,13 @@ class DraftToken:
     Attributes:
         runner_up: what it would have chosen next, under the same noise; None if it was not asked.
         margin: by how much the token's score exceeds the runner-up's: logits, or log-probabilities with noise.
+        is_forced: a grammar left no choice: it cost no pass.
     """
 
     token_id: int
     runner_up: int | None = None
     margin: float = math.inf
+    is_forced: bool = False
 
 
 class Proposer(Protocol):
@@ -239,8 +241,11 @@ class Proposer(Protocol):
     def max_length(self) -> int:
         """Longest chain, committed tokens included, that can be extended by one."""
 
-    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """Take one step for every draft.
+
+        Args:
+            ranked: runner-ups and margins are wanted too, of a proposer that has them.
 
         Returns:
             Per draft, its next 1 .. limit tokens; an empty list if there is nothing to propose; None if the step was
@@ -335,9 +340,6 @@ class BranchingProposer(Protocol):
 
     @property
     def num_branches(self) -> int: ...
-
-    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
-        """`Proposer.extend`, with every token's runner-up."""
 
 
 class CompiledDecoder(Decoder, Protocol):

@@ -88,7 +88,7 @@ class Admission(Generic[HolderT]):
         if waiting[flood] <= waiting[account] + 1:
             raise full
         latest = next(each for each in reversed(self._waiting) if self._waiting[each] == flood)
-        del self._waiting[latest]
+        self.release(latest)
         latest.fail(full)
 
     def _retry_after_s(self) -> float:
@@ -155,13 +155,15 @@ class Admission(Generic[HolderT]):
 
     def release(self, holder: HolderT) -> None:
         """Take a holder out, wherever it is; harmless if it has left already."""
+        accounts = self._waiting if holder.slot is None else self._held
+        if holder not in accounts:
+            return
+        account = accounts.pop(holder)
+        if account not in self._waiting.values() and account not in self._held.values():
+            self._turns.pop(account, None)  # nothing is kept of who has nothing here
         if holder.slot is None:
-            self._waiting.pop(holder, None)
             return
         self.running.remove(holder)
-        account = self._held.pop(holder)
-        if account not in self._waiting.values() and account not in self._held.values():
-            del self._turns[account]  # nothing is kept of who has nothing here
         self._mean_hold_s += 0.2 * (time.monotonic() - self._since.pop(holder.slot) - self._mean_hold_s)
         self._free.append(holder.slot)
         if self._model is not None and holder.held.length:

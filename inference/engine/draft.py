@@ -17,11 +17,11 @@ from inference.engine.draft_path import DraftPath
 from inference.engine.draft_session import DraftSession
 from inference.engine.grammars import Grammars
 from inference.engine.loop import Engine
-from inference.model import BranchingProposer, Draft, DraftToken, Matcher, Proposer, num_branches
+from inference.model import Draft, DraftToken, Matcher, Proposer, num_branches
 from inference.request import Grammar, SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import Pacing
-from inference.speculation.grammar import asked_model
+from inference.speculation.grammar import was_step
 
 _NUM_STEPS = 15  # the first ones of a process are slow
 _Extension = list[DraftToken] | None
@@ -50,7 +50,6 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         super().__init__(proposer, max_waiting=max_waiting, prefix_caching=prefix_caching)
         self._proposer = proposer
         self._grammars = grammars
-        self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
         self._confidence = Confidence()
         self.num_branches = num_branches(proposer)
         self._recent_steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
@@ -93,8 +92,9 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             num_slots=self._proposer.num_slots,
             num_branches=self.num_branches,
             confidence=self._confidence,
+            grammar=grammar,
+            cache_salt=cache_salt,
         )
-        session.grammar, session.cache_salt = grammar, cache_salt
         self._enter(session)
         return session
 
@@ -124,22 +124,13 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
 
     def _compute(self, work: list[_Extending]) -> list[_Extension]:
         drafts, started = [piece.draft for piece in work], time.monotonic()
-        extensions = self._extend(drafts, ranked=any(piece.ranked for piece in work))
+        extensions = self._proposer.extend(drafts, ranked=any(piece.ranked for piece in work))
         elapsed_s = time.monotonic() - started
-        if None not in extensions and any(map(asked_model, drafts, extensions)):  # reading a prompt is no drafting
+        if was_step(extensions):
             self._recent_steps_s.append(elapsed_s)
         return extensions
-
-    def _extend(self, drafts: list[Draft], *, ranked: bool) -> list[_Extension]:
-        if ranked and self._ranking is not None:
-            return self._ranking.extend_ranked(drafts)
-        return [_unranked(token_ids) for token_ids in self._proposer.extend(drafts)]
 
     def _deliver(self, session: DraftSession, work: _Extending, result: _Extension) -> None:
         session.is_suspect = False
         if result is not None:
             session.extend(work.path, result)
-
-
-def _unranked(token_ids: list[int] | None) -> _Extension:
-    return None if token_ids is None else [DraftToken(token_id) for token_id in token_ids]

@@ -28,6 +28,8 @@ class DraftSession:
     Args:
         num_slots, num_branches: slots of sequences, and of branches per sequence; see `BranchingProposer`.
         confidence: says how likely a draft token is right, and learns from commits; of all sessions together.
+        grammar: the request's, compiled, for this session alone.
+        cache_salt: the request's.
     """
 
     def __init__(
@@ -39,14 +41,16 @@ class DraftSession:
         num_slots: int = 1,
         num_branches: int = 0,
         confidence: Confidence | None = None,
+        grammar: Matcher | None = None,
+        cache_salt: str = "",
     ) -> None:
         self.slot: int | None = None
         self.committed = list(token_ids)
         self.output_start = len(token_ids) if output_start is None else output_start
         self.sampling = sampling
         self._tally = Tally(self.output_start) if sampling.penalizes else None
-        self.grammar: Matcher | None = None
-        self.cache_salt = ""
+        self.grammar = grammar
+        self._cache_salt = cache_salt
         self.pacing = Pacing()
         self.num_branch_hits = 0
         self.num_wasted_tokens = 0
@@ -78,12 +82,12 @@ class DraftSession:
     @property
     def wanted(self) -> Prefix:
         """See `Holder`."""
-        return Prefix(self.committed, len(self.committed) - 1, self.cache_salt)
+        return Prefix(self.committed, len(self.committed) - 1, self._cache_salt)
 
     @property
     def held(self) -> Prefix:
         """See `Holder`: about what its slots hold; the proposer knows better."""
-        return Prefix(self.committed, len(self.committed), self.cache_salt)
+        return Prefix(self.committed, len(self.committed), self._cache_salt)
 
     @property
     def chain(self) -> list[int]:
@@ -93,13 +97,6 @@ class DraftSession:
     def branches(self) -> list[list[int]]:
         """Token ids of each branch from the committed tokens on, its part of the chain included."""
         return [self._whole(branch) for branch in self._branches]
-
-    def known(self) -> list[tuple[list[int], list[int]]]:
-        """List, for the chain and each branch, the token ids that the target was sent and their node numbers."""
-        return [
-            (self._whole(path)[: path.start - self._path.start + len(path.nodes)], path.nodes)
-            for path in (self._path, *self._branches)
-        ]
 
     def _whole(self, path: DraftPath) -> list[int]:
         return [*self.chain[: path.start - self._path.start], *path.token_ids]

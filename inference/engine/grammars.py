@@ -35,17 +35,23 @@ class Grammars:
             CapacityError: too many are being compiled.
         """
         if self._num_compiling >= MAX_COMPILING:
-            message = f"{self._num_compiling} grammars are being compiled, the limit is {MAX_COMPILING}"
-            raise CapacityError(message, retry_after_s=_RETRY_AFTER_S)
-        work = asyncio.wrap_future(self._thread.submit(self._compiler.compile, grammar))
+            raise self._busy(f"the limit is {MAX_COMPILING}")
+        compiling = self._thread.submit(self._compiler.compile, grammar)
+        work = asyncio.wrap_future(compiling)
         self._num_compiling += 1
         work.add_done_callback(self._done)
         try:
             async with asyncio.timeout(COMPILE_TIMEOUT_S):
                 return await asyncio.shield(work)  # a thread cannot be stopped: it holds its place until it is done
         except TimeoutError:
+            if compiling.cancel():  # it had not begun: that is no fault of its own
+                raise self._busy(f"this one had not begun after {COMPILE_TIMEOUT_S:g} s") from None
             message = f"{grammar.kind.value}: not compiled after {COMPILE_TIMEOUT_S:g} s"
             raise InvalidRequestError(message, field="grammar") from None
+
+    def _busy(self, why: str) -> CapacityError:
+        message = f"{self._num_compiling} grammars are being compiled, {why}"
+        return CapacityError(message, retry_after_s=_RETRY_AFTER_S)
 
     def _done(self, work: asyncio.Future[GrammarMatcher]) -> None:
         self._num_compiling -= 1

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from inference.engine.admission import Admission, Holder
@@ -212,7 +212,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         try:
             await self._run_model(lambda: [begin(*place) for place in places])
         except Exception as exc:
-            self._step_failed([session for session, _ in entered], [place.slot for _, place in entered], exc)
+            self._step_failed({session: place.slot for session, place in entered}, exc)
 
     def _next(self) -> list[tuple[SessionT, WorkT]]:
         """The work of the next step: of one suspect alone, while there are any."""
@@ -235,18 +235,18 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
 
     async def _step(self, scheduled: list[tuple[SessionT, WorkT]]) -> None:
         work = [work for _, work in scheduled]
-        slots = [session.slot for session, _ in scheduled]
+        slots = {session: session.slot for session, _ in scheduled}
         started = time.monotonic()
         try:
             results = await self._run_model(lambda: self._compute(work))
         except Exception as exc:
-            self._step_failed([session for session, _ in scheduled], slots, exc)
+            self._step_failed(slots, exc)
             return
         self._num_failed_steps = 0
         if self.timeline is not None:
             self.timeline.span(self._step_name, started, time.monotonic(), **self._describe(work, results))
-        for (session, piece), slot, result in zip(scheduled, slots, results, strict=True):
-            if session.slot == slot:  # else it was closed meanwhile
+        for (session, piece), result in zip(scheduled, results, strict=True):
+            if session.slot == slots[session]:  # else it was closed meanwhile
                 self._deliver(session, piece, result)
 
     async def _run_model(self, work: Callable[[], T]) -> T:
@@ -257,18 +257,18 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         finally:
             self._step_began = None
 
-    def _step_failed(self, sessions: Sequence[SessionT], slots: Sequence[int | None], exc: Exception) -> None:
-        """Find out whose fault it was: try each of them alone."""
-        logger.error("a step over %d sessions failed", len(sessions), exc_info=exc)
+    def _step_failed(self, slots: Mapping[SessionT, int | None], exc: Exception) -> None:
+        """Find out whose fault it was: try each session alone. `slots` says which one it had in the step."""
+        logger.error("a step over %d sessions failed", len(slots), exc_info=exc)
         self._num_failed_steps += 1
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             self._break(f"{MAX_FAILED_STEPS} steps in a row failed")
             return
         if _is_short_of_memory(exc):
-            self._num_together = max(1, len(sessions) // 2)
+            self._num_together = max(1, len(slots) // 2)
             self._shrunk_until = self._num_steps + SHRUNK_STEPS
-        tried = len(sessions) == 1 and sessions[0].is_suspect
-        for session, slot in zip(sessions, slots, strict=True):
+        tried = len(slots) == 1 and all(session.is_suspect for session in slots)
+        for session, slot in slots.items():
             if session.slot is None:  # closed meanwhile
                 self._admission.forget(slot)
                 continue

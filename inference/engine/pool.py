@@ -198,12 +198,18 @@ class DraftPool:
             return
         help_.num_silent += 1
         if commit.num_accepted_tokens > commit.own.num_accepted:
-            record = self._workers[help_.worker]
-            record.trust = min(record.trust + 1, help_.worker.num_slots)
+            self._trust(help_.worker)
         if help_.num_silent >= MAX_SILENT_COMMITS:
             self._take_back(session, help_.worker, trust=self._workers[help_.worker].trust // 2)
         else:
             help_.worker.commit(session, commit)
+
+    def _trust(self, worker: Worker) -> None:
+        """A worker was of use: it may be given one more."""
+        record = self._workers[worker]
+        if record.trust < worker.num_slots:
+            record.trust += 1
+            self._lend()
 
     def _take_back(self, session: TargetSession, worker: Worker, *, trust: int) -> None:
         """End the help of a worker that gives none: the next one may."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-_PART = 512
+from inference.tokens import TokenView, common_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,10 @@ class Prefix:
     salt: str = ""
 
     def num_shared(self, other: Prefix) -> int:
-        """How many of the first tokens are the same; part by part, so that unlike ones cost next to nothing."""
-        limit = min(self.length, other.length) if self.salt == other.salt else 0
-        for start in range(0, limit, _PART):
-            end = min(start + _PART, limit)
-            ours, theirs = list(self.token_ids[start:end]), list(other.token_ids[start:end])
-            if ours != theirs:
-                return start + next(i for i in range(end - start) if ours[i] != theirs[i])
-        return limit
+        """How many of the first tokens are the same."""
+        if self.salt != other.salt:
+            return 0
+        return common_length(*(TokenView(each.token_ids, end=each.length) for each in (self, other)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,13 +245,16 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
     def _limit_unread(self, session: TargetSession) -> None:
         """End the session that leaves too much unread, or, of all together, the one that leaves most."""
         self._unread.add(session)
+        limit = f"{UNREAD_BYTES_OF_CALL}"
         if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:
             if sum(each.commits.num_bytes for each in self._unread) <= UNREAD_BYTES:
                 return
+            limit = f"{UNREAD_BYTES} for all answers"
             session = max(self._unread, key=lambda each: each.commits.num_bytes)
         num_bytes = session.commits.num_bytes
         session.commits.drop()
-        self._end(session, CapacityError(f"{num_bytes} bytes of the answer wait: read faster", retry_after_s=1.0))
+        message = f"{num_bytes} bytes of the answer wait (limit {limit}): read faster"
+        self._end(session, CapacityError(message, retry_after_s=1.0))
 
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:
@@ -268,7 +271,7 @@ def _num_unread(turn: Turn) -> int:
 
 
 def _width(turn: Turn) -> int:
-    return _num_unread(turn) + len(turn.proposal)
+    return _num_unread(turn) + len(turn.proposal or turn.lookup)
 
 
 def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) -> None:

@@ -148,6 +148,7 @@ class TargetSession:
     def replay(self) -> None:
         """See `EngineSession`: whatever its slot holds is written again."""
         self._num_cached = self.num_cached_tokens = 0
+        self._prompt_logprobs.clear()
         self._suspect_at = len(self.token_ids)
 
     @property
@@ -239,14 +240,19 @@ class TargetSession:
             chooses=chooses,
             output_start=request.output_start,
             logprobs=request.logprobs,
-            scored=self._scored(end) if request.prompt_logprobs is not None else (),
+            scored=self._scored(end),
             prompt_logprobs=request.prompt_logprobs or 0,
             grammar=self._grammar,
             tally=self._tally,
         )
 
     def _scored(self, end: int) -> Sequence[int]:
-        """Prompt tokens that a pass which reads up to `end` makes known: each of its rows tells of the next one."""
+        """Prompt tokens that a pass which reads up to `end` makes known: each of its rows tells of the next one.
+
+        None behind the first commit, which has told of all: a prompt that is read again is not scored again.
+        """
+        if self.request.prompt_logprobs is None or len(self.token_ids) > len(self.request.prompt_token_ids):
+            return ()
         return self.token_ids[self._num_cached + 1 : min(end + 1, self.request.output_start)]
 
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:

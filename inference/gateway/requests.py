@@ -20,6 +20,7 @@ from inference.text.calls.grammar import arguments_of
 from inference.text.chat import Chat
 from inference.text.grammar_source import fault_of_schema
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
+from inference.workers.draining import Wait
 
 ChoiceEvent: TypeAlias = tuple[int, Event]
 """(index of the choice, what became of it)"""
@@ -120,18 +121,15 @@ async def events_of(
     requests = [replace(request, deadline=deadline) for request in requests]  # who is cancelled then, is late
     is_plain = len(requests) == 1 and not ping_s
     source = _single(completer, requests[0]) if is_plain else _merged(completer, requests, ping_s)
-    async with aclosing(source) as events:
-        while True:
+    with Wait(deadline) as wait:
+        async with aclosing(source) as events:
             try:
-                async with asyncio.timeout_at(deadline):
-                    item = await anext(events)
-            except StopAsyncIteration:
-                return
+                while (item := await wait.next(events)) is not None:
+                    yield item
             except InvalidRequestError as exc:
                 raise await _named(exc, body) from exc
             except (TimeoutError, DeadlineError):  # the server behind may be the first to see it
                 raise DeadlineError(f"the request is not finished after {deadline_s:g} s") from None
-            yield item
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:

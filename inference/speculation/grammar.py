@@ -6,10 +6,8 @@ without a pass of the draft model, and a pass of the target gets them behind wha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from inference.commit import OwnDrafts
 from inference.errors import SpecDecError
@@ -18,7 +16,6 @@ from inference.tokens import joined
 
 MAX_FORCED_TOKENS = 32
 """Of one pass or step: forced text may be as long as a schema's names, but other sequences share the pass."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,35 +100,35 @@ def _fitted(turn: Turn, grammar: Matcher, is_lookup: bool) -> Fitted:
 
 
 def extend_within_grammar(
-    drafts: Sequence[Draft], extend: Callable[[Sequence[Draft]], list[list[T] | None]], token: Callable[[int], T]
-) -> list[list[T] | None]:
+    drafts: Sequence[Draft], extend: Callable[[Sequence[Draft]], list[list[DraftToken] | None]]
+) -> list[list[DraftToken] | None]:
     """Extend chains: by forced tokens where there are any, by nothing where no token could be right, else by a model.
 
     Args:
         extend: asks the model.
-        token: makes what `extend` gives of a token id.
     """
     if all(draft.grammar is None for draft in drafts):
         return extend(drafts)
     given = [_forced(draft) for draft in drafts]
-    asked = [draft for draft, token_ids in zip(drafts, given, strict=True) if token_ids is None]
+    asked = [draft for draft, tokens in zip(drafts, given, strict=True) if tokens is None]
     answers = iter(extend(asked) if asked else [])
-    return [next(answers) if token_ids is None else [token(each) for each in token_ids] for token_ids in given]
+    return [next(answers) if tokens is None else tokens for tokens in given]
 
 
-def _forced(draft: Draft) -> list[int] | None:
+def _forced(draft: Draft) -> list[DraftToken] | None:
     """The next tokens that need no model; None if it must be asked."""
     if draft.grammar is None:
         return None
     output = draft.token_ids[draft.output_start :]
     if not draft.grammar.goes_on(output):
         return []
-    return draft.grammar.forced(output, min(draft.limit, MAX_FORCED_TOKENS)) or None
+    forced = draft.grammar.forced(output, min(draft.limit, MAX_FORCED_TOKENS))
+    return [DraftToken(token_id, is_forced=True) for token_id in forced] or None
 
 
-def asked_model(draft: Draft, tokens: Sequence[DraftToken] | None) -> bool:
-    """Whether these tokens cost a pass: those that a grammar forces cost none, and have no runner-up."""
-    return draft.grammar is None or (bool(tokens) and tokens is not None and tokens[0].margin < math.inf)
+def was_step(extensions: Sequence[Sequence[DraftToken] | None]) -> bool:
+    """Whether a step that gave this was one of drafting: no prompt was read, and not all of it was for nothing."""
+    return None not in extensions and any(tokens and not tokens[0].is_forced for tokens in extensions)
 
 
 def draft_mask(draft: Draft) -> bytes | None:

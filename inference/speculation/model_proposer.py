@@ -7,7 +7,8 @@ finds the longest prefix its slot still has, and writes from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from inference.model import Array, Backend, Draft, DraftToken, ForkingBackend, Span, prompt_chunk_tokens
 from inference.request import SamplingParams
@@ -18,6 +19,7 @@ from inference.tokens import common_length
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt read in one step, so that a long prompt does not stall the other drafts."""
+_Choose = Callable[[Array, Sequence[Draft]], list[DraftToken]]
 
 
 class ModelProposer:
@@ -70,34 +72,23 @@ class ModelProposer:
         first = self._num_slots + slot * self._num_branches
         return [slot, *range(first, first + self._num_branches)]
 
-    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """One token per draft, more where its grammar forces them, or None where a part of a prompt was read."""
-        return extend_within_grammar(drafts, self._extend, int)
+        return extend_within_grammar(drafts, partial(self._extend, choose=_rank if ranked else _choose))
 
-    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
-        """The same with every token's runner-up; forced tokens have none."""
-        return extend_within_grammar(drafts, self._extend_ranked, DraftToken)
-
-    def _extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+    def _extend(self, drafts: Sequence[Draft], *, choose: _Choose) -> list[list[DraftToken] | None]:
         spans, logits = self._forward(drafts)
         choosing = [draft for draft, span in zip(drafts, spans, strict=True) if span.num_logits]
-        chosen = iter(self._choose(logits, choosing))
+        chosen = iter(choose(logits, choosing) if choosing else ())
         return [[next(chosen)] if span.num_logits else None for span in spans]
-
-    def _extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
-        spans, logits = self._forward(drafts)
-        choosing = [draft for draft, span in zip(drafts, spans, strict=True) if span.num_logits]
-        ranked = iter(self._rank(logits, choosing))
-        return [[next(ranked)] if span.num_logits else None for span in spans]
 
     def _forward(self, drafts: Sequence[Draft]) -> tuple[list[Span], Array]:
         for draft in drafts:  # all of them before the pass writes to a source
             self._fork(draft)
         spans = [self._span(draft) for draft in drafts]
         for draft, span in zip(drafts, spans, strict=True):
-            self._held[draft.slot] = self._held[draft.slot][
-                : span.start
-            ]  # a pass that fails may have written anything there
+            # A pass that fails may have written anything behind it.
+            self._held[draft.slot] = self._held[draft.slot][: span.start]
         logits = self._backend.forward(spans)
         for draft, span in zip(drafts, spans, strict=True):
             self._held[draft.slot] = draft.token_ids[: span.start + len(span.token_ids)]
@@ -120,12 +111,13 @@ class ModelProposer:
         reaches_end = start + len(token_ids) == len(draft.token_ids)
         return Span(slot=draft.slot, start=start, token_ids=token_ids, num_logits=int(reaches_end))
 
-    def _choose(self, logits: Array, drafts: Sequence[Draft]) -> list[int]:
-        return choose_tokens(logits, *_choices(drafts)) if drafts else []
 
-    def _rank(self, logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:
-        rows = rank_tokens(logits, *_choices(drafts), count=2) if drafts else []
-        return [_ranked(*best, *runner_up) for best, runner_up in rows]
+def _choose(logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:
+    return [*map(DraftToken, choose_tokens(logits, *_choices(drafts)))]
+
+
+def _rank(logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:
+    return [_ranked(*best, *next_best) for best, next_best in rank_tokens(logits, *_choices(drafts), count=2)]
 
 
 def _ranked(token_id: int, score: float, runner_up: int, next_score: float) -> DraftToken:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.model import Draft
+from inference.model import Draft, DraftToken
 from inference.speculation.grammar import allowed_part, extend_within_grammar
 from inference.tokens import common_length, logged
 
@@ -81,12 +81,12 @@ class NgramProposer:
     def max_length(self) -> int:
         return self._max_length
 
-    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
-        """Propose up to each draft's limit in one step, as far as its grammar allows."""
-        return extend_within_grammar(drafts, self._look_up, int)
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
+        """Propose up to each draft's limit in one step, as far as its grammar allows; there are no runner-ups."""
+        return extend_within_grammar(drafts, self._look_up)
 
-    def _look_up(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
-        return [allowed_part(draft, self._continuation(draft)) for draft in drafts]
+    def _look_up(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+        return [[*map(DraftToken, allowed_part(draft, self._continuation(draft)))] for draft in drafts]
 
     def _continuation(self, draft: Draft) -> list[int]:
         token_ids, (log, _) = draft.token_ids, logged(draft.token_ids)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from inference.model import (
     Backend,
-    BranchingProposer,
     Decoder,
     Draft,
     DraftToken,
@@ -19,7 +18,7 @@ from inference.model import (
     Verdict,
 )
 from inference.scheduling.draft_length import DraftLength
-from inference.speculation.grammar import asked_model
+from inference.speculation.grammar import was_step
 from inference.tokens import joined
 
 
@@ -35,7 +34,6 @@ class SpeculativeDecoder:
     def __init__(self, target: Decoder, proposer: Proposer, length: DraftLength | None = None) -> None:
         self._target = target
         self._proposer = proposer
-        self._ranking = proposer if isinstance(proposer, BranchingProposer) else None
         self._keepers = [each for each in (target, proposer) if isinstance(each, PrefixKeeper)]
         self._length = length
 
@@ -120,17 +118,11 @@ class SpeculativeDecoder:
     def _extend(
         self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]]
     ) -> Sequence[Sequence[DraftToken] | None]:
-        """One step of the proposer, with margins where they are of use and it has them."""
+        """One step of the proposer, with margins where they are of use."""
         drafts = [_draft(turn, chains[turn.slot]) for turn in turns]
         started = time.monotonic()
-        if self._ranking is not None and self._length is not None:
-            extended: Sequence[Sequence[DraftToken] | None] = self._ranking.extend_ranked(drafts)
-        else:
-            extended = [
-                None if token_ids is None else [DraftToken(token_id) for token_id in token_ids]
-                for token_ids in self._proposer.extend(drafts)
-            ]
-        if self._length is not None and None not in extended and any(map(asked_model, drafts, extended)):
+        extended = self._proposer.extend(drafts, ranked=self._length is not None)
+        if self._length is not None and was_step(extended):
             self._length.record_step(len(turns), time.monotonic() - started)
         return extended
 

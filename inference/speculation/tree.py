@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inference.errors import InvalidRequestError
+from inference.tokens import common_length
 
 MAX_TREE_TOKENS = 256
 MAX_NUMBERS = 4096
@@ -102,7 +103,7 @@ class DraftTree:
         first = self._num_numbers
         self._num_numbers += len(token_ids)
         num_late = max(0, min(len(token_ids), len(self._committed) - length))
-        num_agreed = _num_equal(token_ids[:num_late], self._committed[length : length + num_late])
+        num_agreed = common_length(token_ids[:num_late], self._committed[length : length + num_late])
         for number, end in enumerate(range(length + 1, length + num_agreed + 1), start=first):
             self._name(number, self._root if end == len(self._committed) else _Node(end))
         if num_agreed < num_late:
@@ -163,10 +164,3 @@ class DraftTree:
             for number in node.numbers:
                 del self._nodes[number]
             stack.extend(node.children.values())
-
-
-def _num_equal(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many of the first tokens of two equally long sequences agree."""
-    if list(ours) == list(theirs):  # the usual case, at C speed
-        return len(ours)
-    return next(i for i, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other)

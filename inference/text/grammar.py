@@ -99,7 +99,8 @@ class GrammarMatcher:
     """The `inference.model.Matcher` of one sequence: goes on from the longest prefix that it still holds.
 
     The library's limits count all that a matcher ever saw, refused drafts among it, and its errors stay. So a matcher
-    with an error is made anew and shown the sequence alone: no draft can fail a request.
+    with an error is made anew and shown the sequence alone: no draft can fail a request. A copy would not do: the
+    library's copies share their states, and behind an error refuse everything without a word.
 
     Args:
         matcher: at the beginning of an output.

@@ -98,7 +98,7 @@ class Tokenizer:
         if self.chat_template is None:
             return self.encode(_speakable(plain_chat(chat)))
         conversation, tools, others = chat.conversation(), chat.tools(), chat.template_kwargs()
-        if taken := others.keys() & signature(self._tokenizer.apply_chat_template).parameters:
+        if others and (taken := others.keys() & signature(self._tokenizer.apply_chat_template).parameters):
             message = f"chat_template_kwargs.{min(taken)} says how a template is used, which is not asked"
             raise InvalidRequestError(message, field="chat_template_kwargs")
         try:
@@ -155,7 +155,7 @@ class TextStream:
         """Add a token; return the text it completes, empty within a multi-byte character."""
         if token_id in self._shown:  # a new text begins behind it
             piece = self.rest() + self._shown[token_id]
-            self._stream, self._token_ids, self._text = DecodeStream(skip_special_tokens=True), [], ""
+            self._stream, self._token_ids, self._pieces = DecodeStream(skip_special_tokens=True), [], []
             return piece
         self._token_ids.append(token_id)
         piece = self._step(token_id)

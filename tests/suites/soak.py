@@ -124,7 +124,7 @@ class Visitor:
         elif answer.fault in FULL or (end == "late" and answer.fault in LATE and answer.begins(expected)):
             self._tally.ends[f"{name}: {answer.fault}"] += 1
         else:
-            self._tally.wrong.append(f"{name}, {end}: {answer.fault}, {answer.text!r}")
+            self._tally.wrong.append(f"{name}, {end}: {answer.fault} ({answer.words}), {answer.text!r}")
 
     async def _verify(self, draw: random.Random, target: grpc.aio.Channel) -> None:
         """A draft's session by hand, with proposals that are worth nothing, which may be left at any time."""

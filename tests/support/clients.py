@@ -44,12 +44,14 @@ class Answer:
     Attributes:
         token_ids: over gRPC alone.
         fault: status of the error it ended with; None: it is whole.
+        words: what else was said of it.
         arrivals: when messages with tokens came, in monotonic seconds.
     """
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     fault: str | None = SILENT
+    words: str = ""
     arrivals: list[float] = field(default_factory=list)
     num_accepted_tokens: int = 0
 
@@ -107,7 +109,7 @@ async def ask_on(
                     if told is not None:
                         told(len(answer.token_ids))
     except SpecDecError as exc:
-        answer.fault = code_name(exc)
+        answer.fault, answer.words = code_name(exc), str(exc)
         if isinstance(exc, CapacityError):
             await asyncio.sleep(min(exc.retry_after_s, 1.0))
     return answer
@@ -133,7 +135,7 @@ async def ask_http(
                 await _read_events(response, answer, told)
             else:
                 await response.aread()
-                answer.fault = f"HTTP {response.status_code}"
+                answer.fault, answer.words = f"HTTP {response.status_code}", response.text
     except httpx.HTTPError as exc:
         answer.fault = "TIMEOUT" if isinstance(exc, httpx.TimeoutException) else "DISCONNECTED"
     return answer
@@ -144,6 +146,7 @@ async def _read_events(response: httpx.Response, answer: Answer, told: Progress 
     async for document in _documents(response):
         if "error" in document:
             answer.fault = str(document["error"].get("code") or document["error"].get("type")).upper()
+            answer.words = str(document["error"].get("message"))
             return
         for choice in document["choices"]:
             answer.text += choice["text"]

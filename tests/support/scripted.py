@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
-from inference.model import Draft, Turn, Verdict
+from inference.model import Draft, DraftToken, Turn, Verdict
 from inference.speculation.verify import verify
 
 VOCAB_SIZE = 1000
@@ -87,6 +87,11 @@ def _verdict(turn: Turn) -> Verdict:
     return verify(tokens_at(len(turn.token_ids), len(turn.proposal) + 1), turn.proposal)
 
 
+def ids_of(extensions: Sequence[Sequence[DraftToken] | None]) -> list[list[int] | None]:
+    """What a proposer gave, as token ids alone."""
+    return [None if tokens is None else [token.token_id for token in tokens] for tokens in extensions]
+
+
 class ScriptedProposer:
     """A `Proposer`, one token per step; right about everything."""
 
@@ -97,7 +102,7 @@ class ScriptedProposer:
         self.gate = Gate()
         self.steps: list[list[Draft]] = []
 
-    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         self.steps.append(list(drafts))
         self.gate.go_through()
-        return [[token_at(len(draft.token_ids))] for draft in drafts]
+        return [[DraftToken(token_at(len(draft.token_ids)))] for draft in drafts]

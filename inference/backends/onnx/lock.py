@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,14 +17,14 @@ class FolderLock:
 
     Args:
         folder: exists.
-        exclusive: nobody else has any; else others may share it.
+        exclusive: nobody else has any; else others may share it, and the folder may be one that only others write.
 
     Raises:
         OSError: it cannot be had now.
     """
 
     def __init__(self, folder: Path, *, exclusive: bool = False) -> None:
-        self._file: int | None = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file: int | None = _opened(folder / LOCK_FILE, read_only=not exclusive)
         try:
             fcntl.flock(self._file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except OSError:
@@ -41,9 +42,20 @@ class FolderLock:
             self.close()
 
 
-def remove_unused(folder: Path) -> None:
-    """Delete a folder that nobody has locked."""
-    with suppress(OSError):
+def _opened(file: Path, *, read_only: bool) -> int:
+    try:
+        return os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError:  # a cache of another user's, or of an image: whoever made it made the file
+        if not read_only:
+            raise
+        return os.open(file, os.O_RDONLY)
+
+
+def remove_unused(folder: Path, *, min_age_s: float = 0.0) -> None:
+    """Delete a folder that nobody has locked, and that is not younger than so many seconds."""
+    with suppress(OSError):  # others may delete it, too
+        if time.time() - folder.stat().st_mtime < min_age_s:
+            return
         lock = FolderLock(folder, exclusive=True)
         shutil.rmtree(folder, ignore_errors=True)
         lock.close()

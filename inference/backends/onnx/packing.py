@@ -24,6 +24,7 @@ from inference.backends.onnx.int8 import quantized_weights, weight_levels
 from inference.backends.onnx.layout import (
     CONFIG_FILE,
     GRAPH_FILE,
+    LOCK_FILE,
     MAKING,
     PROBE_FILE,
     SHAPE_FILE,
@@ -69,14 +70,15 @@ def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> N
 
 def _publish(made: Path, folder: Path) -> None:
     """Put the folder in its place; remove what nobody uses any more: earlier states, and builds that were killed."""
+    (made / LOCK_FILE).touch()  # whoever may only read the cache cannot make it
     try:
         made.rename(folder)
     except OSError:
         if not folder.exists():  # else another process was faster, and made the same
             raise
     for other in folder.parent.iterdir():
-        if other != folder and time.time() - other.stat().st_mtime > SETTLED_S:
-            remove_unused(other)
+        if other != folder:
+            remove_unused(other, min_age_s=SETTLED_S)
 
 
 def _write(model: PreTrainedModel, folder: Path, dtype: str) -> None:

@@ -76,6 +76,19 @@ def test_a_freed_slot_goes_to_who_holds_least() -> None:
     assert desk.running() == ["a0", "a1", "b1"]
 
 
+def test_nothing_is_kept_of_who_left_the_queue() -> None:
+    """The story: an account whose last request was cancelled in the queue, or pushed out of it, stayed for ever."""
+    desk = Desk(num_slots=1, max_waiting=2)
+    desk.ask("a0")
+    assert desk.running() == ["a0"]
+    desk.ask("a1", "a2", "b0")  # a2 has to go
+    assert desk.requests["a2"].error is not None
+    for name in ("a0", "a1", "b0"):
+        desk.admission.release(desk.requests[name])
+        desk.admission.release(desk.requests[name])  # harmless
+    assert not desk.admission._turns
+
+
 def test_one_account_is_served_as_it_came() -> None:
     desk = Desk(num_slots=2, max_waiting=20)
     desk.ask(*(f"a{i}" for i in range(5)))

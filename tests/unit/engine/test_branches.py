@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,12 +106,20 @@ def test_the_target_holds_what_the_session_believes_it_holds(history: list[tuple
     link.settle()
     session, tree = link.session, link.tree
     assert session.committed == link.committed
-    known = session.known()
+    known = list(sent(session))
     assert len(tree) == sum(len(nodes) for _, nodes in known)
     assert tree.path(1000) == known[0][0]
     for path, nodes in known:
         if nodes:
             assert ends_at(link, path, nodes[-1])
+
+
+def sent(session: DraftSession) -> Iterator[tuple[list[int], list[int]]]:
+    """For the chain and each branch, the token ids that the target was sent from the committed ones on, and their
+    node numbers."""
+    chain = session._path
+    for path, token_ids in zip((chain, *session._branches), (session.chain, *session.branches), strict=True):
+        yield token_ids[: path.start - chain.start + len(path.nodes)], path.nodes
 
 
 def ends_at(link: Link, path: list[int], node: int) -> bool:
@@ -203,11 +211,7 @@ class DoubtfulProposer:
     def __init__(self) -> None:
         self.steps: list[list[Draft]] = []
 
-    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
-        self.steps.append(list(drafts))
-        return [[len(draft.token_ids)] for draft in drafts]
-
-    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         self.steps.append(list(drafts))
         return [[DraftToken(len(draft.token_ids), 50, 0.1)] for draft in drafts]
 

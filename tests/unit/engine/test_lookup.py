@@ -17,7 +17,7 @@ from inference.engine.grammars import Grammars
 from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.engine.target_session import TargetSession
-from inference.model import Decoder, Draft, Span
+from inference.model import Decoder, Draft, DraftToken, Span
 from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.slot_decoder import SlotDecoder
@@ -63,8 +63,11 @@ class Moody:
     def __init__(self) -> None:
         self._rng = random.Random(3)
 
-    def extend(self, drafts: Sequence[Draft]) -> list[list[int] | None]:
-        return [[self._rng.randrange(DEFAULT_VOCAB_SIZE)] if self._rng.random() < 0.5 else [] for _ in drafts]
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
+        return [[self._token()] if self._rng.random() < 0.5 else [] for _ in drafts]
+
+    def _token(self) -> DraftToken:
+        return DraftToken(self._rng.randrange(DEFAULT_VOCAB_SIZE))
 
 
 @asynccontextmanager

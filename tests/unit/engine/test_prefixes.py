@@ -409,11 +409,11 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
 class Doubtful(ModelProposer):
     """In doubt about everything, so that branches begin everywhere."""
 
-    def extend_ranked(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """Every token has a small lead over a runner-up that is the next id."""
         return [
             None if each is None else [DraftToken(t.token_id, (t.token_id + 1) % DEFAULT_VOCAB_SIZE, 0.1) for t in each]
-            for each in super().extend_ranked(drafts)
+            for each in super().extend(drafts, ranked=ranked)
         ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import TokenLogprobs
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.model import Decoder
+from inference.model import Decoder, Turn, Verdict
 from inference.request import GenerationRequest
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
@@ -52,6 +54,26 @@ async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch:
         assert each.chosen.logprob == pytest.approx(float(rows[position, PROMPT[position + 1]]), abs=1e-4)
         best = rows[position].topk(2)
         assert [top.logprob for top in each.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("failing", [2, 5, 8, 9])
+async def test_a_prompt_that_is_read_again_is_scored_once(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a pass failed in the middle of a prompt; 855 scores of 600 tokens were sent. Or behind it: again."""
+    monkeypatch.setattr("inference.engine.target_session.MAX_CHUNK_TOKENS", 3)
+    decoder = decoders()["alone"]
+    step, passes = decoder.step, itertools.count(1)
+
+    def flickers(turns: Sequence[Turn]) -> list[Verdict]:
+        if next(passes) == failing:
+            raise RuntimeError("flicker")
+        return step(turns)
+
+    monkeypatch.setattr(decoder, "step", flickers)
+    engine = TargetEngine(decoder)
+    engine.start()
+    _, scores = await scores_of(engine, GenerationRequest(PROMPT, max_new_tokens=6, prompt_logprobs=2))
+    await engine.stop()
+    assert [each.chosen.token_id for each in scores] == list(PROMPT[1:])
 
 
 async def test_others_in_the_same_pass_are_not_touched() -> None:

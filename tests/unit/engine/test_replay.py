@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from inference.commit import Commit
+from inference.engine.draft import DraftEngine
 from inference.engine.loop import MAX_FAILED_STEPS
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import InternalError, UnavailableError
-from inference.model import Array, Span, Turn, Verdict
+from inference.model import Array, Draft, DraftToken, Span, Turn, Verdict
 from inference.request import GenerationRequest, SamplingParams
+from inference.scheduling.pacing import Branching, Pacing
 from inference.speculation.slot_decoder import SlotDecoder
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
@@ -81,6 +83,31 @@ async def test_one_poisonous_session_ends_alone() -> None:
         assert [token_id for commit in culprit for token_id in commit.token_ids] == tokens_at(100, 6)
         assert [await task for task in asking] == [tokens_at(length, NUM_TOKENS) for length in lengths]
         assert engine.broken is None
+
+
+class PoisonedProposer:
+    """In doubt about everything, so that each session has branches; breaks on sequences that begin with 0."""
+
+    num_slots, num_branches, max_length = 4, 2, 100
+
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
+        if any(draft.token_ids[0] == 0 and len(draft.token_ids) > 3 for draft in drafts):
+            raise ValueError("poison")
+        return [[DraftToken(len(draft.token_ids), 50, 0.1)] for draft in drafts]
+
+
+async def test_a_poisonous_sequence_with_branches_ends_alone_too() -> None:
+    """The story: a draft's step has an entry for each branch, so a suspect was never alone, and broke the engine."""
+    engine = DraftEngine(PoisonedProposer())
+    engine.start()
+    sound, poisonous = (engine.open([first, 1], GREEDY) for first in (7, 0))
+    for session in (sound, poisonous):
+        engine.pace(session, Pacing(window=9, min_survival=1e-9, branching=Branching(count=2, depth=2)))
+    with pytest.raises(InternalError, match="failed on this request"):
+        await poisonous.drafted()
+    assert await sound.drafted() == list(range(2, 11))
+    assert engine.broken is None
+    await engine.stop()
 
 
 async def test_a_failure_that_passes_is_only_a_pause(caplog: pytest.LogCaptureFixture) -> None:

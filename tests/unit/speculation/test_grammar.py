@@ -15,7 +15,7 @@ from inference.errors import InternalError
 from inference.model import Draft, Proposer, Turn, Verdict
 from inference.request import Grammar, GrammarKind, SamplingParams
 from inference.scheduling.draft_length import DraftLength
-from inference.speculation.grammar import Allowed
+from inference.speculation.grammar import Allowed, was_step
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.ngram import NgramProposer
 from inference.speculation.slot_decoder import SlotDecoder
@@ -151,11 +151,10 @@ def test_a_draft_takes_forced_tokens_without_its_model() -> None:
     matcher: GrammarMatcher = COMPILER.compile(GRAMMAR)
     draft = Draft(0, PROMPT, SamplingParams(), limit=20, output_start=3, grammar=matcher)
     (tokens,) = proposer.extend([draft])
-    (ranked,) = proposer.extend_ranked([draft])
     assert tokens is not None
-    assert ranked is not None
-    assert TOKENIZER.decode(tokens) == '{"name":"'
-    assert [token.token_id for token in ranked] == tokens
+    assert TOKENIZER.decode([token.token_id for token in tokens]) == '{"name":"'
+    assert all(token.is_forced for token in tokens)
+    assert not was_step([tokens])
     assert proposer.extend([replace(draft, token_ids=[*PROMPT, 200])]) == [[]]  # can never be right
 
 
@@ -164,7 +163,7 @@ def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
     """And its runner-ups, which become branches, are within it too, or none."""
     proposer, matcher = ModelProposer(backend(seed=2)), COMPILER.compile(Grammar(GrammarKind.REGEX, "(a|b)c"))
     draft = Draft(0, PROMPT, SAMPLINGS[device_tokens], limit=1, output_start=3, grammar=matcher)
-    (tokens,) = proposer.extend_ranked([draft])
+    (tokens,) = proposer.extend([draft], ranked=True)
     assert tokens is not None
     within = {TOKENIZER.encode(text)[0] for text in "ab"}
     assert tokens[0].token_id in within

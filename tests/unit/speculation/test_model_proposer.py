@@ -14,6 +14,7 @@ from inference.speculation import model_proposer as module
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
 from tests.support.models import tiny_model
+from tests.support.scripted import ids_of
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=1.0, seed=3)
@@ -31,12 +32,7 @@ def fresh(backend: TorchBackend, token_ids: Sequence[int], sampling: SamplingPar
 
 def extended(proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
     """One token per draft."""
-    tokens = []
-    for extension in proposer.extend(drafts):
-        assert extension is not None
-        (token_id,) = extension
-        tokens.append(token_id)
-    return tokens
+    return [token_id for extension in ids_of(proposer.extend(drafts)) for token_id in extension or ()]
 
 
 def test_random_histories(backend: TorchBackend) -> None:
@@ -81,7 +77,8 @@ def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pyte
     proposer, chain = ModelProposer(backend), [5, 6]
     results = []
     for _ in range(3):
-        long, short = proposer.extend([Draft(0, prompt, SAMPLED, limit=1), Draft(1, tuple(chain), GREEDY, limit=1)])
+        drafts = [Draft(0, prompt, SAMPLED, limit=1), Draft(1, tuple(chain), GREEDY, limit=1)]
+        long, short = ids_of(proposer.extend(drafts))
         assert short == [fresh(backend, chain, GREEDY)]
         chain += short
         results.append(long)
@@ -136,9 +133,9 @@ def test_forked_branches_draft_what_a_fresh_slot_would() -> None:
                     *(rng.randrange(2, 200) for _ in range(rng.randint(1, 3))),
                 ]
                 drafts.append(Draft(2 + 2 * slot + branch, path, SAMPLED, limit=1, source_slot=slot))
-        ranked = proposer.extend_ranked(drafts)
+        ranked = proposer.extend(drafts, ranked=True)
         for draft, extension in zip(drafts, ranked, strict=True):
-            (expected,) = ModelProposer(other).extend_ranked([Draft(0, draft.token_ids, SAMPLED, limit=1)])
+            (expected,) = ModelProposer(other).extend([Draft(0, draft.token_ids, SAMPLED, limit=1)], ranked=True)
             assert extension is not None
             assert expected is not None
             assert (extension[0].token_id, extension[0].runner_up) == (expected[0].token_id, expected[0].runner_up)

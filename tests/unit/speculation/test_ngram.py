@@ -9,6 +9,7 @@ from inference.model import Draft
 from inference.request import SamplingParams
 from inference.speculation.ngram import MATCHES, NgramIndex, NgramProposer, continuation, match_length
 from inference.tokens import TokenView
+from tests.support.scripted import ids_of
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -27,7 +28,8 @@ def reference(token_ids: list[int], limit: int) -> list[int]:
 
 
 def lookup(token_ids: list[int], limit: int) -> list[int] | None:
-    (found,) = NgramProposer(num_slots=1, max_length=100).extend([Draft(0, token_ids, SamplingParams(), limit)])
+    proposer = NgramProposer(num_slots=1, max_length=100)
+    (found,) = ids_of(proposer.extend([Draft(0, token_ids, SamplingParams(), limit)]))
     return found
 
 
@@ -49,7 +51,7 @@ def test_an_index_that_grows_finds_what_a_new_one_does(
         end = index.find(log)
         found = [] if end is None else continuation(log, end, limit)
         view = TokenView(log)
-        assert proposer.extend([Draft(0, view, SamplingParams(), limit)]) == [found] == [reference(log, limit)]
+        assert ids_of(proposer.extend([Draft(0, view, SamplingParams(), limit)])) == [found] == [reference(log, limit)]
         if end is not None:
             assert log[end - match_length(log, end) : end] == log[len(log) - match_length(log, end) :]
         proposer.extend([Draft(0, TokenView(log, tail=drafts), SamplingParams(), limit)])
@@ -68,10 +70,10 @@ def test_nothing_to_propose() -> None:
 def test_batched_as_alone() -> None:
     proposer = NgramProposer(num_slots=4, max_length=100)
     drafts = [Draft(slot, ids, SamplingParams(), limit=3) for slot, ids in enumerate([[1, 2, 1], [5], [4, 4, 4]])]
-    assert proposer.extend(drafts) == [[2, 1, 2], [], [4, 4, 4]]
+    assert ids_of(proposer.extend(drafts)) == [[2, 1, 2], [], [4, 4, 4]]
 
 
 def test_another_sequence_in_the_slot() -> None:
     proposer = NgramProposer(num_slots=1, max_length=100)
     for ids, expected in (([1, 2, 1], [2]), ([1, 3, 1], [3]), ([1, 3, 4], [])):
-        assert proposer.extend([Draft(0, ids, SamplingParams(), limit=1)]) == [expected]
+        assert ids_of(proposer.extend([Draft(0, ids, SamplingParams(), limit=1)])) == [expected]

@@ -190,6 +190,18 @@ def test_marks_of_calls_are_text_where_calls_are_read() -> None:
     assert BYTE_LEVEL.call_markers == {}
 
 
+def test_a_character_that_a_mark_cuts_is_told_once() -> None:
+    """Behind a mark a new text begins: what was streamed before it is no part of that."""
+    fast = tiny_tokenizer()
+    fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
+    tokenizer = Tokenizer(fast, frozenset())
+    (mark,) = tokenizer.call_markers
+    first_half = tokenizer.encode("\u00e9")[:1]
+    stream = tokenizer.stream(tokenizer.call_markers)
+    pieces = [stream.push(token_id) for token_id in [*tokenizer.encode("ab"), mark, *first_half, mark, *first_half]]
+    assert "".join(pieces) + stream.rest() == "ab<|python_tag|>\ufffd<|python_tag|>\ufffd"
+
+
 def test_a_template_that_refuses_messages() -> None:
     """An empty system message is dropped for a template that knows none; what else is refused is the client's fault."""
     refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"

@@ -92,6 +92,25 @@ def test_builds_that_were_killed_are_cleaned_up_and_others_are_not(model: Path) 
         assert (killed.exists(), running.exists()) == (False, True)
 
 
+def test_a_cache_that_only_others_may_write_to_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: baked into an image by root, it could not be locked, and was packed again at every start, in vain."""
+    first = load_onnx_backend(ModelConfig(model, num_threads=1))
+    first._decoder.lock.close()
+    opened = os.open
+
+    def refuses_writing(file: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise PermissionError(13, "read-only", str(file))
+        return opened(file, flags, mode)
+
+    monkeypatch.setattr("inference.backends.onnx.lock.os.open", refuses_writing)
+    folder = first._decoder.folder
+    second = packed._read(folder, "float32")
+    remove_unused(folder)
+    assert folder.exists()
+    second.lock.close()
+
+
 def test_an_empty_graph_is_made_again(model: Path) -> None:
     """The story: it fell back to another backend at every start, under the same model_id, and only INFO said so."""
     first = load_onnx_backend(ModelConfig(model, num_threads=1))
