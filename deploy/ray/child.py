@@ -18,7 +18,7 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.config import PLAIN, ROOT, DialSecurity, address
 from inference.workers.dialling import credentials_of
 
-CALL_S = 5.0
+CALL_S = 10.0
 """That a call of the child may take."""
 
 
@@ -77,8 +77,13 @@ class Child:
     async def drain(self) -> int:
         """Let it end as on SIGTERM, or kill it then; its exit code."""
         if self._channel is not None:
-            with suppress(grpc.aio.AioRpcError):  # off loopback without an auth file: then the lifeline tells it
+            try:
                 await rpc.GenerationServiceStub(self._channel).Drain(pb.DrainRequest(), timeout=CALL_S)
+            except (
+                grpc.aio.AioRpcError
+            ) as exc:  # refused off loopback without an auth file: the lifeline does
+                if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # it hangs, and would not drain either
+                    self._process.kill()
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
