@@ -265,7 +265,7 @@ async def show(place: Town) -> int:
     place.add_node()  # Ray wants the main thread
     row("another node comes", "2 -> 3", await clients.during(CROWD, lambda: until(3)), f"3 after {took[-1]:.1f} s")
     row("2 clients stay", "3 -> 1", await clients.during(2, lambda: until(1)), f"1 after {took[-1]:.1f} s")
-    Console(width=100).print(table)
+    Console(width=112).print(table)
     return wrong
 
 
