@@ -79,9 +79,7 @@ class Child:
         if self._channel is not None:
             try:
                 await rpc.GenerationServiceStub(self._channel).Drain(pb.DrainRequest(), timeout=CALL_S)
-            except (
-                grpc.aio.AioRpcError
-            ) as exc:  # refused off loopback without an auth file: the lifeline does
+            except grpc.aio.AioRpcError as exc:  # refused off loopback without an auth file: the lifeline does
                 if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # it hangs, and would not drain either
                     self._process.kill()
         assert self._process.stdin is not None

@@ -70,6 +70,7 @@ class Supervisor:
             code = await self._child.ended()
             attending.cancel()
             logger.warning("%s ended with code %d: another one begins", self.role, code)
+            await asyncio.sleep(BEAT_S)
             self._child = await self._begin()
 
     def _background(self, work: Any) -> asyncio.Task[None]:

@@ -118,6 +118,10 @@ def test_every_command_line_is_one(application: dict[str, Any]) -> None:
     check_role(words)
     server = settings.server_config(parser_of(words[1]).parse_args(words[2:]), 0)
     assert server.grace_s + FORCED_END_S < DRAIN_S
+    if words[1] == "target":
+        assert server.ends_by_call, "and others than this machine attach: worker is a role of the auth file"
+    else:
+        assert "--token_file" in words
 
 
 @pytest.fixture(scope="module")
