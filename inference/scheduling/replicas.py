@@ -55,6 +55,20 @@ class Replicas:
         """There are these and no others; what is known of those that stay is kept."""
         self.records = {address: self.records.get(address, Record()) for address in addresses}
 
+    def told(self, address: str, *, ready: bool) -> bool:
+        """A replica says whether requests are welcome; one that comes back is another one, and begins anew.
+
+        Returns:
+            Whether there is such a replica.
+        """
+        record = self.records.get(address)
+        if record is None:
+            return False
+        if ready and not record.ready:
+            record.num_failures, record.back_at = 0, 0.0
+        record.ready = ready
+        return True
+
     def choose(
         self, now: float, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
     ) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
@@ -30,6 +31,8 @@ from inference.workers.status import calls_to
 
 logger = logging.getLogger(__name__)
 
+LATELY_S = 8.0
+"""Longer than a channel waits before it dials again (5 s, and its jitter): so long a server may be back unnoticed."""
 Continuing = Callable[[grpc.aio.Channel], grpc.aio.Channel]
 
 
@@ -76,6 +79,7 @@ class Fleet:
         """Of resumes, of all requests together."""
         self._policy = Replicas()
         self._replicas: dict[str, Replica] = {}
+        self._served_at = -math.inf
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -172,11 +176,20 @@ class Fleet:
         record = self._policy.records.get(replica.address)
         return record is not None and record.ready
 
+    @property
+    def _serves(self) -> bool:
+        return any(record.ready for record in self._policy.records.values())
+
+    @property
+    def has_served_lately(self) -> bool:
+        """Whether a server is ready, or was so short a time ago that another may be there and not have been dialled."""
+        return self._serves or time.monotonic() - self._served_at < LATELY_S
+
     async def serves(self) -> AsyncGenerator[bool, None]:
         """Whether any of the servers is ready, now and whenever one of them says so anew; for ever."""
         while True:
             changed = self._changed
-            yield any(record.ready for record in self._policy.records.values())
+            yield self._serves
             await changed.wait()
 
     async def is_serving(self) -> bool:
@@ -215,9 +228,9 @@ class Fleet:
                 self._report(replica, serves)
 
     def _report(self, replica: Replica, serves: bool) -> None:
-        record = self._policy.records.get(replica.address)
-        if record is not None:
-            record.ready = serves
+        if self._serves:
+            self._served_at = time.monotonic()
+        if self._policy.told(replica.address, ready=serves):
             self._tell()
 
     def _tell(self) -> None:

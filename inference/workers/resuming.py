@@ -53,7 +53,8 @@ class Resuming:
         progress: of the request.
         fleet: the servers that it may go to.
         connection: how long it may take, and be without a server.
-        waits_to_begin: for a server, also before any has answered; otherwise it is refused then.
+        waits_to_begin: for a server, also before any has answered; otherwise it is refused then, unless one was there
+            lately.
         deadline: the event loop's time at which it ends, if that is before the connection's own.
     """
 
@@ -150,7 +151,7 @@ class Resuming:
             return
         # A full server refuses a new request, but a resume waits for its place, which its own lost stream may hold.
         has_begun = self._has_tokens or self._progress.has_begun
-        if not has_begun and (is_full or not self._waits_to_begin):
+        if not has_begun and (is_full or not (self._waits_to_begin or self._fleet.has_served_lately)):
             raise exc
         self._check_patience(exc)
 

@@ -39,6 +39,18 @@ def test_none_that_is_not_ready_while_another_is() -> None:
     assert {found.choose(0.0) for _ in range(10)} == {"c:1"}
 
 
+def test_one_that_comes_back_is_not_held_to_what_broke_before() -> None:
+    """The story: a server that was killed under three streams came back at once, and got nothing for a minute."""
+    found = replicas("a:1", "b:1")
+    for _ in range(MAX_FAILURES):
+        found.ended("a:1", 0.0, failed=True)
+    assert not found.has_other(0.5, than=["b:1"])
+    assert found.told("a:1", ready=False)
+    assert found.told("a:1", ready=True)
+    assert found.has_other(0.5, than=["b:1"])
+    assert not found.told("d:1", ready=True)
+
+
 def test_none_is_ready_and_a_request_finds_out() -> None:
     assert replicas().choose(0.0) in ADDRESSES
     assert Replicas().choose(0.0) is None

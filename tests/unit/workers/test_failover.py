@@ -60,8 +60,11 @@ class Place:
     def __init__(self, completer: Counting) -> None:
         self.completer = completer
         self.moving = MoveInterceptor()
-        servicer = GenerationServicer(completer, CARD)
-        self.server = Server("127.0.0.1:0", [servicer], status_of=to_status, inner=[self.moving])
+        self.server = self._made("127.0.0.1:0")
+
+    def _made(self, address: str) -> Server:
+        servicer = GenerationServicer(self.completer, CARD)
+        return Server(address, [servicer], status_of=to_status, inner=[self.moving])
 
     @property
     def address(self) -> str:
@@ -69,6 +72,10 @@ class Place:
 
     async def die(self) -> None:
         await self.server._server.stop(0)
+
+    async def rise(self) -> None:
+        self.server = self._made(self.address)
+        await self.server.open()
 
 
 @asynccontextmanager
@@ -174,9 +181,22 @@ async def test_a_full_server_sends_a_request_on_and_only_all_of_them_refuse_it()
         assert [len(place.completer.asked) for place in found] == [1, 1]
 
 
-async def test_what_has_not_begun_is_refused_when_no_server_is_there() -> None:
+async def test_what_has_not_begun_is_refused_when_no_server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.workers.fleet.LATELY_S", 0.1)
     async with places(Counting()) as (completer, (only,)):
         await only.die()
         async with asyncio.timeout(PATIENCE_S / 2):
             with pytest.raises(UnavailableError):
                 await answer(completer)
+
+
+async def test_what_has_not_begun_waits_for_a_server_that_was_there_just_now() -> None:
+    """The story: two servers were killed one after the other. The first was back, and its channel had not dialled yet,
+    or the second was ready, and ejected for the streams that had broken: a gateway refused whatever came meanwhile."""
+    async with places(Counting()) as (completer, (only,)):
+        await only.die()
+        asking = asyncio.create_task(answer(completer))
+        await asyncio.sleep(0.3)
+        assert not asking.done()
+        await only.rise()
+        assert await asking == WHOLE
