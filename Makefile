@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 TOOLS := build/tools
 RAY := build/ray
 
-.PHONY: install demo test manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short trainium-report proto \
-        format clean
+.PHONY: install demo test manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
+        trainium-report bench bench-llama proto format clean
 
 install: $(STAMP)
 
@@ -86,6 +86,16 @@ suites-short: install
 # On a Trainium instance, in its own Python environment (docs/tutorials): a target without and with its draft, in figures.
 trainium-report:
 	$(PYTHON) -m scripts.trainium_report $(ARGS)
+
+# The project's own benchmark set, under ten minutes on two quiet cores: docs/performance.json, and the pages made of it.
+bench: install
+	$(BIN)/python -m benchmarks.suite $(ARGS)
+	$(BIN)/python -m benchmarks.page
+
+# Our servers against llama.cpp's, which is built first (some ten minutes), as endpoints of compare_architectures.py.
+bench-llama: install
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements-bench.txt
+	$(BIN)/python -m benchmarks.llama_server $(ARGS)
 
 proto: install
 	$(BIN)/python -m grpc_comm.generate

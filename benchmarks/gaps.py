@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.decoding import read_prompts
 from benchmarks.report import print_json, print_table
 from grpc_comm.server import Server
+from inference.backends.emulation import asleep
 from inference.backends.registry import load_backend
 from inference.commit import Delta
 from inference.comparison.run.proxy import LinkConditions, delay_proxy
@@ -37,7 +38,7 @@ from inference.config import (
 )
 from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.model import Array, Span
+from inference.model import Span
 from inference.observe.metrics import Metrics
 from inference.observe.stats import SOURCES, RequestStats
 from inference.request import SamplingParams
@@ -57,32 +58,19 @@ KINDS = ("structured", "open_ended")
 MAX_LENGTH = 512
 
 
-class Asleep:
-    """A `ForkingBackend` whose passes take at least so many seconds, and so many more per token beyond one."""
+@dataclass
+class PassTime:
+    """Seconds that a pass is to take at least, and what all passes so far ought to have taken."""
 
-    def __init__(self, backend: Any, seconds: float, slope_s: float = 0.0) -> None:
-        self._backend = backend
-        self._seconds = seconds
-        self._slope_s = slope_s
-        self.due_s = 0.0
-        """What all passes so far ought to have taken."""
+    pass_s: float
+    slope_s: float = 0.0
+    due_s: float = 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `ForkingBackend`."""
-        self._backend.fork(source_slot, destination_slot, start, end)
-
-    def forward(self, spans: Sequence[Span]) -> Array:
-        """See `Backend`."""
-        started = time.perf_counter()
-        logits = self._backend.forward(spans)
-        num_more = sum(len(span.token_ids) - 1 for span in spans)
-        seconds = self._seconds + self._slope_s * num_more
+    def __call__(self, spans: Sequence[Span]) -> float:
+        """So many seconds, and so many more per token of a span beyond its first."""
+        seconds = self.pass_s + self.slope_s * sum(len(span.token_ids) - 1 for span in spans)
         self.due_s += seconds
-        time.sleep(max(0.0, seconds - (time.perf_counter() - started)))
-        return logits
+        return seconds
 
 
 @dataclass
@@ -90,7 +78,7 @@ class Row:
     """One way to serve, and what came of it."""
 
     completer: Completer
-    target: Asleep
+    target: PassTime
     gamma: int | None = None
     due_s: float = 0.0
     cpu_s: float = 0.0
@@ -175,22 +163,20 @@ async def _rows(args: argparse.Namespace) -> AsyncGenerator[dict[str, Row], None
         yield rows
 
 
-def _model(path: Path, num_slots: int, pass_s: float, slope_s: float = 0.0) -> Asleep:
+def _model(path: Path, num_slots: int, pass_time: PassTime) -> Any:
     config = ModelConfig(
         path, backend="onnx", device="cpu", num_slots=num_slots, sequence_length=MAX_LENGTH, num_threads=1
     )
-    return Asleep(load_backend(config), pass_s, slope_s)
+    return asleep(load_backend(config), pass_time)
 
 
 @asynccontextmanager
 async def _target(
     args: argparse.Namespace, *, lookup: bool
-) -> AsyncGenerator[tuple[TargetEngine, Asleep, Server], None]:
+) -> AsyncGenerator[tuple[TargetEngine, PassTime, Server], None]:
     """An engine, and a server of this process in front of it."""
-    tokenizer, backend = (
-        Tokenizer.load(BUNDLED_TARGET),
-        _model(BUNDLED_TARGET, 2, args.pass_ms / 1e3, args.slope_ms / 1e3),
-    )
+    tokenizer, pass_time = Tokenizer.load(BUNDLED_TARGET), PassTime(args.pass_ms / 1e3, args.slope_ms / 1e3)
+    backend = _model(BUNDLED_TARGET, 2, pass_time)
     async with running(TargetEngine(SlotDecoder(backend), EngineLimits(lookup=lookup))) as engine:
         identity = TargetIdentity(Vocabulary(tokenizer.fingerprint, backend.vocab_size), "target")
         observer = Observer(Metrics("target"))
@@ -198,7 +184,7 @@ async def _target(
         server = Server("127.0.0.1:0", [verifier], status_of=to_status)
         await server.open()
         try:
-            yield engine, backend, server
+            yield engine, pass_time, server
         finally:
             await engine.stop()
             await server.close()
@@ -207,7 +193,7 @@ async def _target(
 @asynccontextmanager
 async def _draft(tokenizer: Tokenizer, step_s: float, rtt_s: float, target: Server) -> AsyncGenerator[Completer, None]:
     """A draft worker with a slow link to the target."""
-    backend = _model(BUNDLED_DRAFT, 1 + DEFAULT_BRANCHES, step_s)
+    backend = _model(BUNDLED_DRAFT, 1 + DEFAULT_BRANCHES, PassTime(step_s))
     proposer = ModelProposer(backend, num_branches=DEFAULT_BRANCHES)
     loaded = LoadedDraft(proposer, tokenizer, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     async with (

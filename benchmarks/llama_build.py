@@ -5,26 +5,28 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = "llama-cpp-python==0.3.36"
 PROGRAMS = ("llama-speculative-simple", "llama-completion")
+SERVER = ("llama-server",)
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",  # for this very processor, as ONNX Runtime chooses its kernels
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",  # a download; nobody looks at its page
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
 
 
-def built_programs(folder: Path) -> dict[str, Path]:
+def built_programs(folder: Path, names: Sequence[str] = PROGRAMS) -> dict[str, Path]:
     """Return the programs by name; download and build them in `folder` if they are not there (some ten minutes)."""
-    programs = {name: folder / "out" / "bin" / name for name in PROGRAMS}
+    programs = {name: folder / "out" / "bin" / name for name in names}
     if not all(program.exists() for program in programs.values()):
-        _build(_sources(folder), folder / "out")
+        _build(_sources(folder), folder / "out", names)
     return programs
 
 
@@ -39,6 +41,6 @@ def _sources(folder: Path) -> Path:
     return folder / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
 
 
-def _build(sources: Path, out: Path) -> None:
+def _build(sources: Path, out: Path, names: Sequence[str]) -> None:
     subprocess.run(["cmake", "-S", str(sources), "-B", str(out), *OPTIONS], check=True)
-    subprocess.run(["cmake", "--build", str(out), "--parallel", "2", "--target", *PROGRAMS], check=True)
+    subprocess.run(["cmake", "--build", str(out), "--parallel", "2", "--target", *names], check=True)

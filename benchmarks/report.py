@@ -10,18 +10,29 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from inference.comparison.plan.machine import cpu_model
+
+_PRINTED: list[str] = []
+
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table."""
+    """Print a Markdown table; the JSON line will hold it too, for pages that are made of it."""
+    _PRINTED.append(f"{title}\n\n{markdown(header, rows)}")
+    print(f"\n{_PRINTED[-1]}", flush=True)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with columns of equal width."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    print(f"\n{title}\n")
-    for row in (header, ["-" * width for width in widths], *rows):
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |", flush=True)
+    lines = (header, ["-" * width for width in widths], *rows)
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in lines
+    )
 
 
 def print_json(benchmark: str, results: Any) -> None:
     """Print the last line: results and what they were measured with."""
-    print(json.dumps({"benchmark": benchmark, "machine": machine(), "results": results}))
+    print(json.dumps({"benchmark": benchmark, "machine": machine(), "tables": _PRINTED, "results": results}))
 
 
 def machine() -> dict[str, Any]:
@@ -31,4 +42,4 @@ def machine() -> dict[str, Any]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     cores = sorted(os.sched_getaffinity(0))
-    return {"cpu": platform.processor() or platform.machine(), "cores": len(cores), "versions": versions}
+    return {"cpu": cpu_model(), "cores": len(cores), "system": platform.platform(terse=True), "versions": versions}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from inference.errors import ConfigError
 from inference.request import MAX_GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
@@ -44,7 +45,8 @@ FUSED_GAMMA = 16
 """Draft tokens per pass at most where draft and target take turns in one process: as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
 """Sessions that one worker of the pool is given at most, whatever it claims to have room for."""
-
+MAX_PASS_MS = 10_000.0
+"""Of a pass that is emulated."""
 
 _DNS, _FILE = "dns:///", "file:///"
 
@@ -75,6 +77,37 @@ def check_branches(branches: int) -> int:
     """Return the number of branches beside a chain; raise ConfigError if it is out of range."""
     _require(0 <= branches <= MAX_BRANCHES, f"branches {branches} is outside 0..{MAX_BRANCHES}")
     return branches
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """How many seconds passes take at least, asleep, as on a device whose host is idle; 0: what they take here."""
+
+    target_s: float = 0.0
+    draft_s: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `target:25ms,draft:3ms`, or one of the two.
+
+        Raises:
+            ConfigError: it is something else, or a pass would be longer than MAX_PASS_MS.
+        """
+        parts = [re.fullmatch(r"(target|draft):(\d+(?:\.\d+)?)ms", part.strip()) for part in text.split(",")]
+        given = {part[1]: float(part[2]) for part in parts if part}
+        _require(len(given) == len(parts), f"{text}: say target:25ms,draft:3ms, or one of the two")
+        for name, milliseconds in given.items():
+            limit = f"{name}:{milliseconds:g}ms is above {MAX_PASS_MS:g}ms"
+            _require(milliseconds <= MAX_PASS_MS, limit)
+        return cls(**{f"{name}_s": milliseconds / 1e3 for name, milliseconds in given.items()})
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        given = (("target", self.target_s), ("draft", self.draft_s))
+        return ",".join(f"{name}:{seconds * 1e3:g}ms" for name, seconds in given if seconds)
+
+
+NOT_EMULATED = Emulation()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +157,7 @@ class ModelConfig:
         num_threads: CPU threads of a forward pass; 0 takes the number of cores this process may use.
         neuron: for backends of Neuron devices alone.
         prefix_caching: whether requests begin with what earlier ones have left in the slots.
+        pass_s: seconds that a pass takes at least, asleep; see `Emulation`.
     """
 
     path: Path
@@ -135,6 +169,7 @@ class ModelConfig:
     num_threads: int = 0
     neuron: NeuronOptions = field(default_factory=NeuronOptions)
     prefix_caching: bool = True
+    pass_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -148,6 +183,8 @@ class ModelConfig:
         _require(length is None or length >= 2, f"sequence_length {length} is below 2")
         _require(1 <= self.num_slots <= 4096, f"batch {self.num_slots} is outside 1..4096")
         _require(self.num_threads >= 0, f"threads {self.num_threads} is below 0")
+        emulable = not self.pass_s or "neuron" not in self.backend
+        _require(emulable, f"backend {self.backend} has a device: --emulate is for those that compute on the host")
 
 
 @dataclass(frozen=True, slots=True)

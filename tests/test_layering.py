@@ -182,7 +182,7 @@ def test_downward_imports_are_allowed(module: str, statement: str) -> None:
     assert violations(module, statement) == []
 
 
-MAY_SEE_FLAGS = ("inference.cli", "inference.comparison.plan")
+MAY_SEE_FLAGS = ("inference.cli", "inference.comparison.plan", "inference.comparison.study.flags")
 
 
 def names_parsed_flags(source: str) -> bool:

@@ -85,4 +85,23 @@ def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str
         if value:
             yield f"--{key}"
         return
+    if isinstance(action, argparse._AppendAction) and isinstance(value, list):  # may be repeated
+        yield from (f"--{key}={item}" for item in value)
+        return
     yield f"--{key}={json.dumps(value) if isinstance(value, dict | list) else value}"
+
+
+def as_toml(args: argparse.Namespace) -> str:
+    """A file for `--config` that asks for the same again: every flag that has a value, in the order of the alphabet."""
+    values = {name: _as_value(value) for name, value in sorted(vars(args).items()) if value is not None}
+    return "".join(f"{name} = {text}\n" for name, text in values.items() if text != '""' and name != "config")
+
+
+def _as_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_value, value))}]"
+    if isinstance(value, tuple):
+        return _as_value(",".join(str(getattr(item, "value", item)) for item in value))
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

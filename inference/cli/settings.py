@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from inference.cli import flags
@@ -44,6 +44,7 @@ def model_config(args: argparse.Namespace, path: Path, *, num_threads: int, neur
         num_threads=args.threads or num_threads,
         neuron=neuron,
         prefix_caching=args.prefix_caching,
+        pass_s=args.emulate.target_s,
     )
 
 
@@ -91,6 +92,7 @@ def proposer_config(
     if draft == flags.NGRAM:
         return ProposerConfig(tokenizer, None, args.batch)
     model = model_config(args, Path(draft), num_threads=num_threads, neuron=neuron)
+    model = replace(model, pass_s=args.emulate.draft_s)
     return ProposerConfig(model.path, model, args.batch)
 
 

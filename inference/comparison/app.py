@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -16,15 +16,17 @@ from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.plan.flags import parse_config
 from inference.comparison.plan.grid import Sample, walk
 from inference.comparison.report.agreement import check_agreement
+from inference.comparison.report.diff import diff
 from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, find
 from inference.comparison.report.summary import Summarizer
 from inference.comparison.report.table import print_tables
-from inference.comparison.run.load import require_locust
+from inference.comparison.run.load import require_http, require_locust
 from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.proxy import precise_event_loop
 from inference.comparison.run.topologies import compile_models, deployment
+from inference.comparison.study import app as study_app
 from inference.errors import ConfigError, SpecDecError
 
 T = TypeVar("T")
@@ -35,29 +37,51 @@ LOG_WIDTH = 120
 """Characters of a line where stderr is no terminal."""
 
 
+Command = Callable[[Sequence[str]], int]
+"""Takes the arguments behind its name; returns the exit code."""
+
+
 def main(arguments: Sequence[str]) -> int:
+    """Run the command that the first argument names; without one, the comparison."""
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    return compare(arguments) if command is None else command(arguments[1:])
+
+
+def compare(arguments: Sequence[str]) -> int:
     """Run the comparison.
 
     Returns:
-        0; 1: a server failed, or topologies returned different tokens; 2: wrong flags or files; 128 + n: signal n.
+        0; 1: a server or a request failed (those of an open loop are counted, no more), or topologies returned
+        different tokens; 2: wrong flags or files; 128 + n: signal n.
     """
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
+    console = _console()
     try:
         config = parse_config(arguments)
         if config.backend.compile_policy == "only":
             _run(compile_models(config))
             return 0
-        if config.workload.max_concurrency > 1:
+        if config.uses_locust:
             require_locust()
+        if not all(endpoint.is_grpc for endpoint in config.endpoints):
+            require_http()
         prepare_directory(config.output)
         findings = _run(_compare(config, console))
-    except ConfigError as exc:
-        return _fail(exc, EXIT_USAGE)
-    except SpecDecError as exc:
-        return _fail(exc, EXIT_FAILED)
-    except _InterruptedError as exc:
-        return _fail(exc, 128 + exc.number)
+    except (SpecDecError, _InterruptedError) as exc:
+        return _fail(exc)
     return _report(findings, console)
+
+
+def study(arguments: Sequence[str]) -> int:
+    """Run the study; returns as `compare` does."""
+    try:
+        done = _run(study_app.study(study_app.prepare(arguments), _console()))
+    except (SpecDecError, _InterruptedError) as exc:
+        return _fail(exc)
+    return 0 if study_app.report(done) else EXIT_FAILED
+
+
+def _console() -> Console:
+    return Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
 
 
 class _InterruptedError(Exception):
@@ -68,9 +92,11 @@ class _InterruptedError(Exception):
         self.number = number
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: Exception) -> int:
     print(f"error: {error}", file=sys.stderr)
-    return code
+    if isinstance(error, _InterruptedError):
+        return 128 + error.number
+    return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
 
 def _run(comparison: Coroutine[Any, Any, T]) -> T:
@@ -100,24 +126,34 @@ async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
 
 async def _compare(config: ComparisonConfig, console: Console) -> Findings:
     started = time.monotonic()
+    samples: list[Sample] = []
     with Progress(console, sum(1 for _ in walk(config))) as progress:
-        progress.phase(f"starting servers: {'; '.join(map(str, config.machines))}")
-        async with deployment(config) as servers:
-            samples = await servers.guard(measure(config, servers, progress))
-            progress.phase("stopping servers")
+        for part in config.parts:
+            progress.phase(f"starting servers: {'; '.join(map(str, part.machines)) or 'none'}")
+            async with deployment(part) as servers:
+                samples += await servers.guard(measure(part, servers, progress))
+                progress.phase("stopping servers")
     return _findings(config, samples, time.monotonic() - started)
 
 
 def _findings(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float) -> Findings:
     measured = [sample for sample in samples if sample.repeat != WARM_UP]
-    return find(config, Summarizer(config, measured), check_agreement(samples), duration_s)
+    agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
+    return find(config, Summarizer(config, measured), agreement, duration_s)
 
 
 def _report(findings: Findings, console: Console) -> int:
     results = write_report(findings, findings.config.output)
+    del results["requests"]
     print_tables(console, findings)
     for difference in findings.agreement.differences:
         print(f"error: {difference}", file=sys.stderr)
     print(f"report: {findings.config.output / 'report.html'}", file=sys.stderr)
     print(json.dumps(results, separators=(",", ":")), flush=True)
-    return 0 if findings.agreement.holds else EXIT_FAILED
+    if findings.num_failed:
+        print(f"error: {findings.num_failed} requests failed; see the report", file=sys.stderr)
+    return 0 if findings.agreement.holds and not findings.num_failed else EXIT_FAILED
+
+
+COMMANDS: dict[str, Command] = {"diff": diff, "study": study}
+"""What `compare_architectures.py NAME ...` does, beside the comparison itself."""

@@ -64,7 +64,9 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 class Model(BaseModel):
-    """One served model. `max_model_len`: tokens that prompt and output may have together."""
+    """One served model. `max_model_len`: tokens that prompt and output may have together. `model_id`: hash of what its
+    tokens depend on; empty where nobody knows it.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -73,10 +75,12 @@ class Model(BaseModel):
     root: str
     parent: None = None
     max_model_len: int
+    model_id: str
 
     @classmethod
     def of(cls, card: ModelCard, *, created: int) -> Model:
-        return cls(id=card.name, created=created, root=card.name, max_model_len=card.max_length)
+        name, length = card.name, card.max_length
+        return cls(id=name, created=created, root=name, max_model_len=length, model_id=card.model_id)
 
 
 class ModelList(BaseModel):

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from inference.config import (
-    PLAIN,
     DialSecurity,
     DraftConfig,
     HttpConfig,
@@ -123,8 +122,8 @@ async def help_targets(
     observe: ObserveConfig,
     *,
     gamma: int,
-    security: DialSecurity = PLAIN,
-    tells_health: bool = False,
+    security: DialSecurity,
+    tells_health: bool,
 ) -> None:
     """Draft for the sessions of targets until a signal; this worker's health is told if somebody asks for it.
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from inference.cli.prompts.results import Result
-from scripts.trainium_report.distribution import acceptance, describe, samples
+from inference.comparison.report.distribution import describe
+from scripts.trainium_report.distribution import acceptance, samples
 from scripts.trainium_report.variant import Variant
 
 SHOWN = ("p50", "p99")

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from inference.config import ROOT
 from tests.conftest import ModelDirectories
+from tests.support.servers import command
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two machines need two cores"),
 ]
 
+PROGRAM = "compare_architectures.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FILES = {"results.csv", "results.json", "report.html", "speedup_by_kind.png", "tokens_over_rtt.png"}
+FILES = {
+    *("config.toml", "results.csv", "results.json", "report.html"),
+    *("speedup_by_kind.png", "tokens_over_rtt.png", "latency_shares.png"),
+}
 
 
 def _flags(models: ModelDirectories, output: Path) -> list[str]:
@@ -35,35 +37,23 @@ def _flags(models: ModelDirectories, output: Path) -> list[str]:
     prompts.write_text("1 2 3 and\nin the wing\n")
     pair = ["--target-model", str(models.target), "--draft-models", str(models.related)]
     load = ["--prompt-file", str(prompts), "--num-runs", "2", "--rtt-ms", "0,5", "--max-new-tokens", "12"]
+    load += ["--request-rate", "50", "--num-arrivals", "3", "--slo", "ttft:20s"]
     return [*pair, *load, "--temperature", "0.8", "--seed", "7", "--gamma", "3", "--output", str(output / "report")]
-
-
-@asynccontextmanager
-async def _comparison(flags: Sequence[str]) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(ROOT / "compare_architectures.py"),
-        *flags,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -> None:
     """Exit code 0, the same tokens everywhere, every file, JSON on the last line, and the page in a browser."""
-    async with _comparison(_flags(models, tmp_path)) as process:
+    async with command(*_flags(models, tmp_path), program=PROGRAM) as process:
         stdout, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
     results = json.loads(stdout.decode().splitlines()[-1])
     assert results["same_tokens"] is True
-    assert results["num_requests"] == 5 + 5 * 2 * 2 * 2  # warm-up; contenders, round trip times, runs, prompts
+    # Warm-up; contenders, round trip times, runs; prompts one after another, and what came on its own.
+    assert results["num_requests"] == 5 + 5 * 2 * 2 * (2 + 3)
+    for served in results["statistics"]:
+        assert (served["error_rate"], served["goodput_share"]) == (0.0, 1.0)
+        assert served["num_completed_requests"] == 2 * (2 if served["request_rate"] is None else 3)
+        assert served["ttft_s"]["p50"] <= served["end_to_end_latency_s"]["p50"] <= served["end_to_end_latency_s"]["p99"]
     assert {(cell["topology"], cell["rtt_ms"]) for cell in results["cells"]} == {
         (topology, rtt_ms) for topology in ("target", "fused", "distributed", "pool") for rtt_ms in (0.0, 5.0)
     }
@@ -71,16 +61,39 @@ async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -
     _check_in_browser(tmp_path / "report" / "report.html")
 
 
+LOOK = """
+const isShown = it => it.matches('summary') || !it.closest('details:not([open])');
+const focusable = [...document.querySelectorAll('a, summary, [tabindex="0"]')].filter(isShown);
+document.title = JSON.stringify({
+  pictures: [...document.images].map(image => image.naturalWidth > 300),
+  fetched: performance.getEntriesByType('resource').length,
+  reached: focusable.every(it => { it.focus(); return document.activeElement === it; }),
+  first: focusable[0].textContent,
+  outline: (focusable[1].focus(), getComputedStyle(focusable[1]).outlineStyle),
+  overflow: document.documentElement.scrollWidth > innerWidth,
+});
+"""
+
+
 def _check_in_browser(page: Path) -> None:
-    """Every picture is decoded: headless Chromium runs a script over the page and prints what it sees."""
+    """Every picture is decoded, nothing is fetched, everything is reached without a mouse, nothing hangs out of a
+    narrow window: headless Chromium runs a script over the page and prints what it sees."""
     if CHROMIUM is None:
         pytest.skip("the report was not opened: no Chromium here (apt-get install chromium)")
-    script = "<script>document.title = [...document.images].map(i => i.naturalWidth > 300).join()</script></body>"
+    script = f"<script>{LOOK}</script></body>"
     copy = page.with_name("opened.html")
     copy.write_text(page.read_text().replace("</body>", script))
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}", "--dump-dom"]
+    flags += ["--window-size=600,800"]
     dom = subprocess.run([CHROMIUM, *flags, copy.as_uri()], capture_output=True, text=True, timeout=60, check=True)
-    assert "<title>true,true</title>" in dom.stdout
+    assert json.loads(html.unescape(dom.stdout.partition("<title>")[2].partition("</title>")[0])) == {
+        "pictures": [True, True, True],
+        "fetched": 0,
+        "reached": True,
+        "first": "Skip to the results",
+        "outline": "solid",
+        "overflow": False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -92,7 +105,7 @@ async def test_killing_a_server_is_a_clear_failure(
 ) -> None:
     """Within 10 s, naming it, exit code 1, and no process is left."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", topologies]
-    async with _comparison(flags) as process:
+    async with command(*flags, program=PROGRAM) as process:
         await _until_measuring(process)
         servers = _children(process.pid)
         os.kill(servers[victim], signal.SIGKILL)
@@ -106,7 +119,7 @@ async def test_killing_a_server_is_a_clear_failure(
 
 async def test_ctrl_c_leaves_no_process(models: ModelDirectories, tmp_path: Path) -> None:
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", "target,fused"]
-    async with _comparison(flags) as process:
+    async with command(*flags, program=PROGRAM) as process:
         await _until_measuring(process)
         servers = _children(process.pid)
         process.send_signal(signal.SIGINT)
@@ -118,7 +131,7 @@ async def test_ctrl_c_leaves_no_process(models: ModelDirectories, tmp_path: Path
 
 
 async def test_sigterm_while_servers_start_leaves_no_process(models: ModelDirectories, tmp_path: Path) -> None:
-    async with _comparison(_flags(models, tmp_path)) as process:
+    async with command(*_flags(models, tmp_path), program=PROGRAM) as process:
         while len(servers := _children(process.pid)) < 3:  # noqa: ASYNC110 - another process cannot set an event
             await asyncio.sleep(0.05)
         process.send_signal(signal.SIGTERM)

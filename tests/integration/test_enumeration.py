@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ import pytest_asyncio
 from transformers import AutoModelForCausalLM
 
 from grpc_comm.server import Server
+from inference.backends.emulation import asleep
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Delta
 from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
@@ -22,7 +22,6 @@ from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
-from inference.model import Array, Span
 from inference.observe.metrics import Metrics
 from inference.request import SamplingParams, Schedule
 from inference.serving.assembly import draft_worker, load_proposer, running
@@ -47,18 +46,11 @@ PASS_S = 0.008
 FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
 
 
-class SlowBackend(TorchBackend):
-    """A tiny model whose passes take as long as those of one that is worth a draft: otherwise it needs no branches."""
-
-    def forward(self, spans: Sequence[Span]) -> Array:
-        time.sleep(PASS_S)
-        return super().forward(spans)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def far_target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
     """A target in this process."""
-    backend = SlowBackend(AutoModelForCausalLM.from_pretrained(models.endless), num_slots=8, max_length=512)
+    fast = TorchBackend(AutoModelForCausalLM.from_pretrained(models.endless), num_slots=8, max_length=512)
+    backend = asleep(fast, lambda spans: PASS_S)  # as long as those of a model that is worth a draft's branches
     tokenizer = Tokenizer.load(models.endless)
     words = Vocabulary(tokenizer.fingerprint, backend.vocab_size)
     target = TargetEngine(SlotDecoder(backend))

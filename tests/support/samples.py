@@ -8,6 +8,7 @@ from typing import Any
 
 from inference.commit import Timings
 from inference.comparison.plan.config import (
+    STARTED,
     ComparisonConfig,
     Contender,
     NetworkConfig,
@@ -31,7 +32,7 @@ def config(directory: Path, **changes: Any) -> ComparisonConfig:
     fields: dict[str, Any] = {
         "target_model": model_directory(directory, "target"),
         "draft_models": (str(model_directory(directory, "draft")),),
-        "topologies": tuple(Topology),
+        "topologies": STARTED,
         "gammas": (3,),
         "schedules": (Schedule.SYNC,),
         "network": NetworkConfig(rtts_ms=(0.0, 10.0)),

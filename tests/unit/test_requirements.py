@@ -54,7 +54,7 @@ def name_of(spec: str) -> str:
 def test_a_wheel_asks_for_whatever_it_imports() -> None:
     """Every top-level module that our packages import, at whatever place, belongs to a declared package."""
     declared = {name_of(spec) for spec in PROJECT["dependencies"]}
-    for extra in ("tracing",):
+    for extra in ("tracing", "endpoints"):
         declared |= {name_of(spec) for spec in PROJECT["optional-dependencies"][extra]}
     owners = packages_distributions()
     ours = {"inference", "grpc_comm", "specdec", "loadtest"}

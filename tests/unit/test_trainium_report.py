@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.cli.prompts.results import Result
 from inference.config import BUNDLED_TARGET, ROOT
 from inference.errors import UnavailableError
 from inference.text.tokenizer import Tokenizer
-from scripts.trainium_report.distribution import describe, samples
+from scripts.trainium_report.distribution import samples
 from scripts.trainium_report.load import prompts_of
 from scripts.trainium_report.tables import figures, report
 from scripts.trainium_report.variant import Variant
@@ -33,14 +31,6 @@ def test_figures_are_llmperf_s() -> None:
     assert values["message_gap_s"] == [1.0, 2.0]
     assert values["request_output_throughput_token_per_s"] == [6 / 4.0]
     assert values["number_output_tokens"] == [6.0]
-
-
-def test_a_distribution() -> None:
-    described = describe([1.0, 2.0, 3.0, 4.0])
-    assert (described["p50"], described["mean"], described["min"], described["max"]) == (2.5, 2.5, 1.0, 4.0)
-    assert described["stddev"] == pytest.approx(1.2909944)
-    assert described["p99"] == pytest.approx(3.97)
-    assert describe([]) == {}
 
 
 def test_failed_requests_are_counted_and_not_measured() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inference.config import NOT_EMULATED, Emulation
 from inference.errors import ConfigError
 
 AUTO = "auto"
@@ -34,6 +35,7 @@ class BackendConfig:
         model_flags: further flags of every server with a model on neuron.
         compile_policy: one of COMPILE_POLICIES; "only" measures nothing.
         device_sampling: target and fused pair choose tokens on the device; so neither is compared with the other's way.
+        emulation: how long passes take at least; figures are not this machine's then.
     """
 
     name: str = AUTO
@@ -45,6 +47,7 @@ class BackendConfig:
     model_flags: tuple[str, ...] = ()
     device_sampling: bool = False
     compile_policy: str = "auto"
+    emulation: Emulation = NOT_EMULATED
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -60,6 +63,8 @@ class BackendConfig:
             raise ConfigError(f"compile {self.compile_policy} needs backend {NEURON}, not {self.name}")
         if self.device_sampling and self.name != NEURON:
             raise ConfigError(f"device_sampling needs backend {NEURON}, not {self.name}")
+        if self.emulation != NOT_EMULATED and NEURON in (self.name, self.draft_name):
+            raise ConfigError(f"emulate {self.emulation}: backend {NEURON} has a device")
 
     @property
     def compile_flag(self) -> str:
@@ -108,6 +113,7 @@ def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Serve
     if server.role == "draft" and server.draft == NGRAM:
         return []
     flags = [] if name == AUTO else ["--backend", name]
+    flags += [] if backend.emulation == NOT_EMULATED else ["--emulate", str(backend.emulation)]
     flags += [*backend.model_flags, backend.compile_flag] if name == NEURON else []
     return flags + (_neuron_flags(backend, server, servers, gammas) if name == NEURON else [])
 

@@ -6,17 +6,26 @@ import enum
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from inference.comparison.plan.backend import NGRAM, BackendConfig, Server
+from inference.comparison.plan.datasets import Prompt
+from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.plan.machine import Machine, split_into_machines
+from inference.comparison.plan.slo import Slo
 from inference.config import DEFAULT_BRANCHES, check_branches, model_name
 from inference.errors import ConfigError
-from inference.request import MAX_GAMMA, MAX_SEED, Schedule
+from inference.request import MAX_GAMMA, MAX_SEED, Grammar, Schedule
 
+LOOKUP = "lookup"
+"""As a contender's draft: what a target finds itself, in the sequence or because a grammar forces it."""
 MAX_RTT_MS = 10_000.0
 MAX_CONCURRENCY = 4096
+MAX_REQUEST_RATE = 10_000.0
+MAX_ARRIVALS = 100_000
+OPEN_LOOP_BATCH = 8
+"""Of a server whose requests come on their own: what main.py has, too."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -31,6 +40,7 @@ class Topology(enum.Enum):
     FUSED = "fused"
     DISTRIBUTED = "distributed"
     POOL = "pool"
+    ENDPOINT = "endpoint"  # runs already, and nobody knows where they are
 
     @property
     def is_split(self) -> bool:
@@ -41,6 +51,10 @@ class Topology(enum.Enum):
     def serves_at_edge(self) -> bool:
         """Requests arrive at the draft."""
         return self is Topology.DISTRIBUTED
+
+
+STARTED = tuple(topology for topology in Topology if topology is not Topology.ENDPOINT)
+"""Those that the comparison starts by itself."""
 
 
 class ClientSite(enum.Enum):
@@ -60,7 +74,7 @@ class PromptSet:
     """
 
     kind: str
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
 
     def __post_init__(self) -> None:
         _require(len(self.prompts) > 0, f"prompt kind {self.kind} has no prompt")
@@ -103,6 +117,12 @@ class WorkloadConfig:
         seed: key of the noise; the same for every topology.
         concurrencies: requests in flight at once.
         deadline_s: seconds a request may take.
+        request_rates: requests per second that come on their own, beside `concurrencies`.
+        num_arrivals: of them in each run.
+        warm_up: prompts of each kind that every contender answers before anything counts.
+        slo: what a request must keep to count as goodput.
+        ignore_eos: answers do not end by themselves, but have `max_new_tokens`.
+        grammar: what answers must look like; what it forces, the target drafts by itself.
     """
 
     prompt_sets: tuple[PromptSet, ...]
@@ -112,6 +132,12 @@ class WorkloadConfig:
     seed: int = 0
     concurrencies: tuple[int, ...] = (1,)
     deadline_s: float = 120.0
+    request_rates: tuple[float, ...] = ()
+    num_arrivals: int = 32
+    warm_up: int = 1
+    slo: Slo = field(default_factory=Slo)
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _require_distinct("prompt kind", [prompt_set.kind for prompt_set in self.prompt_sets])
@@ -124,10 +150,22 @@ class WorkloadConfig:
             limits = f"1..{MAX_CONCURRENCY}"
             _require(1 <= concurrency <= MAX_CONCURRENCY, f"concurrency {concurrency} is outside {limits}")
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s:g} is not above 0")
+        for rate in self.request_rates:
+            _require(0 < rate <= MAX_REQUEST_RATE, f"request_rate {rate:g} is outside 0..{MAX_REQUEST_RATE:g}")
+        limits = f"1..{MAX_ARRIVALS}"
+        _require(1 <= self.num_arrivals <= MAX_ARRIVALS, f"num_arrivals {self.num_arrivals} is outside {limits}")
+        _require(self.warm_up >= 1, f"warm_up {self.warm_up} is below 1: first requests are slower than all others")
 
     @property
     def max_concurrency(self) -> int:
-        return max(self.concurrencies)
+        """Requests for which servers have room at once."""
+        return max(*self.concurrencies, OPEN_LOOP_BATCH if self.request_rates else 1)
+
+    @property
+    def loads(self) -> tuple[tuple[int, float | None], ...]:
+        """(concurrency, request rate) of every way in which requests come; see `Cell`."""
+        closed = tuple((concurrency, None) for concurrency in self.concurrencies)
+        return (*closed, *((0, rate) for rate in sorted(self.request_rates)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +174,14 @@ class Series:
 
     topology: Topology
     schedule: Schedule | None = None
+    endpoint: str | None = None
 
     @property
     def name(self) -> str:
         """For people."""
+        if self.endpoint is not None:
+            return self.endpoint
         return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
-
-    @property
-    def drafts(self) -> bool:
-        return self.topology is not Topology.TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +189,11 @@ class Contender:
     """One way to serve: a topology, and how it drafts.
 
     Attributes:
-        draft: directory or "ngram"; None for the target alone.
+        draft: directory, "ngram", or of a target "lookup"; None for the target alone.
         gamma: draft tokens per round; None for the target alone.
         schedule: who waits for whom; None where there is no choice.
         branches: beside the draft's chain at most; None where it does not run ahead.
+        endpoint: name of a server that runs already, and drafts as it likes.
     """
 
     topology: Topology
@@ -163,6 +201,7 @@ class Contender:
     gamma: int | None = None
     schedule: Schedule | None = None
     branches: int | None = None
+    endpoint: str | None = None
 
     @property
     def draft_name(self) -> str:
@@ -173,13 +212,13 @@ class Contender:
     def label(self) -> str:
         """For messages."""
         if self.draft is None:
-            return self.topology.value
+            return self.series.name
         branches = "" if self.branches is None else f", {self.branches} branches"
         return f"{self.series.name} (draft {self.draft_name}, gamma {self.gamma}{branches})"
 
     @property
     def series(self) -> Series:
-        return Series(self.topology, self.schedule)
+        return Series(self.topology, self.schedule, self.endpoint)
 
     @property
     def runs_ahead(self) -> bool:
@@ -200,7 +239,13 @@ class ComparisonConfig:
         usable_cores: CPU cores of this host that may be used.
         cores_per_machine: a machine is a set of so many of them.
         output: directory of the report.
+        llmperf: whether it has LLMPerf's files too.
         backend: what computes.
+        chosen: these contenders alone; none: all combinations.
+        endpoints: servers that run already.
+        equal_weights: the user says that all endpoints have the weights of everybody else.
+        one_at_a_time: what does not fit on the host at once is started, measured and stopped in turn.
+        asked: all flags as a file for --config has them.
     """
 
     target_model: Path
@@ -215,22 +260,37 @@ class ComparisonConfig:
     output: Path
     branches: tuple[int, ...] = (DEFAULT_BRANCHES,)
     backend: BackendConfig = field(default_factory=BackendConfig)
+    chosen: tuple[Contender, ...] = ()
+    llmperf: bool = False
+    endpoints: tuple[Endpoint, ...] = ()
+    equal_weights: bool = False
+    one_at_a_time: bool = False
+    asked: str = ""
 
     def __post_init__(self) -> None:
-        _require_distinct("topology", [topology.value for topology in self.topologies])
-        _require_distinct("draft model", [model_name(Path(draft)) for draft in self.draft_models])
+        _require_distinct("topology", [topology.value for topology in self.topologies] or self.endpoints)
+        started = [series.name for series in self.series if series.endpoint is None]
+        _require_distinct("name", [*started, *(endpoint.name for endpoint in self.endpoints)])
+        for rtt_ms in self.network.rtts_ms:
+            where = "the network to an endpoint is what it is; without --endpoint, others can be tried"
+            _require(not self.endpoints or rtt_ms == 0, f"rtt_ms {rtt_ms:g}: {where}")
+        if self.topologies:
+            self._require_models()
         _require_distinct("gamma", self.gammas)
         _require_distinct("branches", self.branches)
         for branches in self.branches:
             check_branches(branches)
         _require_distinct("schedule", [schedule.value for schedule in self.schedules])
-        _require_model(self.target_model)
-        for draft in self.draft_models:
-            _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
         for gamma in self.gammas:
             _require(1 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 1..{MAX_GAMMA}; 0 is the target alone")
         self._require_what_a_graph_can()
-        self.machines  # noqa: B018 - refuses more machines than the host has cores for
+        self.parts  # noqa: B018 - refuses more machines than the host has cores for
+
+    def _require_models(self) -> None:
+        _require_distinct("draft model", [model_name(Path(draft)) for draft in self.draft_models])
+        _require_model(self.target_model)
+        for draft in self.draft_models:
+            _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
 
     def _require_what_a_graph_can(self) -> None:
         """A fused pair that is one compiled graph has one gamma; tokens chosen on a device, nobody else can repeat."""
@@ -272,7 +332,7 @@ class ComparisonConfig:
             ConfigError: the host has too few cores.
         """
         is_split = any(topology.is_split for topology in self.topologies)
-        names = ["target side", *(["edge"] if is_split else [])]
+        names = [*(["target side"] if self.topologies else []), *(["edge"] if is_split else [])]
         return split_into_machines(names, self.usable_cores, cores_per_machine=self.cores_per_machine)
 
     @property
@@ -282,8 +342,45 @@ class ComparisonConfig:
         return tuple(core for core in self.usable_cores if core not in taken)
 
     @property
+    def parts(self) -> tuple[ComparisonConfig, ...]:
+        """What runs at the same time, one part after the other: everything, or one architecture, and the endpoints."""
+        if not self.one_at_a_time:
+            self.machines  # noqa: B018 - refuses more machines than the host has cores for
+            return (self,)
+        ways = [
+            (topology, draft)
+            for topology in self.topologies
+            for draft in self.draft_models[: 1 if topology is Topology.TARGET else None]
+        ]
+        together = replace(self, one_at_a_time=False)
+        started = [
+            replace(together, endpoints=(), topologies=(topology,), draft_models=(draft,)) for topology, draft in ways
+        ]
+        endpoints = [replace(together, topologies=())] if self.endpoints else []
+        return (*started, *endpoints)
+
+    @property
+    def uses_locust(self) -> bool:
+        """Who sends requests at once. All are asked alike, so what Locust cannot ask decides for all."""
+        texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
+        asks_simply = self.workload.grammar is None and all(texts)
+        return max(self.workload.concurrencies) > 1 and not self.endpoints and asks_simply
+
+    @property
+    def baseline(self) -> Contender:
+        """What speed-ups are over: the target alone, or of endpoints alone the first."""
+        return Contender(Topology.TARGET) if self.topologies else self.contenders[0]
+
+    @property
+    def baseline_name(self) -> str:
+        """For people."""
+        return self.baseline.endpoint or "the target alone"
+
+    @property
     def contenders(self) -> tuple[Contender, ...]:
         """Everything that is compared; the target alone first, if it takes part."""
+        if self.chosen:
+            return self.chosen
         alone = [Contender(Topology.TARGET)] if Topology.TARGET in self.topologies else []
         return (
             *alone,
@@ -293,6 +390,7 @@ class ComparisonConfig:
                 for schedule, branches in self._ways_to_run(topology)
                 for draft, gamma in itertools.product(self.draft_models, self.gammas)
             ),
+            *(Contender(Topology.ENDPOINT, endpoint=endpoint.name) for endpoint in self.endpoints),
         )
 
     def _ways_to_run(self, topology: Topology) -> Iterator[tuple[Schedule | None, int | None]]:

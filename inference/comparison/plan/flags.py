@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from inference.cli.prompts.source import read_prompts
+from inference.cli.config_file import ConfigFileParser, as_toml
+from inference.cli.flags import add_dial_security, add_emulate
+from inference.cli.settings import dial_security
 from inference.comparison.plan.backend import AUTO, NEURON, BackendConfig
 from inference.comparison.plan.config import (
+    STARTED,
     ClientSite,
     ComparisonConfig,
     NetworkConfig,
@@ -18,6 +21,10 @@ from inference.comparison.plan.config import (
     Topology,
     WorkloadConfig,
 )
+from inference.comparison.plan.datasets import read_dataset
+from inference.comparison.plan.endpoint import endpoint_of
+from inference.comparison.plan.lengths import Characters, InputTokens, Tokens, prompts_of_lengths
+from inference.comparison.plan.slo import FIGURES, Slo, parse_slo
 from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -35,6 +42,10 @@ BUNDLED_PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / 
 NUM_BUNDLED_PROMPTS = 3
 """Of each kind, so that a run without arguments ends within four minutes on two cores."""
 
+DEFAULT_RTTS_MS = (0.0, 10.0, 50.0)
+RANDOM = "random"
+"""The dataset of no file."""
+
 ValueT = TypeVar("ValueT")
 
 
@@ -45,29 +56,45 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         ConfigError: a value is out of range, or a file cannot be read.
         SystemExit: --help, or a flag that does not exist.
     """
-    args = _parser().parse_args([_with_underscores(argument) for argument in arguments])
+    args = _parser().parse_args([with_underscores(argument) for argument in arguments])
+    security = dial_security(args)
     return ComparisonConfig(
         target_model=_local(args.target_model),
         draft_models=tuple(str(_local(Path(draft))) for draft in args.draft_models),
-        topologies=args.topologies,
+        topologies=args.topologies or (() if args.endpoint else STARTED),
         gammas=args.gamma,
         schedules=args.schedule,
         branches=args.branches,
-        network=NetworkConfig(args.rtt_ms, args.jitter_ms, args.bandwidth_mbps, ClientSite(args.client_site)),
+        network=_network(args),
         workload=WorkloadConfig(
-            prompt_sets=_prompt_sets(args.prompt_file, args.num_prompts),
+            prompt_sets=_prompt_sets(args),
             num_runs=args.num_runs,
             max_new_tokens=args.max_new_tokens,
             temperature=args.temperature,
             seed=args.seed,
             concurrencies=args.concurrency,
             deadline_s=args.deadline_s,
+            request_rates=args.request_rate,
+            num_arrivals=args.num_arrivals,
+            warm_up=args.warm_up,
+            slo=parse_slo(args.slo) if args.slo else Slo(),
+            ignore_eos=args.ignore_eos,
         ),
         usable_cores=tuple(sorted(os.sched_getaffinity(0))),
         cores_per_machine=args.cores_per_machine,
         output=args.output,
+        llmperf=args.llmperf,
         backend=_backend(args),
+        endpoints=tuple(endpoint_of(text, security) for text in args.endpoint or ()),
+        equal_weights=args.equal_weights,
+        one_at_a_time=args.one_at_a_time,
+        asked=as_toml(args),
     )
+
+
+def _network(args: argparse.Namespace) -> NetworkConfig:
+    rtts_ms = args.rtt_ms or ((0.0,) if args.endpoint else DEFAULT_RTTS_MS)
+    return NetworkConfig(rtts_ms, args.jitter_ms, args.bandwidth_mbps, ClientSite(args.client_site))
 
 
 def _backend(args: argparse.Namespace) -> BackendConfig:
@@ -88,17 +115,32 @@ def _backend(args: argparse.Namespace) -> BackendConfig:
         tuple(f"--{name}={value}" for name, value in values.items() if value is not None),
         args.device_sampling,
         args.compile,
+        args.emulate,
     )
 
 
-def _prompt_sets(files: Sequence[Path] | None, num_prompts: int | None) -> tuple[PromptSet, ...]:
-    limit = num_prompts if files or num_prompts else NUM_BUNDLED_PROMPTS
-    return tuple(
-        PromptSet(file.stem, tuple(read_prompts(None, file)[:limit])) for file in files or BUNDLED_PROMPT_FILES
-    )
+def _prompt_sets(args: argparse.Namespace) -> tuple[PromptSet, ...]:
+    limit = args.num_prompts if args.dataset or args.num_prompts else NUM_BUNDLED_PROMPTS
+    sources = args.dataset or list(map(str, BUNDLED_PROMPT_FILES))
+    if args.input_tokens is None:
+        if RANDOM in sources:
+            raise ConfigError(f"dataset {RANDOM} needs --input_tokens, which says how long its prompts are")
+        return tuple(PromptSet(Path(source).stem, read_dataset(Path(source))[:limit]) for source in sources)
+    model = args.tokenizer or (None if args.endpoint and not args.topologies else args.target_model)
+    pieces = Characters() if model is None else Tokens(_local(model))
+    return tuple(_of_lengths(source, args, limit, pieces) for source in sources)
 
 
-def _with_underscores(argument: str) -> str:
+def _of_lengths(source: str, args: argparse.Namespace, limit: int | None, pieces: Characters) -> PromptSet:
+    prompts = () if source == RANDOM else read_dataset(Path(source))
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise ConfigError(f"input_tokens: dataset {source} has conversations, whose lengths are their own")
+    lengths = InputTokens(*args.input_tokens).draw(limit or len(texts) or NUM_BUNDLED_PROMPTS, args.seed)
+    return PromptSet(Path(source).stem, prompts_of_lengths(texts, lengths, args.seed, pieces))
+
+
+def with_underscores(argument: str) -> str:
     """`--rtt-ms=5` as `--rtt_ms=5`: both spellings are taken."""
     if not argument.startswith("--"):
         return argument
@@ -111,18 +153,26 @@ def _local(model: Path) -> Path:
     return model_directory(str(model)) if is_hub_id(str(model)) else model
 
 
-def _list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
+def _mean_and_stddev(text: str) -> tuple[float, ...]:
+    numbers = list_of(float)(text)
+    if not 1 <= len(numbers) <= 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MEAN or MEAN,STDDEV")
+    return numbers
+
+
+def list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
     """A parser of comma-separated values."""
 
     def parse(text: str) -> tuple[ValueT, ...]:
-        return tuple(convert(part.strip()) for part in text.split(",") if part.strip())
+        parts = [part.strip(' "') for part in text.strip("[] ").split(",")]  # as arrays of a --config file come, too
+        return tuple(convert(part) for part in parts if part)
 
     parse.__name__ = f"list of {convert.__name__}"  # for the message of argparse
     return parse
 
 
 def _topology(text: str) -> Topology:
-    names = [topology.value for topology in Topology]
+    names = [topology.value for topology in STARTED]
     if text not in names:
         raise argparse.ArgumentTypeError(f"topology {text} is none of {', '.join(names)}")
     return Topology(text)
@@ -142,66 +192,95 @@ def _positive(text: str) -> int:
     return number
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ConfigFileParser:
+    parser = ConfigFileParser(
+        role="comparison",
+        roles={"comparison": _parser},
         prog="compare_architectures.py",
         description="Compare the target alone, both models in one server (fused), and draft and target on two "
         "machines, with the requests at the draft (distributed) or at the target (pool): speed at equal tokens. Starts "
         "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
         allow_abbrev=False,
     )
-    for add in (_add_contenders, _add_workload, _add_network, _add_machines, _add_backend, _add_output):
+    additions = (_add_contenders, _add_endpoints, _add_workload, _add_arrivals, _add_network, _add_machines)
+    for add in (*additions, _add_backend, _add_output):
         add(parser)
     return parser
 
 
 def _add_contenders(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is compared")
-    names = ",".join(topology.value for topology in Topology)
-    group.add_argument(
-        "--topologies", type=_list_of(_topology), default=names, metavar="LIST", help=f"some of {names} (all)"
-    )
+    names = ",".join(topology.value for topology in STARTED)
+    text = f"some of {names} (all; with --endpoint none)"
+    group.add_argument("--topologies", type=list_of(_topology), metavar="LIST", help=text)
     text = "target model directory (%(default)s)"
     group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
     text = "draft model directories; ngram is prompt lookup without a model (%(default)s)"
-    group.add_argument("--draft_models", type=_list_of(str), default=str(BUNDLED_DRAFT), metavar="LIST", help=text)
+    group.add_argument("--draft_models", type=list_of(str), default=str(BUNDLED_DRAFT), metavar="LIST", help=text)
     text = "draft tokens per round; several are a sweep (%(default)s)"
-    group.add_argument("--gamma", type=_list_of(int), default=str(DEFAULT_GAMMA), metavar="LIST", help=text)
+    group.add_argument("--gamma", type=list_of(int), default=str(DEFAULT_GAMMA), metavar="LIST", help=text)
     text = "of distributed: sync (rounds), async (the draft runs ahead), or both (%(default)s)"
-    group.add_argument("--schedule", type=_list_of(_schedule), default="sync,async", metavar="LIST", help=text)
+    group.add_argument("--schedule", type=list_of(_schedule), default="sync,async", metavar="LIST", help=text)
     text = "beside the chain of a draft that runs ahead, at most; 0 is none (%(default)s)"
-    group.add_argument("--branches", type=_list_of(int), default=str(DEFAULT_BRANCHES), metavar="LIST", help=text)
+    group.add_argument("--branches", type=list_of(int), default=str(DEFAULT_BRANCHES), metavar="LIST", help=text)
+
+
+def _add_endpoints(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("endpoints (servers that run already)")
+    text = "grpc://HOST:PORT of ours, or http(s)://HOST:PORT/v1 of any OpenAI-compatible server; may be repeated; "
+    text += "behind it, after commas, what of --tls_ca, --token_file ... is its own"
+    group.add_argument("--endpoint", action="append", metavar="NAME=URL", help=text)
+    text = "all of them have the weights of everybody else: greedy answers must be the same"
+    group.add_argument("--equal_weights", action="store_true", help=text)
+    add_dial_security(parser, insecure=True)
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
-    text = "a UTF-8 file with one prompt per line; its name is the prompt kind; may be repeated "
+    text = "a text file of a prompt per line, .jsonl of chats, .json of ShareGPT, or random; its name is the prompt "
     group.add_argument(
-        "--prompt_file",
-        type=Path,
+        *("--dataset", "--prompt_file"),
         action="append",
         metavar="FILE",
-        help=text + "(prompts/structured.txt and prompts/open_ended.txt)",
+        help=text + "kind; may be repeated (prompts/structured.txt and prompts/open_ended.txt)",
     )
+    text = "lengths of prompts, normally distributed: texts are cut, or go on with the next (as they are)"
+    group.add_argument("--input_tokens", type=_mean_and_stddev, metavar="MEAN,STDDEV", help=text)
+    text = "model directory whose tokenizer counts them (--target_model; of endpoints alone 4 characters a token)"
+    group.add_argument("--tokenizer", type=Path, metavar="DIR", help=text)
     text = f"prompts of each file ({NUM_BUNDLED_PROMPTS}, or all of a --prompt-file)"
     group.add_argument("--num_prompts", type=_positive, metavar="N", help=text)
     group.add_argument("--num_runs", type=int, default=3, metavar="N", help="repeats, interleaved (%(default)s)")
     group.add_argument(
         "--max_new_tokens", type=int, default=96, metavar="N", help="output tokens per request (%(default)s)"
     )
+    text = "answers do not end by themselves: all have --max_new_tokens"
+    group.add_argument("--ignore_eos", action="store_true", help=text)
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="key of the noise, 0 .. 2^64-1 (%(default)s)")
     text = "requests in flight at once; above 1 needs Locust, see requirements-loadtest.txt (%(default)s)"
-    group.add_argument("--concurrency", type=_list_of(int), default="1", metavar="LIST", help=text)
+    group.add_argument("--concurrency", type=list_of(int), default="1", metavar="LIST", help=text)
     group.add_argument(
         "--deadline_s", type=float, default=120.0, metavar="S", help="time a request may take (%(default)s s)"
     )
 
 
+def _add_arrivals(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("requests that come on their own (an open loop); what is asked of answers")
+    text = "requests per second, at random times, beside --concurrency; latency counts from when each was due"
+    group.add_argument("--request_rate", type=list_of(float), default="", metavar="LIST", help=text)
+    text = "of them, in each run (%(default)s)"
+    group.add_argument("--num_arrivals", type=int, default=32, metavar="N", help=text)
+    text = "prompts of each kind that each contender answers before anything counts (%(default)s)"
+    group.add_argument("--warm_up", type=int, default=1, metavar="N", help=text)
+    text = f"limits that an answer must keep to be goodput, of {', '.join(FIGURES)}, such as ttft:200ms,itl:50ms"
+    group.add_argument("--slo", metavar="LIMITS", help=text)
+
+
 def _add_network(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network between edge and target (a proxy on loopback)")
-    text = "round trip times, milliseconds (%(default)s)"
-    group.add_argument("--rtt_ms", type=_list_of(float), default="0,10,50", metavar="LIST", help=text)
+    text = f"round trip times, milliseconds ({','.join(f'{rtt:g}' for rtt in DEFAULT_RTTS_MS)}), or 0 with --endpoint"
+    group.add_argument("--rtt_ms", type=list_of(float), metavar="LIST", help=text)
     text = "further delay of up to so much, milliseconds per direction (%(default)s)"
     group.add_argument("--jitter_ms", type=float, default=0.0, metavar="MS", help=text)
     text = "megabits per second and direction (unlimited)"
@@ -214,6 +293,8 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machines (a machine is a set of CPU cores of this host)")
     text = "cores, and threads of a model, on each machine (%(default)s)"
     group.add_argument("--cores_per_machine", type=int, default=1, metavar="N", help=text)
+    text = "start, measure and stop one architecture after the other, where all together do not fit on this host"
+    group.add_argument("--one_at_a_time", action="store_true", help=text)
 
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:
@@ -236,9 +317,12 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compile", choices=COMPILE_POLICIES, default=COMPILE_POLICIES[0], help=text)
     group.add_argument("--dtype", metavar="NAME", help="arithmetic on neuron (main.py's)")
     group.add_argument("--sequence_length", type=int, metavar="N", help="tokens per slot on neuron (main.py's)")
+    add_emulate(group)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     text = "directory for results.csv, results.json, report.html and the plots (%(default)s)"
     group.add_argument("--output", type=Path, default=Path("reports/comparison"), metavar="DIR", help=text)
+    text = "also write LLMPerf's two JSON files for each measurement, into DIR/llmperf"
+    group.add_argument("--llmperf", action="store_true", help=text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inference.comparison.plan.config import ComparisonConfig, Contender
 from inference.comparison.run.record import RequestRecord
@@ -11,15 +11,26 @@ from inference.comparison.run.record import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One place of the grid."""
+    """One place of the grid.
+
+    Attributes:
+        concurrency: requests in flight at once; 0 where they come at `request_rate`, whatever is in flight.
+        request_rate: requests per second, on average; None where each client waits for its answer.
+    """
 
     contender: Contender
     kind: str
     rtt_ms: float
     concurrency: int
+    request_rate: float | None = None
+
+    @property
+    def load(self) -> str:
+        """For people."""
+        return f"concurrency {self.concurrency}" if self.request_rate is None else f"{self.request_rate:g} requests/s"
 
     def __str__(self) -> str:
-        return f"{self.contender.label}, {self.kind}, rtt {self.rtt_ms:g} ms, concurrency {self.concurrency}"
+        return f"{self.contender.label}, {self.kind}, rtt {self.rtt_ms:g} ms, {self.load}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +39,18 @@ class Sample:
 
     Attributes:
         repeat: number of the run, from 0; -1 is the warm-up.
-        records: one per request.
+        records: one per request that was answered.
+        failures: one per request that was not.
     """
 
     cell: Cell
     repeat: int
     records: tuple[RequestRecord, ...]
+    failures: tuple[RequestRecord, ...] = field(default=())
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(record.token_ids) for record in self.records)
+        return sum(record.stats.num_output_tokens for record in self.records)
 
     @property
     def wall_s(self) -> float:
@@ -45,7 +58,7 @@ class Sample:
         if self.cell.concurrency == 1:
             return sum(record.stats.end_to_end_s for record in self.records)
         ends = [record.sent_s + record.stats.end_to_end_s for record in self.records]
-        return max(ends) - min(record.sent_s for record in self.records)
+        return max(ends) - min(record.sent_s for record in self.records) if ends else 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -60,10 +73,10 @@ def walk(config: ComparisonConfig) -> Iterator[tuple[int, Cell]]:
     workload, network, contenders = config.workload, config.network, config.contenders
     turn = 0
     for repeat in range(workload.num_runs):
-        for concurrency in workload.concurrencies:
+        for concurrency, request_rate in workload.loads:
             for prompt_set in workload.prompt_sets:
                 for rtt_ms in network.rtts_ms:
                     for i in range(len(contenders)):
                         contender = contenders[(turn + i) % len(contenders)]
-                        yield repeat, Cell(contender, prompt_set.kind, rtt_ms, concurrency)
+                        yield repeat, Cell(contender, prompt_set.kind, rtt_ms, concurrency, request_rate)
                     turn += 1

@@ -1,11 +1,20 @@
-"""The one promise every topology makes: the same tokens. Finds where it is broken."""
+"""The one promise every topology makes: the same tokens. Finds where it is broken.
+
+It holds among servers of the same model, as they say themselves or the user does; others are not comparable.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from inference.comparison.plan.grid import Sample
+from inference.comparison.run.record import RequestRecord
+
+Answer: TypeAlias = Sequence[int] | str
+"""Token ids, or a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +24,8 @@ class Difference:
     Attributes:
         contender, reference: whose answers differ.
         kind, prompt_index: the prompt; the index counts from 0 within its kind.
-        position: of the first difference, in output tokens.
-        expected, actual: token ids there; None where an answer has ended.
+        position: of the first difference, in output tokens; in characters where one of the servers tells no tokens.
+        expected, actual: token ids or characters there; None where an answer has ended.
     """
 
     contender: str
@@ -24,16 +33,17 @@ class Difference:
     kind: str
     prompt_index: int
     rtt_ms: float
-    concurrency: int
+    load: str
     repeat: int
     position: int
-    expected: int | None
-    actual: int | None
+    expected: int | str | None
+    actual: int | str | None
 
     def __str__(self) -> str:
         where = f"{self.kind} prompt {self.prompt_index + 1}, output position {self.position}"
-        what = f"token {self.actual} where {self.reference} has {self.expected}"
-        when = f"rtt {self.rtt_ms:g} ms, concurrency {self.concurrency}, run {self.repeat + 1}"
+        unit = "character" if isinstance(self.expected if self.actual is None else self.actual, str) else "token"
+        what = f"{unit} {self.actual!r} where {self.reference} has {self.expected!r}"
+        when = f"rtt {self.rtt_ms:g} ms, {self.load}, run {self.repeat + 1}"
         return f"{self.contender}, {where}: {what} ({when})"
 
 
@@ -44,37 +54,79 @@ class Agreement:
     Attributes:
         num_requests: how many were compared.
         differences: in the order in which they were measured.
+        not_comparable: names of whose model nobody knows whether it is that of any other.
+        by_text: some servers tell no tokens, and were compared by their text.
     """
 
     num_requests: int
     differences: tuple[Difference, ...]
+    not_comparable: tuple[str, ...] = ()
+    by_text: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Anything was comparable."""
+        return self.num_requests > 0
 
     @property
     def holds(self) -> bool:
         return not self.differences
 
     def __str__(self) -> str:
-        if self.holds:
-            return f"same tokens: all {self.num_requests} answers agree, token for token, with the same seed"
-        return f"DIFFERENT TOKENS: {len(self.differences)} of {self.num_requests} answers differ"
+        others = f"not comparable, models are not known to be the same: {', '.join(self.not_comparable)}"
+        if not self.is_known:
+            return others
+        how = ", token for token or by their text," if self.by_text else ", token for token,"
+        text = f"same tokens: all {self.num_requests} answers agree{how} with the same seed"
+        if not self.holds:
+            text = f"DIFFERENT TOKENS: {len(self.differences)} of {self.num_requests} answers differ"
+        return f"{text}; {others}" if self.not_comparable else text
 
 
-def check_agreement(samples: Sequence[Sample]) -> Agreement:
-    """Compare every answer with the first one to the same prompt; the target alone is measured first."""
-    references: dict[tuple[str, int], tuple[str, tuple[int, ...]]] = {}
-    differences = []
-    for sample in samples:
-        label = sample.cell.contender.label
-        for record in sample.records:
-            key = sample.cell.kind, record.prompt_index
-            reference, expected = references.setdefault(key, (label, record.token_ids))
-            position = first_difference(expected, record.token_ids)
-            if position is not None:
-                differences.append(_difference(sample, record.prompt_index, reference, expected, record.token_ids))
-    return Agreement(sum(len(sample.records) for sample in samples), tuple(differences))
+OURS = "started here"
 
 
-def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | None:
+def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False) -> Agreement:
+    """Compare every answer with the first one to the same prompt; the target alone is measured first.
+
+    Args:
+        equal_weights: all endpoints have the same, as the user says.
+    """
+    members = _by_model(samples, equal_weights=equal_weights)
+    references: dict[tuple[str, str, int], tuple[str, RequestRecord]] = {}
+    differences, num_requests, by_text = [], 0, False
+    for model, sample, record in members:
+        key = model, sample.cell.kind, record.prompt_index
+        label, expected = references.setdefault(key, (sample.cell.contender.label, record))
+        has_tokens = bool(expected.token_ids and record.token_ids)
+        answers = (expected.token_ids, record.token_ids) if has_tokens else (expected.text, record.text)
+        num_requests, by_text = num_requests + 1, by_text or not has_tokens
+        if (position := first_difference(*answers)) is not None:
+            differences.append(_difference(sample, record.prompt_index, label, position, answers))
+    compared = {sample.cell.contender.label for _, sample, _ in members}
+    everybody = dict.fromkeys(sample.cell.contender.label for sample in samples)
+    others = tuple(label for label in everybody if label not in compared)
+    return Agreement(num_requests, tuple(differences), others, by_text)
+
+
+def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:
+    """Answers with the name of what they depend on, if they are of servers that share it, or of one alone."""
+    answers = [(sample, record) for sample in samples for record in sample.records]
+    started = {record.model_id for sample, record in answers if sample.cell.contender.endpoint is None}
+
+    def model_of(sample: Sample, record: RequestRecord) -> str:
+        is_ours = sample.cell.contender.endpoint is None or equal_weights
+        return OURS if is_ours or (record.model_id and record.model_id in started) else record.model_id
+
+    named = [(model_of(sample, record), sample, record) for sample, record in answers]
+    labels: dict[str, set[str]] = defaultdict(set)
+    for model, sample, _ in named:
+        labels[model].add(sample.cell.contender.label)
+    shared = {model for model, sharing in labels.items() if model and (len(sharing) > 1 or model == OURS)}
+    return [each for each in named if each[0] in shared]
+
+
+def first_difference(expected: Answer, actual: Answer) -> int | None:
     """Index of the first token that differs, or that only one has; None if there is none."""
     for position, (left, right) in enumerate(zip(expected, actual, strict=False)):
         if left != right:
@@ -83,24 +135,21 @@ def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | No
 
 
 def _difference(
-    sample: Sample, prompt_index: int, reference: str, expected: Sequence[int], actual: Sequence[int]
+    sample: Sample, prompt_index: int, reference: str, position: int, answers: tuple[Answer, Answer]
 ) -> Difference:
-    position = first_difference(expected, actual)
-    if position is None:
-        raise ValueError("the answers do not differ")
     return Difference(
         contender=sample.cell.contender.label,
         reference=reference,
         kind=sample.cell.kind,
         prompt_index=prompt_index,
         rtt_ms=sample.cell.rtt_ms,
-        concurrency=sample.cell.concurrency,
+        load=sample.cell.load,
         repeat=sample.repeat,
         position=position,
-        expected=_at(expected, position),
-        actual=_at(actual, position),
+        expected=_at(answers[0], position),
+        actual=_at(answers[1], position),
     )
 
 
-def _at(token_ids: Sequence[int], position: int) -> int | None:
-    return token_ids[position] if position < len(token_ids) else None
+def _at(answer: Answer, position: int) -> int | str | None:
+    return answer[position] if position < len(answer) else None

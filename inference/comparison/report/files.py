@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.comparison.report.findings import Findings, json_of
+from inference.comparison.report.llmperf import write_llmperf
 from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -32,8 +33,11 @@ def prepare_directory(directory: Path) -> None:
 def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
     """Write every file; return the content of results.json. Without matplotlib there are no pictures, and no page."""
     results = json_of(findings)
+    (directory / "config.toml").write_text(findings.config.asked, encoding="utf-8")
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     _write_csv(results["cells"], directory / "results.csv")
+    if findings.config.llmperf:
+        write_llmperf(findings, directory / "llmperf")
     try:
         _write_page(findings, directory)
     except ModuleNotFoundError as error:
@@ -42,14 +46,17 @@ def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
 
 
 def _write_page(findings: Findings, directory: Path) -> None:
-    from inference.comparison.report import html, plots  # matplotlib takes a second to import, and is needed only now
+    from inference.comparison.report import (
+        html,
+        pictures,
+    )  # matplotlib takes a second to import, and is needed only now
 
-    pictures = plots.draw_all(findings, directory)
-    (directory / "report.html").write_text(html.render(findings, pictures), encoding="utf-8")
+    drawn = pictures.draw_all(findings, directory)
+    (directory / "report.html").write_text(html.render(findings, drawn), encoding="utf-8")
 
 
 def _write_csv(rows: list[dict[str, Any]], file: Path) -> None:
     with file.open("w", newline="", encoding="utf-8") as output:
-        writer = csv.DictWriter(output, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(output, fieldnames=list(rows[0]) if rows else [])
         writer.writeheader()
         writer.writerows(rows)

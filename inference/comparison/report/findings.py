@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series
 from inference.comparison.plan.grid import Cell
 from inference.comparison.plan.machine import cpu_model
 from inference.comparison.report.agreement import Agreement
+from inference.comparison.report.bootstrap import Ratio
+from inference.comparison.report.service import LATENCIES, Service
 from inference.comparison.report.summary import CellSummary, Summarizer, Theory
+from inference.config import NOT_EMULATED, model_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +23,25 @@ class Findings:
     """What the report is about.
 
     Attributes:
-        summaries: one per cell.
+        summaries: one per cell in which anything was answered.
         agreement: whether all answers were the same.
+        services: how the requests of each cell were served, also where none was answered.
         theories: by contender, prompt kind and concurrency; their bounds can be asked for at any round trip time.
         duration_s: of the whole comparison, starts of servers included.
     """
 
     config: ComparisonConfig
     summaries: tuple[CellSummary, ...]
+    services: tuple[Service, ...]
     agreement: Agreement
     theories: dict[tuple[Contender, str, int], Theory]
     duration_s: float
+
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known of the figures, beside the conditions."""
+        names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
+        return [f"{name} does not count tokens: one is assumed in each of its messages" for name in names]
 
     @property
     def kinds(self) -> list[str]:
@@ -37,6 +50,30 @@ class Findings:
     @property
     def by_cell(self) -> dict[Cell, CellSummary]:
         return {summary.cell: summary for summary in self.summaries}
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that failed although none was sent before its client had the answer to the one before."""
+        return sum(service.num_failed for service in self.services if service.cell.request_rate is None)
+
+    def at(self, cell: Cell) -> Service | None:
+        """How the requests of a cell were served; None if it was not measured."""
+        return next((service for service in self.services if service.cell == cell), None)
+
+    def over_target(self, service: Service, figure: str) -> Ratio | None:
+        """Times of a cell over those of the target alone in its place; None for itself, and where it takes no part."""
+        alone = self.at(replace(service.cell, contender=self.config.baseline))
+        return None if alone is None or alone is service else service.over(alone, figure)
+
+    def served(self, series: Series, kind: str, load: tuple[int, float | None] | None = None) -> Service | None:
+        """Of all ways to draft the one that answers first, on the shortest way, at a load or the lowest concurrency."""
+        wanted = load or (min(self.config.workload.concurrencies), None)
+        rtt_ms = min(self.config.network.rtts_ms)
+        here = [it for it in self.summaries if _place(it.cell) == (series, kind, rtt_ms, wanted[0])]
+        found = [summary for summary in here if summary.cell.request_rate == wanted[1]]
+        best = min(found, key=lambda summary: summary.end_to_end_s, default=None)
+        service = None if best is None else self.at(best.cell)
+        return service if service is not None and service.num_answered else None
 
     def best(self, series: Series, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
         """Of all ways to draft in this series, the one with the most tokens/s; None if it takes no part."""
@@ -58,7 +95,15 @@ def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement,
         for concurrency in config.workload.concurrencies
     ]
     theories = {group: summarizer.theory(*group) for group in groups}
-    return Findings(config, tuple(summarizer.summaries()), agreement, theories, duration_s)
+    summaries = tuple(summarizer.summaries())
+    services = tuple(map(summarizer.service, summarizer.cells()))
+    return Findings(config, summaries, services, agreement, theories, duration_s)
+
+
+def emulation_of(config: ComparisonConfig) -> str:
+    """What every picture and table must say, of figures that are not this machine's; empty of those that are."""
+    emulation = config.backend.emulation
+    return "" if emulation == NOT_EMULATED else f"EMULATED: passes asleep for at least {emulation}"
 
 
 def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
@@ -66,22 +111,53 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
     workload = config.workload
     prompts = ", ".join(f"{len(prompt_set.prompts)} {prompt_set.kind}" for prompt_set in workload.prompt_sets)
     sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
-    return [
+    emulation = emulation_of(config)
+    limit = "exactly" if workload.ignore_eos else "up to"
+    turns = "one architecture after the other, so what drifts favours some" if config.one_at_a_time else "interleaved"
+    started = [
+        *([("Passes", emulation)] if emulation else []),
         ("Target model", str(config.target_model)),
         ("Draft models", ", ".join(config.draft_models)),
         ("Gamma", f"{', '.join(map(str, config.gammas))} draft tokens per round"),
-        ("Prompts", f"{prompts}; up to {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
-        ("Runs", f"{workload.num_runs} of everything, interleaved, the first of each group rotating"),
-        ("Concurrency", _concurrency(workload.concurrencies)),
         ("Machines", _machines(config)),
         ("Network", _network(config)),
+    ]
+    return [
+        *(started if config.topologies else []),
+        *((f"Endpoint {endpoint.name}", endpoint.url) for endpoint in config.endpoints),
+        ("Prompts", f"{prompts}; {limit} {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
+        ("Runs", f"{workload.num_runs} of everything, {turns}, the first of each group rotating"),
+        ("Load", _load(config)),
         ("Host", f"{cpu_model()}, {len(config.usable_cores)} usable cores, {platform.platform(terse=True)}"),
     ]
 
 
-def _concurrency(concurrencies: tuple[int, ...]) -> str:
-    text = f"{', '.join(map(str, concurrencies))} requests in flight"
-    return f"{text}; above 1 sent by Locust on gevent" if max(concurrencies) > 1 else text
+def short_conditions(config: ComparisonConfig) -> str:
+    """The same in a line or two, for a picture."""
+    workload, names = config.workload, [model_name(Path(draft)) for draft in config.draft_models]
+    rtts = ", ".join(f"{rtt_ms:g}" for rtt_ms in config.network.rtts_ms)
+    rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
+    parts = (
+        f"{cpu_model()}, {config.cores_per_machine} of {len(config.usable_cores)} cores per model",
+        f"{model_name(config.target_model)} with {', '.join(names)}" if config.topologies else "endpoints",
+        dict(conditions(config))["Prompts"],
+        f"{', '.join(map(str, workload.concurrencies))} in flight" + (f", {rates} requests/s" if rates else ""),
+        f"round trip {rtts} ms",
+        f"{workload.num_runs} runs",
+    )
+    return ". ".join(parts)
+
+
+def _load(config: ComparisonConfig) -> str:
+    workload = config.workload
+    text = f"{', '.join(map(str, workload.concurrencies))} requests in flight"
+    parts = [f"{text}; above 1 sent by Locust on gevent" if config.uses_locust else text]
+    if workload.request_rates:
+        rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
+        parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), whoever waits")
+    if workload.slo.limits:
+        parts.append(f"goodput: {workload.slo}")
+    return f"{'; '.join(parts)}; {workload.warm_up} of each kind before anything counts"
 
 
 def _machines(config: ComparisonConfig) -> str:
@@ -116,29 +192,68 @@ _SITES = {
 
 def json_of(findings: Findings) -> dict[str, Any]:
     """The whole result as JSON; times in seconds."""
-    agreement = findings.agreement
+    agreement, emulated = findings.agreement, str(findings.config.backend.emulation) or None
     return {
-        "same_tokens": agreement.holds,
+        "emulated": emulated,
+        "same_tokens": agreement.holds if agreement.is_known else None,
+        "not_comparable": list(agreement.not_comparable),
+        "warnings": findings.warnings,
         "num_requests": agreement.num_requests,
         "differences": [str(difference) for difference in agreement.differences],
         "duration_s": round(findings.duration_s, 1),
         "conditions": dict(conditions(findings.config)),
-        "cells": [row(summary) for summary in findings.summaries],
+        "cells": [{**row(summary), "emulated": emulated} for summary in findings.summaries],
+        "statistics": [_statistics(findings, service) for service in findings.services],
+        "requests": [[_rounded(request) for request in service.requests] for service in findings.services],
     }
+
+
+def _statistics(findings: Findings, service: Service) -> dict[str, Any]:
+    """One cell's distributions; `over_target` are ratios of times, with their intervals."""
+    over = {name: findings.over_target(service, name) for name in LATENCIES}
+    ratios = {name: _rounded(asdict(ratio)) | {"verdict": str(ratio)} for name, ratio in over.items() if ratio}
+    return {**place(service.cell), **_rounded(service.statistics()), "over_target": ratios}
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    rounded: dict[str, Any] = {}
+    for name, value in values.items():
+        rounded[name] = _rounded(value) if isinstance(value, dict) else value
+        if isinstance(value, float):
+            rounded[name] = _digits(value) if math.isfinite(value) else None
+    return rounded
+
+
+PLACE = (
+    "topology",
+    "endpoint",
+    "schedule",
+    "draft",
+    "gamma",
+    "branches",
+    "kind",
+    "rtt_ms",
+    "concurrency",
+    "request_rate",
+)
+
+
+def place(cell: Cell) -> dict[str, Any]:
+    """What tells a cell from all others."""
+    contender = cell.contender
+    schedule = contender.schedule.value if contender.schedule else None
+    values = (
+        *(contender.topology.value, contender.endpoint, schedule, contender.draft_name, contender.gamma),
+        *(contender.branches, cell.kind, cell.rtt_ms, cell.concurrency or None, cell.request_rate),
+    )
+    return dict(zip(PLACE, values, strict=True))
 
 
 def row(summary: CellSummary) -> dict[str, Any]:
     """One cell, flat: a row of results.csv and an object of results.json; times in seconds."""
     cell, speedup, costs = summary.cell, summary.speedup, summary.costs
     return {
-        "topology": cell.contender.topology.value,
-        "schedule": cell.contender.schedule.value if cell.contender.schedule else None,
-        "draft": cell.contender.draft_name,
-        "gamma": cell.contender.gamma,
-        "branches": cell.contender.branches,
-        "kind": cell.kind,
-        "rtt_ms": cell.rtt_ms,
-        "concurrency": cell.concurrency,
+        **place(cell),
         "num_requests": summary.num_requests,
         "tokens_per_s": _digits(summary.tokens_per_s.median),
         "tokens_per_s_min": _digits(summary.tokens_per_s.low),

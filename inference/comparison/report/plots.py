@@ -1,97 +1,44 @@
-"""The pictures of the report, drawn with matplotlib straight to PNG. Owns looks; computes nothing."""
+"""Pictures of speed: over prompt kinds, round trip times, gamma and concurrency. Computes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from inference.comparison.plan.config import Contender, Series, Topology
 from inference.comparison.plan.grid import Cell
-from inference.comparison.report.bound import tokens_per_round
 from inference.comparison.report.findings import Findings
+from inference.comparison.report.looks import (
+    COLOURS,
+    DRAFT_COLOURS,
+    DRAFT_MARKS,
+    HATCHES,
+    MARKS,
+    TARGET,
+    errors,
+    from_zero,
+    grid,
+    legend,
+    line_handle,
+)
 from inference.comparison.report.summary import CellSummary, Spread, Theory
 from inference.comparison.run.topologies import crosses_network
 from inference.config import model_name
-from inference.request import Schedule
 
-# Okabe and Ito's colours: told apart with every kind of colour vision, and in grey by their marks.
-TARGET, FUSED, POOL = (Series(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
-SYNC, ASYNC = (Series(Topology.DISTRIBUTED, schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
-COLOURS = {TARGET: "#5f5f5f", FUSED: "#0072B2", SYNC: "#D55E00", ASYNC: "#009E73", POOL: "#CC79A7"}
-MARKS = {TARGET: "s", FUSED: "o", SYNC: "^", ASYNC: "D", POOL: "v"}
-DRAFT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DRAFT_MARKS = ("o", "^", "D", "v", "P", "X")
 NUM_CURVE_POINTS = 60
 
-_STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11,
-    "legend.frameon": False,
-    "savefig.dpi": 130,
-}
 
-
-def draw_all(findings: Findings, directory: Path) -> list[Path]:
-    """Draw every picture that the findings have data for; return the files."""
-    pictures: list[tuple[str, bool, Callable[[Findings], Figure]]] = [
-        ("speedup_by_kind.png", bool(_drafting(findings)), speedup_by_kind),
-        ("tokens_over_rtt.png", True, tokens_over_rtt),
-        ("speedup_over_gamma.png", findings.config.sweeps and bool(_drafting(findings)), speedup_over_gamma),
-        ("tokens_over_concurrency.png", len(findings.config.workload.concurrencies) > 1, tokens_over_concurrency),
-    ]
-    files = []
-    with mpl.rc_context(_STYLE):
-        for name, is_wanted, draw in pictures:
-            if is_wanted:
-                draw(findings).savefig(directory / name)
-                files.append(directory / name)
-    return files
-
-
-def title_of(file: Path) -> str:
-    """What a picture shows."""
-    return {
-        "speedup_by_kind": "Speed-up over the target alone, by prompt kind and topology",
-        "tokens_over_rtt": "Tokens per second over the round trip time, with the bound",
-        "speedup_over_gamma": "Speed-up over gamma, by draft and prompt kind, with the theoretical curve",
-        "tokens_over_concurrency": "Tokens per second of all clients together, over their number",
-    }[file.stem]
-
-
-def _drafting(findings: Findings) -> list[Series]:
-    return [series for series in findings.config.series if series.drafts]
-
-
-def _grid(num_rows: int, num_columns: int, *, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
-    figure = Figure(figsize=(max(5.0, width * num_columns), height * num_rows + 0.7), layout="constrained")
-    axes = figure.subplots(num_rows, num_columns, squeeze=False, sharey=True)
-    return figure, [list(row) for row in axes]
-
-
-def _from_zero(rows: list[list[Axes]]) -> None:
-    """Begin the common y axis at 0. Only when all panels are drawn: it ends the scaling to what they show."""
-    rows[0][0].set_ylim(bottom=0)
-
-
-def _errors(spreads: list[Spread]) -> list[list[float]]:
-    """Distances below and above the medians, as errorbar wants them."""
-    return [[item.median - item.low for item in spreads], [item.high - item.median for item in spreads]]
-
-
-def _legend(figure: Figure, handles: list[Line2D]) -> None:
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))
+def drafting(findings: Findings) -> list[Series]:
+    """What is compared with the target alone, or with what stands for it."""
+    return [series for series in findings.config.series if series != findings.config.baseline.series]
 
 
 def _bound_handle() -> Line2D:
@@ -104,28 +51,27 @@ def _bound_handle() -> Line2D:
 def speedup_by_kind(findings: Findings) -> Figure:
     """Bars: a panel per round trip time, a group per prompt kind, a bar per topology; its bound as a dash."""
     rtts_ms = findings.config.network.rtts_ms
-    figure, [row] = _grid(1, len(rtts_ms), width=3.4, height=3.4)
+    figure, [row] = grid(1, len(rtts_ms), width=3.4, height=3.4)
     for axes, rtt_ms in zip(row, rtts_ms, strict=True):
-        for index, series in enumerate(_drafting(findings)):
+        for index, series in enumerate(drafting(findings)):
             _bars(axes, findings, series, rtt_ms, index)
         axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
         axes.set_title(f"round trip {rtt_ms:g} ms")
         axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
         axes.grid(visible=False, axis="x")
-    row[0].set_ylabel("speed-up over the target alone")
-    handles = [_bar_handle(series) for series in _drafting(findings)]
-    alone = Line2D([], [], color=COLOURS[TARGET], label="target alone")
-    _legend(figure, [*handles, _bound_handle(), alone])
+    row[0].set_ylabel(f"speed-up over {findings.config.baseline_name}")
+    handles: list[Artist] = [_bar_handle(series) for series in drafting(findings)]
+    alone = Line2D([], [], color=COLOURS[TARGET], label=findings.config.baseline_name.removeprefix("the "))
+    legend(figure, [*handles, _bound_handle(), alone])
     return figure
 
 
-def _bar_handle(series: Series) -> Line2D:
-    colour = COLOURS[series]
-    return Line2D([], [], color=colour, marker="s", linestyle="none", markersize=9, label=series.name)
+def _bar_handle(series: Series) -> Patch:
+    return Patch(facecolor=COLOURS[series], hatch=HATCHES[series], edgecolor="white", label=series.name)
 
 
 def _bars(axes: Axes, findings: Findings, series: Series, rtt_ms: float, index: int) -> None:
-    num_bars = len(_drafting(findings))
+    num_bars = len(drafting(findings))
     width = 0.8 / num_bars
     for group, kind in enumerate(findings.kinds):
         best = findings.best(series, kind, rtt_ms, min(findings.config.workload.concurrencies))
@@ -133,11 +79,12 @@ def _bars(axes: Axes, findings: Findings, series: Series, rtt_ms: float, index: 
             continue
         x = group + (index - (num_bars - 1) / 2) * width
         speedup = best.speedup
-        axes.bar(x, speedup.median, width * 0.92, color=COLOURS[series])
-        axes.errorbar(x, speedup.median, _errors([speedup]), color="black", capsize=3, linewidth=1)
+        axes.bar(x, speedup.median, width * 0.92, color=COLOURS[series], hatch=HATCHES[series], edgecolor="white")
+        axes.errorbar(x, speedup.median, errors([speedup]), color="black", capsize=3, linewidth=1)
         if best.bound_speedup is not None:
             axes.hlines(best.bound_speedup, x - width * 0.46, x + width * 0.46, color="black", linestyle="--")
-        label = {"ha": "center", "va": "bottom", "fontsize": 9, "color": "white"}
+        plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        label = {"ha": "center", "va": "bottom", "fontsize": 9, "bbox": plate}
         axes.text(x, speedup.median * 0.04, f"{speedup.median:.2f}", **label)  # type: ignore[arg-type]
 
 
@@ -146,20 +93,16 @@ def _bars(axes: Axes, findings: Findings, series: Series, rtt_ms: float, index: 
 
 def tokens_over_rtt(findings: Findings) -> Figure:
     """Lines: a panel per prompt kind, marks for what was measured, dashes for the bound."""
-    figure, [row] = _grid(1, len(findings.kinds), width=4.6, height=3.6)
+    figure, [row] = grid(1, len(findings.kinds), width=4.6, height=3.6)
     for axes, kind in zip(row, findings.kinds, strict=True):
         for series in findings.config.series:
             _over_rtt(axes, findings, series, kind)
         axes.set_title(f"{kind.replace('_', ' ')} prompts")
         axes.set_xlabel("round trip time between edge and target (ms)")
-    _from_zero([row])
+    from_zero([row])
     row[0].set_ylabel("tokens per second, one client")
-    _legend(figure, [*(_line_handle(series) for series in findings.config.series), _bound_handle()])
+    legend(figure, [*(line_handle(series) for series in findings.config.series), _bound_handle()])
     return figure
-
-
-def _line_handle(series: Series) -> Line2D:
-    return Line2D([], [], color=COLOURS[series], marker=MARKS[series], label=series.name)
 
 
 def _over_rtt(axes: Axes, findings: Findings, series: Series, kind: str) -> None:
@@ -169,11 +112,15 @@ def _over_rtt(axes: Axes, findings: Findings, series: Series, kind: str) -> None
     best = [summary for summary in found if summary is not None]
     rates = [summary.tokens_per_s for summary in best]
     style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
-    axes.errorbar(rtts_ms, [rate.median for rate in rates], _errors(rates), **style)  # type: ignore[arg-type]
+    at_ms = [summary.cell.rtt_ms for summary in best]
+    axes.errorbar(at_ms, [rate.median for rate in rates], errors(rates), **style)
+    if series.endpoint is not None or not best:
+        return
     end_ms = max(*rtts_ms, 1.0) if len(rtts_ms) > 1 else rtts_ms[0] + 1.0
     curve_ms = [rtts_ms[0] + (end_ms - rtts_ms[0]) * i / NUM_CURVE_POINTS for i in range(NUM_CURVE_POINTS + 1)]
     bound = [_best_bound(findings, best, rtt_ms) for rtt_ms in curve_ms]
-    axes.plot(curve_ms, bound, color=COLOURS[series], linestyle="--", linewidth=1.2)
+    hollow = {"marker": MARKS[series], "markerfacecolor": "white", "markevery": [0, NUM_CURVE_POINTS]}
+    axes.plot(curve_ms, bound, color=COLOURS[series], linestyle="--", linewidth=1.2, **hollow)
 
 
 def _best_bound(findings: Findings, best: list[CellSummary], rtt_ms: float) -> float:
@@ -196,16 +143,16 @@ def _theory_of(findings: Findings, cell: Cell) -> Theory:
 
 def speedup_over_gamma(findings: Findings) -> Figure:
     """A row per prompt kind, a column per place of the network; a line per draft, dashes for theory, a star on top."""
-    columns = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
-    figure, rows = _grid(len(findings.kinds), len(columns), width=3.5, height=2.9)
+    columns = [(series, rtt_ms) for series in drafting(findings) for rtt_ms in _rtts_of(findings, series)]
+    figure, rows = grid(len(findings.kinds), len(columns), width=3.5, height=2.9)
     for row, kind in zip(rows, findings.kinds, strict=True):
         for axes, (series, rtt_ms) in zip(row, columns, strict=True):
             _over_gamma(axes, findings, series, kind, rtt_ms)
-        row[0].set_ylabel(f"{kind.replace('_', ' ')}\nspeed-up over the target alone")
-    _from_zero(rows)
+        row[0].set_ylabel(f"{kind.replace('_', ' ')}\nspeed-up over {findings.config.baseline_name}")
+    from_zero(rows)
     for axes in rows[-1]:
         axes.set_xlabel("gamma (draft tokens per round)")
-    _legend(figure, [*_draft_handles(findings), _theory_handle(), _star_handle()])
+    legend(figure, [*_draft_handles(findings), _theory_handle(), _star_handle()])
     return figure
 
 
@@ -263,30 +210,34 @@ def _gamma_line(axes: Axes, findings: Findings, line: list[CellSummary], colour:
     gammas = [summary.cell.contender.gamma or 0 for summary in line]
     speedups = [summary.speedup for summary in line if summary.speedup is not None]
     style = {"color": colour, "marker": mark, "capsize": 3}
-    axes.errorbar(gammas, [item.median for item in speedups], _errors(speedups), **style)  # type: ignore[arg-type]
+    axes.errorbar(gammas, [item.median for item in speedups], errors(speedups), **style)  # type: ignore[arg-type]
     curve = theoretical_speedups(findings, line)
-    axes.plot(list(curve), list(curve.values()), color=colour, linestyle="--", linewidth=1.2)
+    hollow = {"marker": mark, "markerfacecolor": "white", "markevery": [0, len(curve) - 1]} if curve else {}
+    axes.plot(list(curve), list(curve.values()), color=colour, linestyle="--", linewidth=1.2, **hollow)  # type: ignore[arg-type]
     axes.xaxis.set_major_locator(FixedLocator(gammas))
 
 
 def theoretical_speedups(findings: Findings, line: list[CellSummary]) -> dict[int, float]:
     """By gamma, from 1 to the largest measured: one acceptance, one step time, passes interpolated over width."""
-    theories = [_theory_of(findings, summary.cell) for summary in line]
-    alphas = [theory.alpha for theory in theories if theory.alpha is not None]
+    cell, network = line[0].cell, findings.config.network
+    alone = findings.theories.get((Contender(Topology.TARGET), cell.kind, cell.concurrency))
+    if alone is None:
+        return {}
+    theories = {summary.cell.contender.gamma or 0: _theory_of(findings, summary.cell) for summary in line}
+    alphas = [theory.alpha for theory in theories.values() if theory.alpha is not None]
     alpha = sum(alphas) / len(alphas) if alphas else 0.0
-    step_s = sum(theory.costs.step_s for theory in theories) / len(theories)
-    pass_s = theories[0].costs.pass_s
-    by_gamma = {0: pass_s, **{theory.contender.gamma or 0: theory.costs.verify_s for theory in theories}}
-    gammas = range(1, max(by_gamma) + 1)
-    cell = line[0].cell
-    if cell.contender.runs_ahead:  # draft and network hide behind the passes
-        return {gamma: tokens_per_round(alpha, gamma) * pass_s / interpolate(by_gamma, gamma) for gamma in gammas}
-    rtt_s = (cell.rtt_ms + findings.config.network.jitter_ms) / 1e3
-    link_s = rtt_s if cell.contender.topology.is_split else 0.0
-    return {
-        gamma: tokens_per_round(alpha, gamma) * pass_s / (gamma * step_s + link_s + interpolate(by_gamma, gamma))
-        for gamma in gammas
-    }
+    step_s = sum(theory.costs.step_s for theory in theories.values()) / len(theories)
+    passes = {0: alone.costs.pass_s, **{gamma: theory.costs.verify_s for gamma, theory in theories.items()}}
+    rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3
+    base = alone.tokens_per_s(rtt_s, client_is_far=crosses_network(Topology.TARGET, network.client_site))
+    far = crosses_network(cell.contender.topology, network.client_site)
+    curve = {}
+    for gamma in range(1, max(theories) + 1):
+        costs = replace(theories[max(theories)].costs, step_s=step_s, verify_s=interpolate(passes, gamma))
+        contender = replace(cell.contender, gamma=gamma)
+        theory = replace(theories[max(theories)], contender=contender, alpha=alpha, costs=costs)
+        curve[gamma] = theory.at_length(gamma, rtt_s, client_is_far=far) / base if base else 0.0
+    return curve
 
 
 def interpolate(known: dict[int, float], x: int) -> float:
@@ -314,26 +265,27 @@ def _mark_best(axes: Axes, best: CellSummary, speedup: Spread) -> None:
 def tokens_over_concurrency(findings: Findings) -> Figure:
     """A row per prompt kind, a column per round trip time, a line per topology."""
     rtts_ms = sorted(findings.config.network.rtts_ms)
-    figure, rows = _grid(len(findings.kinds), len(rtts_ms), width=3.5, height=2.9)
+    figure, rows = grid(len(findings.kinds), len(rtts_ms), width=3.5, height=2.9)
     for row, kind in zip(rows, findings.kinds, strict=True):
         for axes, rtt_ms in zip(row, rtts_ms, strict=True):
             for series in findings.config.series:
                 _over_concurrency(axes, findings, series, kind, rtt_ms)
             axes.set_title(f"round trip {rtt_ms:g} ms")
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\ntokens per second, all clients")
-    _from_zero(rows)
+    from_zero(rows)
     for axes in rows[-1]:
         axes.set_xlabel("requests in flight")
-    _legend(figure, [_line_handle(series) for series in findings.config.series])
+    legend(figure, [line_handle(series) for series in findings.config.series])
     return figure
 
 
 def _over_concurrency(axes: Axes, findings: Findings, series: Series, kind: str, rtt_ms: float) -> None:
     concurrencies = sorted(findings.config.workload.concurrencies)
     found = [findings.best(series, kind, rtt_ms, concurrency) for concurrency in concurrencies]
-    rates = [summary.tokens_per_s for summary in found if summary is not None]
+    best = [summary for summary in found if summary is not None]
+    rates, at = [summary.tokens_per_s for summary in best], [summary.cell.concurrency for summary in best]
     style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
-    axes.errorbar(concurrencies, [rate.median for rate in rates], _errors(rates), **style)  # type: ignore[arg-type]
+    axes.errorbar(at, [rate.median for rate in rates], errors(rates), **style)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(concurrencies))
     axes.xaxis.set_minor_locator(NullLocator())

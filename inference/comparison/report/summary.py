@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
 from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.report import bound
+from inference.comparison.report.service import Service
 from inference.comparison.run.record import RequestRecord
 from inference.comparison.run.topologies import crosses_network
 
@@ -37,6 +38,7 @@ class CellSummary:
         costs: measured parts that the bound is made of, pooled over the round trip times.
         bound_tokens_per_s: what theory allows; see `bound`.
         bound_speedup: over what theory allows the target alone.
+        is_estimated: tokens of some answers, since the server does not count them.
     """
 
     cell: Cell
@@ -53,6 +55,7 @@ class CellSummary:
     costs: bound.Costs
     bound_tokens_per_s: float
     bound_speedup: float | None
+    is_estimated: bool
 
     @property
     def percent_of_bound(self) -> float:
@@ -75,19 +78,25 @@ class Theory:
     concurrency: int
 
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
-        """The bound at a round trip time, in seconds, between edge and target."""
-        gamma = self.contender.gamma or 0
-        if self.contender.runs_ahead:
-            round_time_s = self.costs.verify_s
-        else:
-            is_split = self.contender.topology.is_split
-            round_time_s = bound.round_s(self.costs, gamma, rtt_s=rtt_s if is_split else 0.0)
-        per_round = 1.0 if self.alpha is None else bound.tokens_per_round(self.alpha, gamma)
-        first_s = self.costs.prompt_s + (rtt_s if client_is_far else 0.0)
-        if not first_s + round_time_s:
+        """The bound at a round trip time, in seconds, between edge and target: of the best length up to gamma.
+
+        Of an endpoint, 0: nobody knows how it drafts.
+        """
+        if self.contender.endpoint is not None:
             return 0.0
-        rate = bound.tokens_per_s(self.num_tokens, per_round=per_round, round_time_s=round_time_s, first_s=first_s)
-        return rate * self.concurrency
+        lengths = range((self.contender.gamma or 0) + 1)
+        return max(self.at_length(gamma, rtt_s, client_is_far=client_is_far) for gamma in lengths)
+
+    def at_length(self, gamma: int, rtt_s: float, *, client_is_far: bool) -> float:
+        """What theory allows proposals of `gamma` tokens."""
+        topology, costs = self.contender.topology, self.costs.at_length(gamma, self.contender.gamma or 0)
+        rounds = bound.run_ahead_s if self.contender.runs_ahead else bound.rounds_s
+        link_s = rtt_s if topology.is_split else 0.0
+        seconds = costs.prompt_s + rounds(self.num_tokens, costs, self.alpha or 0.0, gamma, rtt_s=link_s)
+        # Of rounds the first has a round trip as all have; a draft that runs ahead must open its session, too.
+        num_trips = client_is_far + (topology.serves_at_edge and self.contender.runs_ahead)
+        seconds += num_trips * rtt_s
+        return self.concurrency * self.num_tokens / seconds if seconds else 0.0
 
 
 class Summarizer:
@@ -102,26 +111,38 @@ class Summarizer:
             self._by_cell[cell].append(sample)
             self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.records)
 
-    def summaries(self) -> list[CellSummary]:
-        """In a reader's order: kind, concurrency, round trip time, contender."""
+    def cells(self) -> list[Cell]:
+        """In a reader's order: kind, load, round trip time, contender."""
         order = {contender: index for index, contender in enumerate(self._config.contenders)}
         kinds = [prompt_set.kind for prompt_set in self._config.workload.prompt_sets]
-        cells = sorted(
+        loads = self._config.workload.loads
+        return sorted(
             self._by_cell,
-            key=lambda cell: (kinds.index(cell.kind), cell.concurrency, cell.rtt_ms, order[cell.contender]),
+            key=lambda cell: (kinds.index(cell.kind), loads.index(_load(cell)), cell.rtt_ms, order[cell.contender]),
         )
-        return [self._summary(cell) for cell in cells]
+
+    def summaries(self) -> list[CellSummary]:
+        """Of cells in which anything was answered."""
+        return [self._summary(cell) for cell in self.cells() if self._answered(cell)]
+
+    def _answered(self, cell: Cell) -> list[Sample]:
+        """Runs in which anything was."""
+        return [sample for sample in self._by_cell[cell] if sample.records]
+
+    def service(self, cell: Cell) -> Service:
+        """How the requests of a cell were served."""
+        return Service.of(self._by_cell[cell], self._config.workload.slo)
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
         """The bound's parts, pooled over round trip times: the network changes neither passes nor acceptance."""
-        records = self._by_group[contender, kind, concurrency]
+        records = self._by_group.get((contender, kind, concurrency), [])
         alone = self._by_group.get((Contender(Topology.TARGET), kind, concurrency))
         rounds = (item for record in records for item in record.rounds)
         return Theory(
             contender=contender,
             costs=bound.measured_costs(records, contender.gamma or 0, alone=alone),
             alpha=bound.acceptance_probability(rounds),
-            num_tokens=statistics.fmean(len(record.token_ids) for record in records),
+            num_tokens=statistics.fmean([record.stats.num_output_tokens for record in records] or [0]),
             concurrency=concurrency,
         )
 
@@ -135,7 +156,7 @@ class Summarizer:
         return theory.tokens_per_s(rtt_s, client_is_far=is_far)
 
     def _summary(self, cell: Cell) -> CellSummary:
-        samples = self._by_cell[cell]
+        samples = self._answered(cell)
         records = [record for sample in samples for record in sample.records]
         stats = [record.stats for record in records]
         num_draft_tokens = sum(item.num_draft_tokens for item in stats)
@@ -155,26 +176,31 @@ class Summarizer:
             costs=self.theory(cell.contender, cell.kind, cell.concurrency).costs,
             bound_tokens_per_s=self.bound_tokens_per_s(cell),
             bound_speedup=self._bound_speedup(cell),
+            is_estimated=any(record.is_estimated for record in records),
         )
 
     def _speedup(self, cell: Cell) -> Spread | None:
-        """Run by run, against the target alone of the same run."""
-        alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(_alone(cell), [])}
+        """Run by run, against the target alone of the same run, or what stands for it."""
+        alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(self._alone(cell), [])}
         ratios = [
             sample.tokens_per_s / alone[sample.repeat]
-            for sample in self._by_cell[cell]
+            for sample in self._answered(cell)
             if alone.get(sample.repeat, 0.0) > 0
         ]
         return _spread(ratios) if ratios else None
 
     def _bound_speedup(self, cell: Cell) -> float | None:
-        if _alone(cell) not in self._by_cell:
+        alone = self._alone(cell)
+        if alone not in self._by_cell or cell.contender.endpoint is not None:
             return None
-        return _ratio(self.bound_tokens_per_s(cell), self.bound_tokens_per_s(_alone(cell)))
+        return _ratio(self.bound_tokens_per_s(cell), self.bound_tokens_per_s(alone))
+
+    def _alone(self, cell: Cell) -> Cell:
+        return replace(cell, contender=self._config.baseline)
 
 
-def _alone(cell: Cell) -> Cell:
-    return Cell(Contender(Topology.TARGET), cell.kind, cell.rtt_ms, cell.concurrency)
+def _load(cell: Cell) -> tuple[int, float | None]:
+    return cell.concurrency, cell.request_rate
 
 
 def _spread(values: Sequence[float]) -> Spread:

@@ -1,71 +1,72 @@
-"""One thin client that sends requests one after another: the load at concurrency 1."""
+"""Thin clients: they send a prompt, or a conversation turn by turn, and keep what came back or how it failed."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
-from grpc_comm.channel import open_channel, wait_until_ready
-from inference.commit import Delta, Event, Started
-from inference.comparison.plan.config import Contender, WorkloadConfig
-from inference.comparison.run.record import RequestRecord, Round
-from inference.request import SamplingParams
-from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter
-from inference.workers.status import calls_to
+from inference.comparison.plan.datasets import Conversation, Prompt
+from inference.comparison.run.record import RequestRecord
+from inference.text.chat import Chat, ChatMessage
 
 CONNECT_TIMEOUT_S = 10.0
 
+Ask: TypeAlias = Callable[[int, float], Awaitable[list[RequestRecord]]]
+"""Completes the prompt of this index, all its turns; times count from the other argument, in monotonic seconds. That a
+request failed, its record says."""
 
-async def run_sequentially(
-    address: str, prompts: Sequence[str], workload: WorkloadConfig, contender: Contender
-) -> list[RequestRecord]:
-    """Complete every prompt at HOST:PORT.
 
-    Raises:
-        SpecDecError: a request failed.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of its model.
+
+    Attributes:
+        max_length: tokens that prompt and answer may have together; None: it does not say.
+        model_id: hash of what its tokens depend on; empty: it does not say.
     """
-    async with open_channel(address) as channel:
-        with calls_to(address):
-            await wait_until_ready(channel, address, timeout_s=CONNECT_TIMEOUT_S)
-        completer = RemoteCompleter(channel, address, deadline_s=workload.deadline_s)
-        requests = [_request(prompt, workload, contender) for prompt in prompts]
-        return [await _complete(completer, request, index) for index, request in enumerate(requests)]
+
+    max_length: int | None
+    model_id: str
 
 
-def _request(prompt: str, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
-    return CompletionRequest(
-        prompt=prompt,
-        sampling=SamplingParams(temperature=workload.temperature),
-        seed=workload.seed,
-        max_new_tokens=workload.max_new_tokens,
-        gamma=contender.gamma or 0,  # the target alone is what others are compared with: one token a pass
-        schedule=contender.schedule,
-    )
+class Client(Protocol):
+    """Asks one server."""
+
+    async def model(self) -> Served:
+        """What it serves; afterwards there is a connection.
+
+        Raises:
+            SpecDecError: it cannot be reached, or does not answer as it should.
+        """
+
+    async def count(self, prompt: str | Chat) -> int | None:
+        """Tokens of a prompt as the server reads it; None: it does not tell."""
+
+    async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
+        """Ask, and time the answer, from `sent_s` on. That it failed, the record says."""
 
 
-async def _complete(completer: RemoteCompleter, request: CompletionRequest, prompt_index: int) -> RequestRecord:
-    events: list[tuple[float, Event]] = []
-    sent_s = time.monotonic()
-    async with aclosing(completer.complete(request)) as stream:
-        async for event in stream:
-            events.append((time.monotonic() - sent_s, event))
-    return _record(events, prompt_index, sent_s)
+def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:
+    """Asks a client for one of these prompts."""
+    turns = [len(prompt.turns) if isinstance(prompt, Conversation) else 1 for prompt in prompts]
+    firsts = [0, *itertools.accumulate(turns)]
+    return lambda index, sent_s: _converse(client, prompts[index], firsts[index], sent_s)
 
 
-def _record(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
-    deltas = [(arrived_s, event) for arrived_s, event in events if isinstance(event, Delta) and event.token_ids]
-    started = next(event for _, event in events if isinstance(event, Started))
-    return RequestRecord(
-        prompt_index=prompt_index,
-        sent_s=sent_s,
-        num_prompt_tokens=started.num_prompt_tokens,
-        token_ids=tuple(token_id for _, delta in deltas for token_id in delta.token_ids),
-        rounds=tuple(_round(arrived_s, delta) for arrived_s, delta in deltas),
-    )
-
-
-def _round(arrived_s: float, delta: Delta) -> Round:
-    counted = delta.num_draft_tokens, delta.num_accepted_tokens, delta.timings, delta.counts, delta.own
-    return Round(arrived_s, len(delta.token_ids), *counted)
+async def _converse(client: Client, prompt: Prompt, first: int, sent_s: float) -> list[RequestRecord]:
+    """Ask what a prompt is made of; `first` is the number of its first request."""
+    if isinstance(prompt, str):
+        return [await client.complete(prompt, first, sent_s)]
+    records: list[RequestRecord] = []
+    said = [ChatMessage("system", prompt.system)] if prompt.system else []
+    for number, turn in enumerate(prompt.turns, start=first):
+        said.append(ChatMessage("user", turn))
+        began_s = time.monotonic() if records else sent_s
+        records.append(await client.complete(Chat(tuple(said)), number, began_s))
+        if records[-1].error_code is not None:
+            break  # what follows would be another conversation
+        said.append(ChatMessage("assistant", records[-1].text))
+    return records

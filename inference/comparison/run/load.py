@@ -1,24 +1,29 @@
-"""Many thin clients at once: Locust with a gRPC user on gevent, in a process of its own.
+"""How requests come: one after another, on their own at a rate (an open loop), or from many clients at once.
 
-gevent in a process with asyncio or torch would stall both, so nothing of Locust is imported here: requests go out in
-one JSON file, records come back in another.
+Many clients are Locust with a gRPC user on gevent, in a process of its own. gevent in a process with asyncio or torch
+would stall both, so nothing of Locust is imported here: requests go out in one JSON file, records come back in another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import json
 import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from inference.comparison.plan.config import Contender, WorkloadConfig
+from inference.comparison.run.client import Ask
 from inference.comparison.run.record import RequestRecord, record_from_json
 from inference.config import ROOT
 from inference.errors import ConfigError, UnavailableError
@@ -27,6 +32,43 @@ LOCUST_FILE = Path(__file__).with_name("locust_user.py")
 REQUESTS_PER_USER = 2
 START_S = 30.0
 """For Locust to start and connect."""
+
+
+async def one_by_one(ask: Ask, count: int) -> list[RequestRecord]:
+    """Ask for each of `count` prompts when the one before it is answered."""
+    return [record for index in range(count) for record in await ask(index, time.monotonic())]
+
+
+async def several_at_once(ask: Ask, count: int, concurrency: int) -> list[RequestRecord]:
+    """Ask for `count` prompts, which take turns, and always for so many at once; as often as `run_at_once` does."""
+    waiting = iter(range(max(count, REQUESTS_PER_USER * concurrency)))
+
+    async def client() -> list[RequestRecord]:
+        return [record for number in waiting for record in await ask(number % count, time.monotonic())]
+
+    return list(itertools.chain(*await asyncio.gather(*(client() for _ in range(concurrency)))))
+
+
+async def as_they_come(ask: Ask, count: int, arrivals_s: Sequence[float]) -> list[RequestRecord]:
+    """Ask at these times, in seconds from now, whatever is still unanswered; `count` prompts take turns.
+
+    A request's times count from when it was to be sent. So if the server, or this process, is held up, what comes due
+    meanwhile is late too, and counts as late (no coordinated omission).
+    """
+    began = time.monotonic()
+
+    async def ask_at(number: int, due_s: float) -> list[RequestRecord]:
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        return await ask(number % count, due_s)
+
+    asked = (ask_at(number, began + arrival_s) for number, arrival_s in enumerate(arrivals_s))
+    return list(itertools.chain(*await asyncio.gather(*asked)))
+
+
+def poisson_arrivals(request_rate: float, count: int, seed: Sequence[int]) -> list[float]:
+    """Times, in seconds, at which `count` independent users come, `request_rate` of them per second on average."""
+    gaps = np.random.default_rng(seed).exponential(1 / request_rate, count)
+    return [float(at) for at in np.cumsum(gaps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +89,7 @@ class LoadPlan:
     gamma: int | None
     schedule: str | None
     deadline_s: float
+    ignore_eos: bool = False
 
 
 def require_locust() -> None:
@@ -55,11 +98,23 @@ def require_locust() -> None:
     Raises:
         ConfigError: Locust is not installed; the message says how to install it.
     """
-    if importlib.util.find_spec("locust") is None:
-        raise ConfigError(
-            "concurrency above 1 is driven by Locust, which is not installed: "
-            f"{sys.executable} -m pip install -r requirements-loadtest.txt"
-        )
+    _require("locust", "concurrency above 1 is driven by Locust", "loadtest")
+
+
+def require_http() -> None:
+    """Refuse endpoints of HTTP without the extra.
+
+    Raises:
+        ConfigError: a package of it is not installed; the message says how to install it.
+    """
+    for package in ("httpx", "httpx_sse"):
+        _require(package, f"an endpoint of HTTP is asked with {package}", "endpoints")
+
+
+def _require(package: str, why: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        install = f"{sys.executable} -m pip install -r requirements-{extra}.txt"
+        raise ConfigError(f"{why}, which is not installed: {install}")
 
 
 async def run_at_once(
@@ -68,7 +123,7 @@ async def run_at_once(
     """Complete prompts at HOST:PORT with `concurrency` users at once, each prompt at least once.
 
     Raises:
-        UnavailableError: a request failed, or Locust did.
+        UnavailableError: a user could not connect, or Locust failed.
     """
     num_requests = max(len(prompts), REQUESTS_PER_USER * concurrency)
     plan = LoadPlan(
@@ -80,12 +135,13 @@ async def run_at_once(
         gamma=contender.gamma or 0,  # as in `client`
         schedule=contender.schedule.value if contender.schedule else None,
         deadline_s=workload.deadline_s,
+        ignore_eos=workload.ignore_eos,
     )
     with tempfile.TemporaryDirectory(prefix="specdec-load-") as directory:
         results = await _run_locust(plan, Path(directory), concurrency)
     if results["errors"]:
         first = results["errors"][0]
-        raise UnavailableError(f"{len(results['errors'])} requests failed: {first}", address=address)
+        raise UnavailableError(f"{len(results['errors'])} users could not connect: {first}", address=address)
     return [record_from_json(fields) for fields in results["records"]]
 
 

@@ -101,13 +101,15 @@ class GenerationUser(User):
             index, prompt = load.next_request()
         except Empty:
             raise StopUser from None
+        record: dict[str, Any] = {"prompt_index": index, "num_prompt_tokens": 0, "token_ids": [], "rounds": []}
+        record["sent_s"] = time.monotonic()
         try:
-            record = self._generate(index, prompt)
+            self._generate(record, prompt)
+            self._report(record["rounds"][-1]["arrived_s"], len(record["token_ids"]), None)
         except grpc.RpcError as exc:
-            self._fail(exc)
-            return
+            record.update(error_code=exc.code().name, error_message=exc.details())
+            self._report(0.0, 0, exc)
         load.records.append(record)
-        self._report(record["rounds"][-1]["arrived_s"], len(record["token_ids"]), None)
         if load.is_complete:
             self._end()
 
@@ -116,22 +118,19 @@ class GenerationUser(User):
         gevent.spawn(self.environment.runner.quit)
 
     def _fail(self, error: grpc.RpcError) -> None:
-        """One failure ends the load: what is left would not be compared."""
+        """A user that cannot connect ends the load: its concurrency would be another."""
         self.environment.load.errors.append(f"{error.code().name}: {error.details()}")
         self._report(0.0, 0, error)
         self._end()
 
-    def _generate(self, index: int, prompt: str) -> dict[str, Any]:
-        """One record, as inference/comparison/run/record.py reads it."""
-        record: dict[str, Any] = {"prompt_index": index, "num_prompt_tokens": 0, "token_ids": [], "rounds": []}
-        record["sent_s"] = sent_s = time.monotonic()
+    def _generate(self, record: dict[str, Any], prompt: str) -> None:
+        """Fill a record, as inference/comparison/run/record.py reads it."""
         for message in self._stub.Generate(_request(self.environment.load.plan, prompt), timeout=self._deadline_s):
             if message.WhichOneof("event") == "started":
                 record["num_prompt_tokens"] = message.started.num_prompt_tokens
             elif message.delta.token_ids:
                 record["token_ids"].extend(message.delta.token_ids)
-                record["rounds"].append(_round(message.delta, time.monotonic() - sent_s))
-        return record
+                record["rounds"].append(_round(message.delta, time.monotonic() - record["sent_s"]))
 
     @property
     def _deadline_s(self) -> float:
@@ -155,6 +154,7 @@ def _request(plan: dict[str, Any], prompt: str) -> pb.GenerateRequest:
         text=prompt,
         sampling=sampling,
         max_new_tokens=plan["max_new_tokens"],
+        ignore_eos=plan["ignore_eos"],
         gamma=plan["gamma"],
         schedule=_SCHEDULES[plan["schedule"]],
     )
@@ -168,4 +168,5 @@ def _round(delta: pb.Delta, arrived_s: float) -> dict[str, Any]:
         "num_draft_tokens": delta.num_draft_tokens,
         "num_accepted_tokens": delta.num_accepted_tokens,
         "timings": timings,
+        "own": {name: getattr(delta, name) for name in ("num_lookup_tokens", "num_lookup_accepted")},
     }

@@ -18,10 +18,10 @@ class Progress:
 
     Args:
         console: of stderr.
-        num_measurements: how many there will be.
+        num_measurements: how many there will be; None: nobody knows.
     """
 
-    def __init__(self, console: Console, num_measurements: int) -> None:
+    def __init__(self, console: Console, num_measurements: int | None) -> None:
         self._console = console
         self._num_measurements = num_measurements
         self._num_measured = 0
@@ -58,7 +58,7 @@ class Progress:
     def measured(self, sample: Sample) -> None:
         self._num_measured += 1
         self._bar.update(self._task, advance=1, description=str(sample.cell))
-        count = f"{self._num_measured}/{self._num_measurements}"
+        count = f"{self._num_measured}/{self._num_measurements or '?'}"
         self._line(f"{count} run {sample.repeat + 1}: {sample.cell}: {sample.tokens_per_s:.1f} tokens/s")
 
     def _line(self, text: str) -> None:

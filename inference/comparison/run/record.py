@@ -31,14 +31,20 @@ class Round:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request that has been answered.
+    """A request that is over.
 
     Attributes:
         prompt_index: which prompt of its set.
-        sent_s: when it was sent, in seconds of a clock that all requests of the same run share.
+        sent_s: when it was sent, or was to be sent where requests come on their own; in seconds of a clock that all
+            requests of the same run share.
         num_prompt_tokens: of the prompt.
-        token_ids: the answer.
+        token_ids: the answer; empty where the server tells text alone.
         rounds: in order; the first includes the reading of the prompt.
+        error_code: name of the gRPC status, or number of HTTP's, with which it failed; None: it was answered.
+        error_message: for people.
+        text: the answer's.
+        model_id: what the server says its tokens depend on; empty: nothing.
+        is_estimated: the server does not count tokens; its messages were counted instead.
     """
 
     prompt_index: int
@@ -46,6 +52,11 @@ class RequestRecord:
     num_prompt_tokens: int
     token_ids: tuple[int, ...]
     rounds: tuple[Round, ...]
+    error_code: str | None = None
+    error_message: str = ""
+    text: str = ""
+    model_id: str = ""
+    is_estimated: bool = False
 
     @cached_property
     def stats(self) -> RequestStats:
@@ -62,6 +73,8 @@ def record_from_json(values: Mapping[str, Any]) -> RequestRecord:
         num_prompt_tokens=values["num_prompt_tokens"],
         token_ids=tuple(values["token_ids"]),
         rounds=tuple(map(_round, values["rounds"])),
+        error_code=values.get("error_code"),
+        error_message=values.get("error_message", ""),
     )
 
 

@@ -7,8 +7,7 @@ that are not being measured wait for requests and burn nothing.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from inference.comparison.plan.backend import NGRAM, Server, server_flags
 from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, NetworkConfig, Topology
 from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from inference.comparison.run.watch import ServerWatch
+from inference.comparison.run.watch import ServerWatch, all_or_none
 from inference.config import model_name
 from inference.serving.processes import ServerProcess, finished_process, free_port, server_process
 
@@ -52,10 +51,12 @@ class Deployment:
 
     def address(self, contender: Contender) -> str:
         """Where a thin client reaches it: through its link."""
-        branches = contender.branches
+        draft, branches = contender.draft, contender.branches
         if contender.topology is Topology.DISTRIBUTED and branches is None:  # rounds: any worker will do
             branches = self._config.branches[0]
-        return self._client_links[contender.topology, contender.draft, branches].address
+        if contender.topology is Topology.TARGET:  # one target for all; whether it looks up, requests say
+            draft = None
+        return self._client_links[contender.topology, draft, branches].address
 
     def set_rtt(self, rtt_ms: float) -> None:
         """Change the network between edge and target; links within a site stay as fast as they are."""
@@ -77,7 +78,7 @@ class Deployment:
             UnavailableError: a server ended or did not serve in time.
         """
         ports = await self._link(stack)
-        await self.guard(_all([self._start(stack, server, port) for server, port in ports.items()]))
+        await self.guard(all_or_none([self._start(stack, server, port) for server, port in ports.items()]))
 
     async def compile(self, stack: AsyncExitStack) -> None:
         """Let every server compile what it will load, and end: one after another, since compilers take much memory.
@@ -173,17 +174,6 @@ def _service(server: Server) -> _Service:
     topologies = {"target": Topology.TARGET, "fused_target": Topology.FUSED, "draft": Topology.DISTRIBUTED}
     topology = Topology.POOL if server.pooled else topologies[server.role]
     return topology, server.draft, server.branches
-
-
-async def _all(starting: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all; the first failure cancels the others."""
-    tasks = [asyncio.create_task(one) for one in starting]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def link_conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:

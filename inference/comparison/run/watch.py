@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from inference.errors import SpecDecError, UnavailableError
@@ -55,6 +55,17 @@ class ServerWatch:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def all_or_none(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; the first failure cancels the others."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _failure(server: ServerProcess) -> UnavailableError:

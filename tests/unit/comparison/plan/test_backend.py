@@ -85,3 +85,14 @@ def test_what_can_be() -> None:
     assert (config.backend.tp_degree, config.backend.draft_tp_degree) == (2, 2)
     assert config.servers == (Server("target"), Server("fused_target", "ngram"))
     assert parse_config(["--backend", "neuron", "--topologies", "target", "--gamma", "1,2"]).gammas == (1, 2)
+
+
+def test_servers_are_told_how_long_their_passes_take() -> None:
+    config = parse_config(["--emulate", "target:25ms,draft:3ms"])
+    told = [flags_of(config.backend, server) for server in SERVERS]
+    assert told == ["--emulate target:25ms,draft:3ms"] * 3 + [""]  # prompt lookup has no passes
+
+
+def test_a_device_is_not_emulated() -> None:
+    with pytest.raises(ConfigError, match="emulate draft:3ms: backend neuron has a device"):
+        parse_config(["--emulate", "draft:3ms", "--backend", "neuron"])

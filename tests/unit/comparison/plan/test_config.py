@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inference.comparison.plan.config import ClientSite, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from inference.comparison.plan.datasets import Conversation
+from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.plan.flags import parse_config
 from inference.comparison.run.load import require_locust
 from inference.errors import ConfigError
@@ -160,3 +166,64 @@ def test_missing_locust_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install -r requirements-loadtest\.txt"):
         require_locust()
+
+
+@settings(max_examples=30)
+@given(
+    endpoints=st.lists(st.sampled_from(["a=grpc://h:1", "b=http://h:2/v1", "c=https://h/v1,tls_ca=x y"]), unique=True),
+    gammas=st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
+    output=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(lambda text: text.strip()),
+    temperature=st.floats(0, 100),
+    seed=st.integers(0, 2**64 - 1),
+    switches=st.sets(st.sampled_from(["ignore_eos", "equal_weights", "one_at_a_time", "insecure", "device_sampling"])),
+)
+def test_the_written_configuration_asks_the_same_again(
+    endpoints: list[str], gammas: list[int], output: str, temperature: float, seed: int, switches: set[str]
+) -> None:
+    """A run's config.toml with --config is the run's flags, whatever they were."""
+    flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://h/v1", *endpoints]]
+    flags += [f"--gamma={','.join(map(str, gammas))}", f"--output={output}", f"--temperature={temperature}"]
+    flags += [f"--seed={seed}", *(f"--{name}" for name in switches - {"device_sampling"})]
+    first = parse_config(flags)
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write(first.asked)
+        file.flush()
+        assert parse_config(["--config", file.name]) == first
+
+
+def test_arrays_of_a_file_are_lists_and_flags_win(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('gamma = [1, 3]\nendpoint = ["a=grpc://h:1"]\ntopologies = ["target"]\nseed = 4\n')
+    found = parse_config(["--config", str(file), "--rtt-ms", "0", "--seed", "5"])
+    assert (found.gammas, found.topologies, found.workload.seed) == ((1, 3), (Topology.TARGET,), 5)
+    assert [contender.label for contender in found.contenders] == ["target", "a"]
+
+
+def test_one_at_a_time_starts_one_architecture_after_the_other(tmp_path: Path) -> None:
+    """Together they are what is measured together: no contender is lost, and none comes twice."""
+    drafts = (str(model_directory(tmp_path, "draft")), "ngram")
+    endpoints = (Endpoint("a", "grpc://h:1"), Endpoint("b", "http://h/v1"))
+    network = NetworkConfig((0.0,))
+    found = config(tmp_path, draft_models=drafts, endpoints=endpoints, network=network, one_at_a_time=True)
+    assert [[server.role for server in part.servers] for part in found.parts] == [
+        ["target"],
+        *[["fused_target"]] * 2,
+        *[["target", "draft"]] * 2,
+        *[["target", "draft"]] * 2,
+        [],
+    ]
+    measured = [contender for part in found.parts for contender in part.contenders]
+    assert sorted(measured, key=str) == sorted(found.contenders, key=str)
+
+
+def test_locust_is_for_what_it_can_ask_of_everybody(tmp_path: Path) -> None:
+    """An open loop has room for several requests and one client: it once asked for Locust."""
+
+    def uses_locust(workload: WorkloadConfig, **changes: object) -> bool:
+        return config(tmp_path, workload=workload, network=NetworkConfig((0.0,)), **changes).uses_locust
+
+    several = WorkloadConfig(PROMPTS, concurrencies=(1, 4))
+    assert uses_locust(several)
+    assert not uses_locust(several, endpoints=(Endpoint("a", "grpc://h:1"),))
+    assert not uses_locust(replace(several, prompt_sets=(PromptSet("chats", (Conversation(("hello",)),)),)))
+    assert not uses_locust(WorkloadConfig(PROMPTS, request_rates=(4.0,)))

@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from inference.comparison.app import _report as report
-from inference.comparison.plan.config import Topology
-from inference.comparison.plan.grid import Sample
+from inference.comparison.plan.config import Contender, Topology
+from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.report.agreement import check_agreement, first_difference
 from inference.comparison.report.files import prepare_directory
+from inference.comparison.run.record import RequestRecord
 from tests.support.samples import TOKENS, config, findings, samples
 
 
@@ -60,3 +61,32 @@ def _planted(measured: list[Sample], *, position: int) -> list[Sample]:
     token_ids = (*TOKENS[:position], 9, *TOKENS[position + 1 :])
     wrong = dataclasses.replace(measured[index], records=(first, dataclasses.replace(second, token_ids=token_ids)))
     return [*measured[:index], wrong, *measured[index + 1 :]]
+
+
+def _answer(endpoint: str | None, model_id: str, text: str, *token_ids: int) -> Sample:
+    contender = Contender(Topology.TARGET) if endpoint is None else Contender(Topology.ENDPOINT, endpoint=endpoint)
+    record = RequestRecord(0, 0.0, 3, token_ids, (), text=text, model_id=model_id)
+    return Sample(Cell(contender, "kind", 0.0, 1), 0, (record,))
+
+
+def test_only_servers_of_the_same_model_are_compared() -> None:
+    """By their tokens where both tell them, else by their text; what other models say, says nothing of ours."""
+    ours, same = _answer(None, "m", "ab", 1, 2), _answer("a", "m", "ab")
+    unknown, others = _answer("b", "", "zz"), [_answer("c", "n", "yy", 9), _answer("d", "n", "yx")]
+    agreement = check_agreement([ours, same, unknown])
+    assert (agreement.holds, agreement.not_comparable, agreement.by_text) == (True, ("b",), True)
+    assert str(agreement).endswith("; not comparable, models are not known to be the same: b")
+    agreement = check_agreement([ours, _answer("a", "m", "ab", 1, 3), *others])
+    assert [str(it) for it in agreement.differences] == [
+        "a, kind prompt 1, output position 1: token 3 where target has 2 (rtt 0 ms, concurrency 1, run 1)",
+        "d, kind prompt 1, output position 1: character 'x' where c has 'y' (rtt 0 ms, concurrency 1, run 1)",
+    ]
+
+
+def test_nothing_is_claimed_of_strangers_unless_the_user_says_that_their_weights_are_equal() -> None:
+    strangers = [_answer("a", "", "ab"), _answer("b", "n", "ac", 1)]
+    agreement = check_agreement(strangers)
+    assert (agreement.is_known, agreement.holds, agreement.not_comparable) == (False, True, ("a", "b"))
+    assert str(agreement) == "not comparable, models are not known to be the same: a, b"
+    (difference,) = check_agreement(strangers, equal_weights=True).differences
+    assert (difference.contender, difference.position) == ("b", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import itertools
 import json
 import re
 import sys
@@ -11,11 +12,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from inference.comparison.plan.backend import BackendConfig
 from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Series, Topology, WorkloadConfig
 from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings
+from inference.comparison.report.html import _CSS
+from inference.comparison.report.looks import save
+from inference.comparison.report.pictures import PICTURES
 from inference.comparison.report.plots import interpolate
+from inference.config import Emulation
 from inference.errors import ConfigError
 from inference.request import Schedule
 from tests.support.samples import PASS_S, STEP_S, VERIFY_S, config, findings, model_directory
@@ -41,7 +48,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
         gammas=(1, 3, 7),
         schedules=(Schedule.SYNC, Schedule.ASYNC),
         network=NetworkConfig(rtts_ms=(0.0, 10.0), jitter_ms=2.0, bandwidth_mbps=100.0),
-        workload=WorkloadConfig(sets, num_runs=2, concurrencies=(1, 4)),
+        workload=WorkloadConfig(sets, num_runs=2, concurrencies=(1, 4), request_rates=(2.0,)),
     )
     return _written(findings(settings))
 
@@ -78,7 +85,7 @@ def test_csv_and_json_agree(sweep: Path) -> None:
     cells = json.loads((sweep / "results.json").read_text())["cells"]
     with (sweep / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(cells) == (1 + 4 * 2 * 3) * 2 * 2 * 2  # contenders, kinds, round trip times, concurrencies
+    assert len(rows) == len(cells) == (1 + 4 * 2 * 3) * 2 * 2 * 3  # contenders, kinds, round trip times, loads
     for fields, cell in zip(rows, cells, strict=True):
         assert fields == {name: "" if value is None else str(value) for name, value in cell.items()}
 
@@ -99,7 +106,7 @@ def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
     page = _Page()
     page.feed((sweep / "report.html").read_text())
     pictures = {file.read_bytes() for file in sweep.glob("*.png")}
-    assert len(pictures) == 4
+    assert len(pictures) == 6
     assert {base64.b64decode(source.partition(",")[2]) for source in page.images} == pictures
     assert all(picture.startswith(PNG_SIGNATURE) for picture in pictures)
     assert all(source.startswith("data:image/png;base64,") for source in page.images)
@@ -113,9 +120,11 @@ class _Page(HTMLParser):
         super().__init__()
         self.images: list[str] = []
         self.requests: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
+        self.tags.append((tag, values))
         if tag == "img":
             self.images.append(values["src"] or "")
         elif values.get("src") or tag in ("link", "script", "iframe", "object"):
@@ -124,6 +133,64 @@ class _Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if re.search(r"@import|url\(", data):
             self.requests.append(data)
+
+
+def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
+    """Landmarks, headings in order, captions and scopes, and text of pictures that says what they show."""
+    text = (sweep / "report.html").read_text()
+    page = _Page()
+    page.feed(text)
+    assert {"html", "header", "nav", "main", "section", "details"} <= {tag for tag, _ in page.tags}
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(deeper <= level + 1 for level, deeper in itertools.pairwise(levels))
+    targets = {values["id"] for _, values in page.tags if "id" in values}
+    links = [values["href"] for tag, values in page.tags if tag == "a"]
+    assert links[0] == "#main"
+    assert {link.removeprefix("#") for link in links if link} <= targets
+    assert text.count("<table") == text.count("<caption>") > 2
+    assert all(values.get("scope") in ("col", "row") for tag, values in page.tags if tag == "th")
+    texts = [values["alt"] or "" for tag, values in page.tags if tag == "img"]
+    assert all(re.search(r"structured, .*\d", shown) for shown in texts)
+
+
+@pytest.mark.parametrize("name", ["ink", "dim", "link"])
+def test_colours_of_text_have_contrast(name: str) -> None:
+    """WCAG AA: 4.5 to 1 on white and on the stripes."""
+    found = dict(re.findall(r"--(\w+): #(\w{6})", _CSS))
+    assert all(_contrast(found[name], background) >= 4.5 for background in ("ffffff", found["soft"]))
+
+
+def _contrast(one: str, other: str) -> float:
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_every_picture_has_its_conditions(sweep: Path) -> None:
+    """In the page below each; in the picture itself, which is shown without its page too, as the legend's title."""
+    text = (sweep / "report.html").read_text()
+    captions = re.findall("<figcaption>(.*?)</figcaption>", text, re.DOTALL)
+    assert len(captions) == 6
+    for words in ("cores per model", "1 structured, 1 open_ended", "greedy", "1, 4 in flight", "0, 10 ms", "2 runs"):
+        assert all(words in caption for caption in captions)
+
+
+def test_pictures_say_their_conditions_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    found = findings(config(tmp_path))
+    for picture in PICTURES:
+        if picture.finding(found):
+            save(picture.draw(found), tmp_path / "picture.png", found.config)
+    assert len(saved) == 3
+    assert all("2 runs" in figure.legends[0].get_title().get_text() for figure in saved)
 
 
 def test_page_states_pinning_network_and_verdict(sweep: Path) -> None:
@@ -153,3 +220,14 @@ def test_every_group_has_a_theory(tmp_path: Path) -> None:
 def test_interpolation_is_linear_between_neighbours() -> None:
     assert interpolate({0: 1.0, 4: 3.0, 8: 3.0}, 2) == 2.0
     assert interpolate({0: 1.0, 4: 3.0, 8: 3.0}, 6) == 3.0
+
+
+def test_files_say_that_they_are_emulated(tmp_path: Path) -> None:
+    """A table cut out of the page, or a row of the CSV file, must not pass for this machine's figures."""
+    written = _written(findings(config(tmp_path, backend=BackendConfig(emulation=Emulation(0.025)))))
+    page = (written / "report.html").read_text()
+    assert page.count("EMULATED") >= 4  # above all, above the tables of two kinds, in the conditions
+    results = json.loads((written / "results.json").read_text())
+    assert results["emulated"] == "target:25ms"
+    with (written / "results.csv").open() as file:
+        assert {row["emulated"] for row in csv.DictReader(file)} == {"target:25ms"}

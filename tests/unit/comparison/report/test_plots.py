@@ -6,9 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
+from matplotlib.figure import Figure
 
+from inference.comparison.plan.backend import BackendConfig
 from inference.comparison.plan.config import NetworkConfig, PromptSet, WorkloadConfig
+from inference.comparison.report.pictures import draw_all
 from inference.comparison.report.plots import tokens_over_rtt
+from inference.config import Emulation
 from tests.support.samples import config, findings, record, samples
 
 
@@ -29,3 +34,16 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
         assert low == 0.0
         for line in axes.lines:
             assert float(np.max(np.asarray(line.get_ydata(), dtype=float))) <= high
+
+
+@pytest.mark.parametrize("emulation", [Emulation(), Emulation(0.025, 0.003)], ids=["real", "emulated"])
+def test_every_picture_says_whether_it_is_emulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulation: Emulation
+) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: titles.append(figure.get_suptitle()))
+    workload = WorkloadConfig((PromptSet("structured", ("1 2 3",)),), num_runs=2, concurrencies=(1, 4))
+    settings = config(tmp_path, gammas=(1, 3), workload=workload, backend=BackendConfig(emulation=emulation))
+    assert len(draw_all(findings(settings), tmp_path)) == len(titles) >= 4
+    label = "EMULATED: passes asleep for at least target:25ms,draft:3ms" if emulation.target_s else ""
+    assert set(titles) == {label}

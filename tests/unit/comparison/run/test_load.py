@@ -1,14 +1,21 @@
-"""The Locust side: what its process may import, and the way of a record through JSON."""
+"""How requests come. The Locust side: what its process may import, and the way of a record through JSON."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import dataclasses
 import json
+import time
 
-from inference.comparison.plan.config import Contender, Topology
-from inference.comparison.run.load import LOCUST_FILE
-from inference.comparison.run.record import record_from_json
+import numpy as np
+import pytest
+
+from inference.commit import Timings
+from inference.comparison.plan.config import OPEN_LOOP_BATCH, Contender, PromptSet, Topology, WorkloadConfig
+from inference.comparison.run.load import LOCUST_FILE, as_they_come, one_by_one, poisson_arrivals
+from inference.comparison.run.record import RequestRecord, Round, record_from_json
+from inference.errors import ConfigError
 from tests.support.samples import record
 
 
@@ -23,3 +30,65 @@ def test_locust_processes_import_neither_torch_nor_asyncio() -> None:
 def test_records_survive_json() -> None:
     sent = record(Contender(Topology.FUSED, "draft", 3))
     assert record_from_json(json.loads(json.dumps(dataclasses.asdict(sent)))) == sent
+
+
+async def _held_up(prompt_index: int, due_s: float) -> list[RequestRecord]:
+    """A server that does one thing at a time, and each takes 50 ms."""
+    async with ONE_AT_A_TIME:
+        await asyncio.sleep(0.05)
+    done = Round(time.monotonic() - due_s, 1, 0, 0, Timings())
+    return [RequestRecord(prompt_index, due_s, 1, (1,), (done,))]
+
+
+ONE_AT_A_TIME = asyncio.Lock()
+
+
+async def test_what_comes_on_its_own_does_not_wait_for_answers_and_its_wait_counts() -> None:
+    """A client that waits for its answer asks a slow server less, and never sees its queue: coordinated omission."""
+    records = await as_they_come(_held_up, 3, [0.0] * 6)
+    assert [record.prompt_index for record in records] == [0, 1, 2, 0, 1, 2]
+    assert len({record.sent_s for record in records}) == 1
+    ends = sorted(record.stats.end_to_end_s for record in records)
+    assert ends[-1] >= 6 * 0.05 * 0.9
+
+
+async def test_one_by_one_waits_for_the_answer() -> None:
+    first, second = await one_by_one(_held_up, 2)
+    assert second.sent_s >= first.sent_s + first.stats.end_to_end_s
+    assert second.stats.end_to_end_s >= 0.05 * 0.9
+
+
+async def test_a_late_client_counts_from_when_the_request_was_due() -> None:
+    async def blocks_the_loop(prompt_index: int, due_s: float) -> list[RequestRecord]:
+        time.sleep(0.05)  # noqa: ASYNC251 - that is the fault
+        done = Round(time.monotonic() - due_s, 1, 0, 0, Timings())
+        return [RequestRecord(prompt_index, due_s, 1, (1,), (done,))]
+
+    records = await as_they_come(blocks_the_loop, 1, [0.0, 0.01, 0.02])
+    assert records[2].sent_s - records[0].sent_s == pytest.approx(0.02)
+    assert records[2].stats.ttft_s >= (3 * 0.05 - 0.02) * 0.9
+
+
+def test_arrivals_are_poisson_and_repeat() -> None:
+    times = np.array(poisson_arrivals(5.0, 4000, (7, 0)))
+    gaps = np.diff(times, prepend=0.0)
+    assert gaps.mean() == pytest.approx(0.2, rel=0.05)
+    assert gaps.std() == pytest.approx(0.2, rel=0.05)  # of an exponential, both are the same
+    assert poisson_arrivals(5.0, 9, (7, 0)) == list(times[:9])
+    assert poisson_arrivals(5.0, 9, (7, 1)) != list(times[:9])
+
+
+def test_a_load_has_its_limits() -> None:
+    sets = (PromptSet("kind", ("text",)),)
+    assert WorkloadConfig(sets, concurrencies=(1, 4), request_rates=(8.0, 2.0)).loads == (
+        *((1, None), (4, None)),
+        *((0, 2.0), (0, 8.0)),
+    )
+    assert WorkloadConfig(sets, request_rates=(2.0,)).max_concurrency == OPEN_LOOP_BATCH
+    for fields, message in (
+        ({"request_rates": (0.0,)}, r"request_rate 0 is outside 0\.\.10000"),
+        ({"num_arrivals": 0}, r"num_arrivals 0 is outside 1\.\.100000"),
+        ({"warm_up": 0}, "warm_up 0 is below 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            WorkloadConfig(sets, **fields)

@@ -1,0 +1,134 @@
+"""Writes the tables of docs/performance.md and the figures of README.md: `python -m benchmarks.page`.
+
+From docs/performance.json (see `benchmarks.suite`), between `<!-- bench: NAME -->` and `<!-- /bench -->`. What stands
+there is never written by hand; tests/unit/test_performance.py holds that the pages are what the file says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.report import markdown
+from benchmarks.suite import FILE, SET
+from inference.config import ROOT
+
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+PART = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+WIDTH = 120
+BUSY = 0.5
+"""Load per core before the run from which figures are to be doubted."""
+
+Bench = Mapping[str, Any]
+
+
+def main() -> None:
+    bench = json.loads(FILE.read_text(encoding="utf-8"))
+    for page in PAGES:
+        page.write_text(generated(page.read_text(encoding="utf-8"), bench), encoding="utf-8")
+
+
+def generated(text: str, bench: Bench) -> str:
+    """The page with every marked part made anew.
+
+    Raises:
+        KeyError: a mark names what the set does not have.
+    """
+    return PART.sub(lambda found: f"{found[1]}{part(found[2], bench)}\n{found[3]}", text)
+
+
+def part(name: str, bench: Bench) -> str:
+    """What belongs between the marks of this name."""
+    if name in SET:
+        return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
+    if name == "comparison":
+        return _comparison(bench)
+    return textwrap.fill({"machine": _machine, "headline": _headline}[name](bench), WIDTH, break_on_hyphens=False)
+
+
+def _machine(bench: Bench) -> str:
+    machine = bench["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}; commit {bench['commit']}. "
+        f"{_warning(bench)}"
+    )
+
+
+def _warning(bench: Bench) -> str:
+    quick = " Few repeats were made (`--quick`)." if bench["quick"] else ""
+    if bench["load_before"] <= BUSY * bench["machine"]["cores"]:
+        return f"The machine was quiet (load average {bench['load_before']:g} before the run).{quick}"
+    return (
+        f"**The machine was busy with other work (load average {bench['load_before']:g} before the run): figures are "
+        f"too slow, and ratios may be off.**{quick}"
+    )
+
+
+def _comparison(bench: Bench) -> str:
+    results = bench["comparison"]
+    header = [
+        "prompts",
+        "topology",
+        "round trip, ms",
+        "tokens/s",
+        "speed-up",
+        "runs",
+        "end to end / target alone, 95 %",
+    ]
+    rows = [
+        [
+            *(cell["kind"], _series(cell), f"{cell['rtt_ms']:g}", f"{cell['tokens_per_s']:.0f}"),
+            *_speedup(cell),
+            _verdict(statistics),
+        ]
+        for cell, statistics in zip(results["cells"], results["statistics"], strict=True)
+    ]
+    conditions = ". ".join(results["conditions"][name] for name in ("Prompts", "Runs", "Load"))
+    return f"`{results['command']}`\n\n{conditions}.\n\n{markdown(header, rows)}"
+
+
+def _series(cell: Bench) -> str:
+    return f"{cell['topology']} {cell['schedule']}" if cell["schedule"] else str(cell["topology"])
+
+
+def _speedup(cell: Bench) -> tuple[str, str]:
+    return f"{cell['speedup']:.2f}", f"{cell['speedup_min']:.2f}-{cell['speedup_max']:.2f}"
+
+
+def _verdict(statistics: Bench) -> str:
+    over = statistics["over_target"].get("end_to_end_latency_s")
+    return "-" if over is None else str(over["verdict"])
+
+
+def _headline(bench: Bench) -> str:
+    """The README's sentence about speed: ranges over prompt kinds, with their conditions."""
+    machine, results = bench["machine"], bench["comparison"]
+    ranges: dict[tuple[str, float], list[float]] = defaultdict(list)
+    for cell in results["cells"]:
+        if cell["topology"] != "target":
+            ranges[_series(cell), cell["rtt_ms"]].append(cell["speedup"])
+    sentences = "; ".join(_sentence(series, ranges) for series in dict.fromkeys(series for series, _ in ranges))
+    return (
+        f"Measured with `{results['command']}` on {machine['cores']} cores of {machine['cpu']}, bundled pair, one "
+        f"thread a model, medians by kind of prompt. Times the tokens/s of the target alone: {sentences}. "
+        f"{_warning(bench)}"
+    )
+
+
+def _sentence(series: str, ranges: Mapping[tuple[str, float], list[float]]) -> str:
+    return f"{series} {', '.join(_at(series, ranges))}"
+
+
+def _at(series: str, ranges: Mapping[tuple[str, float], list[float]]) -> Iterator[str]:
+    for (name, rtt_ms), speedups in ranges.items():
+        if name == series:
+            yield f"{min(speedups):.1f} to {max(speedups):.1f} at a round trip of {rtt_ms:g} ms"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The project's own benchmark set in one file: `make bench`, or `python -m benchmarks.suite [--quick] [FILE]`.
+
+It takes under ten minutes on two cores with nothing else to do. FILE (docs/performance.json) holds every result with
+the machine, the versions, the commit and how busy the machine was; `python -m benchmarks.page` makes the tables of
+docs/performance.md and the figures of README.md from it, and `compare_architectures.py diff OLD NEW` compares two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import machine
+from inference.config import ROOT
+
+FILE = ROOT / "docs" / "performance.json"
+SET = {
+    "passes": "-m benchmarks.passes --models draft,target --threads 1 --engines torch,onnx,onnx-int8 --seconds 4",
+    "framework": "-m benchmarks.framework",
+    "concurrency": "-m benchmarks.concurrency",
+    "fused_vs_peers": "-m benchmarks.fused_vs_peers",
+    "host_time": "-m benchmarks.host_time --rounds 2",
+}
+COMPARISON = "compare_architectures.py"
+HAS_QUICK = ("passes", "concurrency", "fused_vs_peers")
+QUICK_COMPARISON = "--num_prompts 1 --num_runs 3 --rtt_ms 0,10 --max_new_tokens 32"
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    load = os.getloadavg()[0]
+    benchmarks = {name: _benchmark(name, command, quick=args.quick) for name, command in SET.items()}
+    content = {
+        "machine": machine(),
+        "load_before": round(load, 2),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "-uno") else ""),
+        "quick": args.quick,
+        **benchmarks,
+        "comparison": _comparison(quick=args.quick),
+    }
+    write(content, args.file)
+    print(f"{args.file}: now python -m benchmarks.page")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="what is written (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="few repeats: to see that it works")
+    return parser
+
+
+def write(content: dict[str, Any], file: Path) -> None:
+    """As JSON, a line per benchmark."""
+    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _benchmark(name: str, command: str, *, quick: bool) -> dict[str, Any]:
+    """What a benchmark printed last, and how it was asked."""
+    command += " --quick" if quick and name in HAS_QUICK else ""
+    found = json.loads(_run(name, command))
+    return {"command": f"python {command}", "tables": found["tables"], "results": found["results"]}
+
+
+def _comparison(*, quick: bool) -> dict[str, Any]:
+    command = f"{COMPARISON} {QUICK_COMPARISON}" if quick else COMPARISON
+    with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory:
+        _run("comparison", f"{command} --output {directory}")
+        results = json.loads((Path(directory) / "results.json").read_text(encoding="utf-8"))
+    # Of its own directory nobody else has one.
+    conditions = {name: text.replace(f"{ROOT}/", "") for name, text in results["conditions"].items()}
+    return {"command": f"python {command}", **results, "conditions": conditions}
+
+
+def _run(name: str, command: str) -> str:
+    """The last line of what it prints.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    started = time.monotonic()
+    print(f"{name}: python {command}", flush=True)
+    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+    if done.returncode:
+        sys.exit(f"{name} ended with exit code {done.returncode}")
+    return done.stdout.splitlines()[-1]
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or ("" if words[0] == "status" else "unknown")
+
+
+if __name__ == "__main__":
+    main()

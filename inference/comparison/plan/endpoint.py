@@ -1,0 +1,88 @@
+"""Servers that run already, and are measured where they are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from inference.config import PLAIN, DialSecurity
+from inference.errors import ConfigError
+
+_NAME = re.compile(r"[\w.-]+")
+_FILES = {"tls_ca": "ca", "tls_client_cert": "cert", "tls_client_key": "key", "token_file": "token_file"}
+"""Flags that an endpoint may have for itself, and what `DialSecurity` calls them."""
+_SERVER_NAME = "tls_server_name"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server, by its name in the report.
+
+    Attributes:
+        url: grpc://HOST:PORT of one of ours, or the base URL of an OpenAI-compatible API.
+        security: what is shown to it.
+    """
+
+    name: str
+    url: str
+    security: DialSecurity = PLAIN
+
+    def __post_init__(self) -> None:
+        fault = _fault(self.name, urlsplit(self.url))
+        if fault is not None:
+            raise ConfigError(f"endpoint {self.name}: {fault}")
+        if not self.url.startswith("https:"):
+            shown = self.security
+            ca = shown.ca if self.is_grpc else None  # plain HTTP is plain, whatever it is told
+            DialSecurity(ca, token_file=shown.token_file, insecure=shown.insecure).check(self.address)
+
+    @property
+    def is_grpc(self) -> bool:
+        return self.url.startswith("grpc:")
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        url = urlsplit(self.url)
+        return url.netloc if url.port else f"{url.netloc}:{443 if url.scheme == 'https' else 80}"
+
+
+def _fault(name: str, url: SplitResult) -> str | None:
+    """What is wrong; a URL is not repeated where it may hold a secret."""
+    if not _NAME.fullmatch(name):
+        return "a name has letters, digits, '_', '.' and '-'"
+    if "@" in url.netloc or url.query or url.fragment:
+        return "its URL has more than host, port and path; a token belongs into a file, see token_file"
+    try:
+        port = url.port
+    except ValueError as exc:
+        return f"{url.geturl()}: {exc}"
+    if url.scheme not in ("grpc", "http", "https") or not url.hostname:
+        return f"{url.geturl()!r} is none of grpc://HOST:PORT and http(s)://HOST:PORT/v1"
+    if url.scheme == "grpc":
+        return None if port and not url.path else f"{url.geturl()} is not grpc://HOST:PORT"
+    return None if url.path else f"{url.geturl()} has no path; OpenAI's API is at .../v1"
+
+
+def endpoint_of(text: str, security: DialSecurity = PLAIN) -> Endpoint:
+    """The endpoint that NAME=URL[,FLAG=VALUE...] stands for.
+
+    Args:
+        security: of endpoints that do not say.
+
+    Raises:
+        ConfigError: it is none; the message names it.
+    """
+    words, *options = text.split(",")
+    name, equals, url = words.partition("=")
+    if not equals:
+        raise ConfigError(f"endpoint {text}: NAME=URL is expected")
+    values: dict[str, Any] = {}
+    for flag, _, value in (option.partition("=") for option in options):
+        if flag not in _FILES and flag != _SERVER_NAME:
+            raise ConfigError(f"endpoint {name}: {flag!r} is none of {', '.join([*_FILES, _SERVER_NAME])}")
+        values[_FILES.get(flag, "server_name")] = Path(value) if flag in _FILES else value
+    return Endpoint(name, url.rstrip("/"), replace(security, **values))

@@ -1,0 +1,102 @@
+"""Prompts of lengths drawn from a distribution, cut and joined from texts, or made by chance. The seed decides."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.errors import ConfigError
+
+MAX_INPUT_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class InputTokens:
+    """Lengths of prompts in tokens, normally distributed; none is below 1."""
+
+    mean: float
+    stddev: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean <= MAX_INPUT_TOKENS:
+            raise ConfigError(f"input_tokens: mean {self.mean:g} is outside 1..{MAX_INPUT_TOKENS}")
+        if not 0 <= self.stddev <= self.mean:
+            raise ConfigError(f"input_tokens: stddev {self.stddev:g} is outside 0..{self.mean:g}, the mean")
+
+    def draw(self, num_prompts: int, seed: int) -> list[int]:
+        """So many lengths; equal for equal seeds."""
+        chance = random.Random(seed)
+        return [max(1, round(chance.gauss(self.mean, self.stddev))) for _ in range(num_prompts)]
+
+
+class Characters:
+    """What lengths are counted in where there is no tokenizer: four characters, about a token's share of English.
+
+    Attributes:
+        vocabulary: pieces to make texts of by chance.
+    """
+
+    vocabulary: Sequence[Any] = [" " + "".join(word) for word in itertools.product("bdfklmnrst", "aeiou", "bdfklmnrst")]
+
+    def cut(self, text: str) -> Sequence[Any]:
+        """The pieces of a text."""
+        return [text[i : i + 4] for i in range(0, len(text), 4)]
+
+    def join(self, pieces: Sequence[Any]) -> str:
+        """The text of pieces."""
+        return "".join(pieces)
+
+
+class Tokens(Characters):
+    """Those of a model's tokenizer, without what it puts before a prompt."""
+
+    def __init__(self, model: Path) -> None:
+        from inference.text.tokenizer import Tokenizer, model_vocab_size  # takes a while to import
+
+        self._tokenizer = Tokenizer.load(model)
+        self.vocabulary = range(model_vocab_size(model))
+
+    def cut(self, text: str) -> Sequence[Any]:
+        """See `Characters`."""
+        return self._tokenizer.encode(text, special=False)
+
+    def join(self, pieces: Sequence[Any]) -> str:
+        """See `Characters`."""
+        return self._tokenizer.decode(pieces).strip("\ufffd")  # a character that was cut in two
+
+
+def prompts_of_lengths(texts: Sequence[str], lengths: Sequence[int], seed: int, kind: Characters) -> tuple[str, ...]:
+    """A prompt of each length: from the texts in turn, where one goes on with the next, or without any by chance."""
+    chance = random.Random(seed)
+    return tuple(
+        _shortened(_joined(texts, index, length, kind) if texts else _random(chance, length, kind), length, kind)
+        for index, length in enumerate(lengths)
+    )
+
+
+def _random(chance: random.Random, length: int, kind: Characters) -> str:
+    return kind.join(chance.choices(kind.vocabulary, k=2 * length + 8))  # read again, it may have fewer
+
+
+def _joined(texts: Sequence[str], first: int, length: int, kind: Characters) -> str:
+    parts, num_pieces = [], 0
+    for text in itertools.islice(itertools.cycle(texts), first % len(texts), None):
+        parts.append(text)
+        num_pieces += len(kind.cut(text))
+        if num_pieces >= length and len(kind.cut("\n".join(parts))) >= length:  # joined, they may be fewer
+            break
+    return "\n".join(parts)
+
+
+def _shortened(text: str, length: int, kind: Characters) -> str:
+    """The beginning of a text. Read again it may have more pieces than it was joined from: then less of it is taken."""
+    cut = kind.cut(text)
+    for num_pieces in range(length, 0, -1):
+        shortened = kind.join(cut[:num_pieces])
+        if shortened and len(kind.cut(shortened)) <= length:
+            return shortened
+    return text

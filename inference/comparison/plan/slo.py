@@ -1,0 +1,43 @@
+"""What a request must keep to be worth its tokens: `ttft:200ms,itl:50ms`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inference.errors import ConfigError
+
+FIGURES = {"ttft": "ttft_s", "itl": "inter_token_latency_s", "e2e": "end_to_end_latency_s"}
+"""Names of the flag, and what they are called in results."""
+_LIMIT = re.compile(r"(\w+):(\d+(?:\.\d*)?)(ms|s)")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits in seconds, by name of the figure in results; none: every answer counts."""
+
+    limits: tuple[tuple[str, float], ...] = ()
+
+    def is_met(self, figures: Mapping[str, float | None]) -> bool:
+        """A figure that a request does not have, as an answer of one token has no gap, breaks nothing."""
+        return all((figures[name] or 0.0) <= limit for name, limit in self.limits)
+
+    def __str__(self) -> str:
+        names = {figure: name for name, figure in FIGURES.items()}
+        return ", ".join(f"{names[figure]} within {limit * 1e3:g} ms" for figure, limit in self.limits)
+
+
+def parse_slo(text: str) -> Slo:
+    """Limits as the command line has them.
+
+    Raises:
+        ConfigError: a part is not NAME:NUMBERms or NAME:NUMBERs, or a name is unknown or comes twice.
+    """
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        found = _LIMIT.fullmatch(part.strip())
+        if found is None or found[1] not in FIGURES or FIGURES[found[1]] in limits:
+            raise ConfigError(f"slo {part!r} is not NAME:NUMBERms with each of {', '.join(FIGURES)} at most once")
+        limits[FIGURES[found[1]]] = float(found[2]) / (1e3 if found[3] == "ms" else 1.0)
+    return Slo(tuple(limits.items()))

@@ -1,0 +1,100 @@
+"""How many times as long B takes as A, and how sure that is: bootstrap of the mean logarithm of ratios. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+CONFIDENCE = 0.95
+NUM_RESAMPLES = 10_000
+MAX_DRAWS = 4_000_000
+"""Random choices of one interval; more pairs get fewer resamples."""
+MIN_PAIRS = 3
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Geometric mean of B / A with its interval of confidence, which is 0 to infinity below `MIN_PAIRS` pairs."""
+
+    estimate: float
+    low: float
+    high: float
+    num_pairs: int
+
+    @property
+    def differs(self) -> bool:
+        """The interval leaves 1 out: both sides' ranges do not overlap."""
+        return self.low > 1.0 or self.high < 1.0
+
+    def __str__(self) -> str:
+        if self.num_pairs < MIN_PAIRS:
+            return f"{self.estimate:.2f}, too few to tell"
+        verdict = "" if self.differs else ", no difference"
+        return f"{self.estimate:.2f} ({self.low:.2f}-{self.high:.2f}){verdict}"
+
+
+def paired_ratio(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Ratio:
+    """Of values measured in pairs, all above 0, as contenders are that answer the same prompt within seconds."""
+    logs = np.log(np.asarray(after)) - np.log(np.asarray(before))
+    return _ratio(float(logs.mean()), [logs], len(logs), confidence)
+
+
+def stratified_ratio(
+    before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], *, confidence: float = CONFIDENCE
+) -> Ratio:
+    """Of two measurements that were not interleaved, prompt by prompt: each side's runs are drawn by themselves.
+
+    Args:
+        before, after: values above 0 by prompt; only prompts that both have count, and there must be one.
+    """
+    both = sorted(before.keys() & after.keys())
+    old, new = ([np.log(np.asarray(side[key], dtype=float)) for key in both] for side in (before, after))
+    estimate = float(np.mean([after.mean() - before.mean() for before, after in zip(old, new, strict=True)]))
+    old_rest, new_rest = (np.concatenate([values - values.mean() for values in side]) for side in (old, new))
+    # Each prompt's mean was taken from its own runs: one degree of freedom each, on each side.
+    num_free = [len(rest) - len(both) for rest in (old_rest, new_rest)]
+    wider = [math.sqrt(len(rest) / max(1, free)) for rest, free in zip((old_rest, new_rest), num_free, strict=True)]
+    count = sum(num_free) + 1 if min(num_free) > 0 else 0
+    return _ratio(estimate, [-wider[0] * old_rest, wider[1] * new_rest], count, confidence)
+
+
+def _ratio(estimate: float, samples: Sequence[Vector], num_pairs: int, confidence: float) -> Ratio:
+    """Percentiles of resampled sums about their middle, widened to what so few values must leave open.
+
+    Args:
+        estimate: logarithm of the ratio, whose error is that of the sum of the samples' means.
+    """
+    if num_pairs < MIN_PAIRS:
+        return Ratio(math.exp(estimate), 0.0, math.inf, num_pairs)
+    tail = (1 - confidence) / 2
+    middle = sum(float(values.mean()) for values in samples)
+    distances = (np.quantile(_resampled(samples), (tail, 1 - tail)) - middle) * _widening(num_pairs, tail)
+    low, high = np.exp(estimate + distances)
+    return Ratio(math.exp(estimate), float(low), float(high), num_pairs)
+
+
+def _resampled(samples: Sequence[Vector]) -> Vector:
+    """Sums of the samples' means, each of as many values as it has, drawn with replacement; every time the same."""
+    rng = np.random.default_rng(0)
+    num_resamples = max(1000, min(NUM_RESAMPLES, MAX_DRAWS // max(map(len, samples))))
+    sums = np.zeros(num_resamples)
+    for values in samples:
+        sums += values[rng.integers(len(values), size=(num_resamples, len(values)))].mean(axis=1)
+    return sums
+
+
+def _widening(count: int, tail: float) -> float:
+    """Small samples are narrower than what they are drawn from: n / (n - 1), and Student's quantile for the normal's.
+
+    (The "expanded percentile interval" of Hesterberg, arXiv 1411.5279; the quantile is Cornish and Fisher's series.)
+    """
+    z, freedom = NormalDist().inv_cdf(1 - tail), count - 1
+    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return math.sqrt(count / freedom) * t / z

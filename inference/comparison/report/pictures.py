@@ -1,0 +1,166 @@
+"""Which pictures a report has, what each is called, and what it shows in words, for those who do not see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from inference.comparison.plan.config import Series
+from inference.comparison.report import curves, plots
+from inference.comparison.report.findings import Findings
+from inference.comparison.report.looks import STYLE, save
+from inference.comparison.report.summary import CellSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One kind of picture.
+
+    Attributes:
+        finding: its sentences; none where there is nothing to draw.
+    """
+
+    name: str
+    title: str
+    draw: Callable[[Findings], Figure]
+    finding: Callable[[Findings], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A picture in a file."""
+
+    file: Path
+    title: str
+    finding: str
+
+
+def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
+    """Draw every picture that the findings have data for."""
+    drawn = []
+    with mpl.rc_context(STYLE):
+        for picture in PICTURES:
+            if sentences := picture.finding(findings):
+                file = directory / f"{picture.name}.png"
+                save(picture.draw(findings), file, findings.config)
+                drawn.append(Drawn(file, picture.title, f"{'; '.join(sentences)}."))
+    return drawn
+
+
+def speedups(findings: Findings) -> list[str]:
+    """A sentence per topology and prompt kind: from the best network to the worst."""
+    return [
+        f"{kind.replace('_', ' ')}, {series.name}: {', '.join(_speedup(findings, summary) for summary in best)}"
+        for kind, series, best in _over_rtt(findings, min(findings.config.workload.concurrencies))
+        if series != findings.config.baseline.series and all(summary.speedup for summary in best)
+    ]
+
+
+def _speedup(findings: Findings, summary: CellSummary) -> str:
+    contender, speedup = summary.cell.contender, summary.speedup
+    if speedup is None:
+        raise ValueError("a sentence about speed needs a speed-up")
+    setting = f" with {contender.draft_name}, gamma {contender.gamma}" if findings.config.sweeps else ""
+    return f"{speedup.median:.2f} times at {summary.cell.rtt_ms:g} ms{setting}"
+
+
+def _over_rtt(findings: Findings, concurrency: int) -> Iterator[tuple[str, Series, list[CellSummary]]]:
+    for kind in findings.kinds:
+        for series in findings.config.series:
+            rtts_ms = sorted(findings.config.network.rtts_ms)
+            found = [findings.best(series, kind, rtt_ms, concurrency) for rtt_ms in rtts_ms]
+            if best := [summary for summary in found if summary is not None]:
+                yield kind, series, best
+
+
+def _rates(findings: Findings, concurrency: int) -> list[str]:
+    return [
+        f"{kind.replace('_', ' ')}, {series.name}: "
+        + ", ".join(f"{it.tokens_per_s.median:.0f} tokens per second at {it.cell.rtt_ms:g} ms" for it in best)
+        for kind, series, best in _over_rtt(findings, concurrency)
+    ]
+
+
+def _rates_of_many(findings: Findings) -> list[str]:
+    concurrency = max(findings.config.workload.concurrencies)
+    if len(findings.config.workload.concurrencies) < 2:
+        return []
+    return [f"{concurrency} requests in flight", *_rates(findings, concurrency)]
+
+
+def _shares(findings: Findings) -> list[str]:
+    sentences = []
+    for kind in findings.kinds:
+        for series in findings.config.series:
+            if service := findings.served(series, kind):
+                found = service.statistics()
+                half = ", ".join(
+                    f"{name} {found[figure]['p50'] * 1e3:.3g} and {found[figure]['p95'] * 1e3:.3g} ms"
+                    for figure, name in (("ttft_s", "TTFT"), ("end_to_end_latency_s", "end to end"))
+                )
+                sentences.append(f"{kind.replace('_', ' ')}, {series.name}, median and p95: {half}")
+    return sentences
+
+
+def _knees(findings: Findings) -> list[str]:
+    return [
+        f"{kind.replace('_', ' ')}, {curve.series.name}: {_knee(curve, is_open=is_open)}"
+        for is_open in curves.loads_to_draw(findings)
+        for kind in findings.kinds
+        for curve in curves.load_curves(findings, kind, is_open=is_open)
+    ]
+
+
+def _knee(curve: curves.LoadCurve, *, is_open: bool) -> str:
+    unit = "requests per second" if is_open else "in flight"
+    if curve.knee is None:
+        return f"no knee up to {max(curve.loads):g} {unit}"
+    return f"latency rises steeply from {curve.knee:g} {unit}"
+
+
+def _over_gamma(findings: Findings) -> list[str]:
+    return speedups(findings) if findings.config.sweeps else []
+
+
+PICTURES = (
+    Picture(
+        "speedup_by_kind",
+        "Speed-up by prompt kind and topology",
+        plots.speedup_by_kind,
+        speedups,
+    ),
+    Picture(
+        "tokens_over_rtt",
+        "Tokens per second over the round trip time, with the bound",
+        plots.tokens_over_rtt,
+        lambda findings: _rates(findings, min(findings.config.workload.concurrencies)),
+    ),
+    Picture(
+        "speedup_over_gamma",
+        "Speed-up over gamma, by draft and prompt kind, with the theoretical curve",
+        plots.speedup_over_gamma,
+        _over_gamma,
+    ),
+    Picture(
+        "tokens_over_concurrency",
+        "Tokens per second of all clients together, over their number",
+        plots.tokens_over_concurrency,
+        _rates_of_many,
+    ),
+    Picture(
+        "latency_shares",
+        "Share of requests that were served so fast: time to first token, gaps, end to end",
+        curves.latency_shares,
+        _shares,
+    ),
+    Picture(
+        "latency_over_load",
+        "Latency over the load, and the knee from which it rises steeply",
+        curves.latency_over_load,
+        _knees,
+    ),
+)

@@ -1,0 +1,118 @@
+"""`compare_architectures.py study`: the search, over servers that it starts once, until the time is over."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Console
+
+from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
+from inference.comparison.report.agreement import check_agreement
+from inference.comparison.report.files import prepare_directory
+from inference.comparison.report.summary import CellSummary, Summarizer
+from inference.comparison.run.load import require_locust
+from inference.comparison.run.measurement import WARM_UP, measure
+from inference.comparison.run.progress import Progress
+from inference.comparison.run.topologies import Deployment, deployment
+from inference.comparison.study.advice import Evidence, Trial
+from inference.comparison.study.flags import AS_JSON, StudyConfig, parse_study
+from inference.comparison.study.report import Study, write_study
+from inference.comparison.study.search import Budget, Speeds, conduct
+from inference.comparison.study.space import Group
+
+ALONE = Contender(Topology.TARGET)
+
+
+def prepare(arguments: Sequence[str]) -> StudyConfig:
+    """Read the flags, and refuse before anything is started what cannot be done.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    config = parse_study(arguments)
+    if config.comparison.uses_locust:
+        require_locust()
+    prepare_directory(config.comparison.output)
+    return config
+
+
+async def study(config: StudyConfig, console: Console) -> Study:
+    """Start the servers, search, and stop them.
+
+    Raises:
+        SpecDecError: a server or a request failed.
+    """
+    started = time.monotonic()
+    with Progress(console, None) as progress:
+        progress.phase(f"starting servers: {'; '.join(map(str, config.comparison.machines))}")
+        async with deployment(config.comparison) as servers:
+            laboratory = Laboratory(config, servers, progress)
+            skipped = await servers.guard(conduct(config.space, laboratory.measure, laboratory.budget))
+            progress.phase("stopping servers")
+    evidence = Evidence(config.space, laboratory.trials, skipped)
+    differences = tuple(laboratory.differences)
+    return Study(config.comparison, evidence, differences, config.prices, time.monotonic() - started)
+
+
+def report(done: Study) -> bool:
+    """Write the files, say the advice; return whether all answers were the target's."""
+    results = write_study(done, done.config.output)
+    for sentence in done.sentences:
+        print(f"- {sentence}", file=sys.stderr)
+    print(
+        f"report: {done.config.output / 'study.html'}, service: {done.config.output / 'service.toml'}", file=sys.stderr
+    )
+    print(json.dumps(results, separators=(",", ":")), flush=True)
+    return not done.differences
+
+
+class Laboratory:
+    """Measures groups, each an ordinary comparison with the target alone, and keeps what came out."""
+
+    def __init__(self, config: StudyConfig, servers: Deployment, progress: Progress) -> None:
+        self._config = config
+        self._servers = servers
+        self._progress = progress
+        self.budget = Budget(config.budget_s, time.monotonic)
+        self.trials: list[Trial] = []
+        self.differences: list[str] = []
+
+    async def measure(self, group: Group) -> Speeds:
+        """See `conduct`."""
+        self._progress.phase(f"{self.budget.left_s:.0f} s left: {group.place}")
+        config = comparison_of(self._config, group)
+        samples = await measure(config, self._servers, self._progress)
+        self.differences += map(str, check_agreement(samples).differences)
+        found = Summarizer(config, [sample for sample in samples if sample.repeat != WARM_UP]).summaries()
+        by_contender = {summary.cell.contender: summary for summary in found}
+        alone = by_contender.pop(ALONE)
+        trials = [_trial(group, summary, alone) for summary in by_contender.values()]
+        self.trials += trials
+        return {trial.contender: trial.speedup.median for trial in trials}
+
+
+def comparison_of(config: StudyConfig, group: Group) -> ComparisonConfig:
+    """A group as a comparison of its own."""
+    place, comparison, kind = group.place, config.comparison, group.place.kind.removesuffix(AS_JSON)
+    workload = replace(
+        comparison.workload,
+        prompt_sets=tuple(prompt_set for prompt_set in comparison.workload.prompt_sets if prompt_set.kind == kind),
+        concurrencies=(place.concurrency,),
+        max_new_tokens=place.max_new_tokens,
+        temperature=place.temperature,
+        grammar=None if kind == place.kind else config.schema,
+    )
+    network = replace(comparison.network, rtts_ms=(place.rtt_ms,))
+    return replace(comparison, workload=workload, network=network, chosen=(ALONE, *group.contenders))
+
+
+def _trial(group: Group, summary: CellSummary, alone: CellSummary) -> Trial:
+    if summary.speedup is None:
+        raise ValueError("the target alone was not measured")
+    rates = summary.tokens_per_s.median, alone.tokens_per_s.median
+    contender = summary.cell.contender
+    return Trial(group.place, contender, summary.speedup, *rates, summary.ttft_s, alone.ttft_s, summary.acceptance_rate)

@@ -1,0 +1,132 @@
+"""The command line of `compare_architectures.py study`: the comparison's, with lists where it takes one value."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from inference.cli.flags import NGRAM
+from inference.comparison.plan.config import LOOKUP, ComparisonConfig, Contender, Topology
+from inference.comparison.plan.flags import list_of, parse_config, with_underscores
+from inference.comparison.study.advice import Prices
+from inference.comparison.study.space import Space
+from inference.config import BUNDLED_DRAFT
+from inference.errors import ConfigError
+from inference.request import Grammar, GrammarKind
+
+AS_JSON = " as JSON"
+"""Behind a prompt kind whose answers keep to the schema."""
+_UNITS_S = {"s": 1, "m": 60, "h": 3600}
+_LOADS = "1,4,16" if importlib.util.find_spec("locust") else "1"  # more than one are Locust's
+_DEFAULTS = {
+    "draft_models": f"{BUNDLED_DRAFT},{NGRAM}",
+    "gamma": "8,4,2,16",
+    "topologies": "target,fused,distributed",
+    "rtt_ms": "10,0.2,80",
+    "concurrency": _LOADS,
+    "num_runs": "2",
+    "output": "reports/study",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StudyConfig:
+    """What is studied, for how long, and what machines cost, if anybody asks.
+
+    Attributes:
+        comparison: all servers that the study needs, and the workload but for what `space` varies.
+        schema: of the answers of one more prompt kind.
+    """
+
+    comparison: ComparisonConfig
+    space: Space
+    budget_s: float
+    prices: Prices | None = None
+    schema: Grammar | None = None
+
+
+def parse_study(arguments: Sequence[str]) -> StudyConfig:
+    """The study that the arguments ask for.
+
+    Raises:
+        ConfigError: a value is out of range, or a file cannot be read.
+        SystemExit: --help, or a flag that does not exist.
+    """
+    parser = _parser()
+    if {"-h", "--help"} & set(arguments):
+        defaults = ", ".join(f"--{name} {value}" for name, value in _DEFAULTS.items())
+        print(f"{parser.format_help()}\nand all flags of the comparison, here with {defaults}:\n")
+    args, rest = parser.parse_known_args([with_underscores(argument) for argument in arguments])
+    usual = {**_DEFAULTS, "max_new_tokens": args.max_new_tokens[0], "temperature": args.temperature[0]}
+    comparison = parse_config([*(f"--{name}={value}" for name, value in usual.items()), *rest])
+    for length in args.max_new_tokens:  # refuses what is out of range before anything is started
+        for temperature in args.temperature:
+            replace(comparison.workload, max_new_tokens=length, temperature=temperature)
+    prices = Prices(*args.price_per_hour) if args.price_per_hour else None
+    schema = None if args.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, _text_of(args.json_schema))
+    return StudyConfig(comparison, _space(comparison, args), args.budget, prices, schema)
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"json_schema {file} cannot be read: {error}") from error
+
+
+def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
+    if Topology.TARGET not in config.topologies:
+        raise ConfigError("topologies: a study needs the target alone, which all else is compared with: name target")
+    alone = Contender(Topology.TARGET)
+    by_itself = replace(alone, draft=LOOKUP, gamma=max(config.gammas))
+    kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
+    kinds += [] if args.json_schema is None else [kinds[0] + AS_JSON]
+    return Space(
+        (by_itself, *(contender for contender in config.contenders if contender != alone)),
+        {
+            "kind": tuple(kinds),
+            "rtt_ms": config.network.rtts_ms,
+            "concurrency": config.workload.concurrencies,
+            "max_new_tokens": args.max_new_tokens,
+            "temperature": args.temperature,
+        },
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compare_architectures.py study",
+        description="Find out when speculation pays, and with what: search over ways to serve and conditions for as "
+        "long as you say, and advise. Of every list the first value is the usual one, from which the search begins.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    text = "time for measuring, such as 90s, 10m, 1h (%(default)s)"
+    parser.add_argument("--budget", type=_seconds, default="10m", metavar="TIME", help=text)
+    text = "of the target's machine, and of a draft's own, in any currency: costs per million tokens follow"
+    parser.add_argument("--price_per_hour", type=_prices, metavar="TARGET[,DRAFT]", help=text)
+    text = "one more prompt kind: the first one's prompts, with answers that keep to this schema"
+    parser.add_argument("--json_schema", type=Path, metavar="FILE", help=text)
+    text = "output tokens per request (%(default)s)"
+    parser.add_argument("--max_new_tokens", type=list_of(int), default="96,16,48", metavar="LIST", help=text)
+    text = "temperatures (%(default)s)"
+    parser.add_argument("--temperature", type=list_of(float), default="0,1", metavar="LIST", help=text)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 1h")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def _prices(text: str) -> tuple[float, ...]:
+    prices = list_of(float)(text)
+    if not 1 <= len(prices) <= 2 or min(prices) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not TARGET or TARGET,DRAFT, both at least 0")
+    return prices

@@ -1,0 +1,73 @@
+"""The picture of a study: every way at its best, over the length of proposals and over each condition."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from inference.comparison.plan.config import ComparisonConfig
+from inference.comparison.report.looks import (
+    COLOURS,
+    DRAFT_COLOURS,
+    DRAFT_MARKS,
+    STYLE,
+    TARGET,
+    errors,
+    from_zero,
+    grid,
+    save,
+)
+from inference.comparison.report.pictures import Drawn
+from inference.comparison.study.advice import Evidence, Trial, crossovers
+
+_NUMBERS = {
+    "gamma": "gamma (draft tokens of a round)",
+    "max_new_tokens": "output tokens of a request",
+    "rtt_ms": "round trip (ms)",
+    "temperature": "temperature",
+    "concurrency": "requests in flight",
+}
+_LOGARITHMIC = ("gamma", "max_new_tokens", "concurrency")
+
+
+def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn]:
+    """Write the picture, if there is more than one value of anything."""
+    names = [name for name in _NUMBERS if any(len(evidence.over(name, it.contender)) > 1 for it in evidence.leaders)]
+    if names:
+        with mpl.rc_context(STYLE):
+            save(over_conditions(evidence, names), file, config)
+    shown = f"Lines over {', '.join(_NUMBERS[name] for name in names)}; the figures are in the table of trials."
+    return [Drawn(file, "Speed-up of every way at its best", shown)] if names else []
+
+
+def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
+    """A panel per condition, a line per way; a dotted line where load makes it lose."""
+    figure, [panels] = grid(1, len(names), width=3.4, height=3.4 + 0.2 * len(evidence.leaders))
+    for axes, name in zip(panels, names, strict=True):
+        _panel(axes, name, {trial.contender.label: evidence.over(name, trial.contender) for trial in evidence.leaders})
+    from_zero([panels])
+    panels[0].set_ylabel("speed-up over the target alone")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=1)
+    return figure
+
+
+def _panel(axes: Axes, name: str, lines: dict[str, dict[float, Trial]]) -> None:
+    looks = zip(itertools.cycle(DRAFT_COLOURS), itertools.cycle(DRAFT_MARKS), strict=False)
+    for (label, trials), (colour, mark) in zip(lines.items(), looks, strict=False):
+        spreads = [trial.speedup for trial in trials.values()]
+        style = {"color": colour, "marker": mark, "capsize": 3, "label": label}
+        axes.errorbar(list(trials), [it.median for it in spreads], errors(spreads), **style)  # type: ignore[arg-type]
+        for crossed in crossovers(trials) if name == "concurrency" else ():
+            axes.axvline(crossed, color=colour, linestyle=":", linewidth=1.2)
+    axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
+    axes.set_xlabel(_NUMBERS[name])
+    if name in _LOGARITHMIC:
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted({at for trials in lines.values() for at in trials})))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())

@@ -1,0 +1,127 @@
+"""A study that is over, as files: advice for people and machines, the evidence, and the recommended service."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from inference.comparison.plan.config import ComparisonConfig, Contender
+from inference.comparison.report.findings import conditions, emulation_of
+from inference.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
+from inference.comparison.study.service import service_toml
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """All that the report is about.
+
+    Attributes:
+        differences: answers that were not the target's, as sentences; there should be none.
+        prices: None: nobody asks.
+    """
+
+    config: ComparisonConfig
+    evidence: Evidence
+    differences: tuple[str, ...]
+    prices: Prices | None
+    duration_s: float
+
+    @property
+    def advised(self) -> Contender | None:
+        """None: the target alone."""
+        best = self.evidence.best(self.evidence.space.usual)
+        return best.contender if best else None
+
+    @property
+    def sentences(self) -> list[str]:
+        label = emulation_of(self.config)
+        return [*([f"{label}."] if label else []), *sentences(self.evidence, self.prices), *self.differences]
+
+
+def write_study(study: Study, directory: Path) -> dict[str, Any]:
+    """Write study.json, service.toml and, where matplotlib is, study.html; return the content of study.json."""
+    results = json_of(study)
+    (directory / "study.json").write_text(json.dumps(results, indent=1) + "\n")
+    reason = next(iter(sentences(study.evidence, None)))
+    (directory / "service.toml").write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
+    try:
+        page = _page(study, directory)
+    except ModuleNotFoundError as error:
+        logger.warning("no study.html: it needs the package %s, which is not installed", error.name)
+    else:
+        (directory / "study.html").write_text(page, encoding="utf-8")
+    return results
+
+
+def json_of(study: Study) -> dict[str, Any]:
+    """Times in seconds."""
+    evidence, prices = study.evidence, study.prices
+    return {
+        "emulated": str(study.config.backend.emulation) or None,
+        "same_tokens": not study.differences,
+        "duration_s": round(study.duration_s, 1),
+        "usual": asdict(evidence.space.usual),
+        "recommended": _contender(study.advised),
+        "advice": study.sentences,
+        "crossovers_in_flight": {
+            trial.contender.label: crossovers(evidence.over("concurrency", trial.contender))
+            for trial in evidence.leaders
+        },
+        "trials": [_trial(trial, prices) for trial in evidence.trials],
+        "not_tried": [
+            {**asdict(group.place), "contenders": [contender.label for contender in group.contenders]}
+            for group in evidence.skipped
+        ],
+        "num_combinations": evidence.space.num_trials,
+        "conditions": dict(conditions(study.config)),
+    }
+
+
+def _contender(contender: Contender | None) -> dict[str, Any]:
+    if contender is None:
+        return {"topology": "target"}
+    schedule = contender.schedule.value if contender.schedule else None
+    return {**asdict(contender), "topology": contender.topology.value, "schedule": schedule}
+
+
+def _trial(trial: Trial, prices: Prices | None) -> dict[str, Any]:
+    cost = prices.per_million_tokens(trial.contender, trial.tokens_per_s) if prices else None
+    alone = prices.per_million_tokens(None, trial.alone_tokens_per_s) if prices else None
+    costs = {"cost_per_million_tokens": cost, "alone_cost_per_million_tokens": alone}
+    return {**asdict(trial), "contender": _contender(trial.contender), **costs}
+
+
+def _page(study: Study, directory: Path) -> str:
+    from inference.comparison.report import html  # matplotlib takes a second to import, and is needed only now
+    from inference.comparison.study.plots import draw
+
+    first, *others = map(escape, study.sentences)
+    pictures = draw(study.evidence, study.config, directory / "study.png")
+    skipped = [escape(str(group)) for group in study.evidence.skipped]
+    told = [f"{escape(name)}: {escape(text)}" for name, text in conditions(study.config)]
+    mood = "verdict bad" if emulation_of(study.config) or study.differences else "verdict"
+    parts = {
+        "Advice": html.listed(others),
+        "Pictures": "".join(html.figure(picture, study.config) for picture in pictures),
+        "Evidence": html.table(
+            f"All trials. {emulation_of(study.config)}", _COLUMNS, list(map(_row, study.evidence.trials))
+        ),
+        "Not tried, for want of time": html.listed(skipped or ["Nothing that the search wanted."]),
+        "Conditions": html.listed(told),
+    }
+    return html.page("When speculation pays", f'<p class="{mood}">{first}</p>', parts)
+
+
+_COLUMNS = ("conditions", "served by", "speed-up (range)", "tokens/s", "target alone", "TTFT ms", "acceptance rate")
+
+
+def _row(trial: Trial) -> list[str]:
+    acceptance = "-" if trial.acceptance_rate is None else f"{trial.acceptance_rate:.2f}"
+    figures = f"{trial.tokens_per_s:.1f}", f"{trial.alone_tokens_per_s:.1f}", f"{trial.ttft_s * 1e3:.0f}", acceptance
+    return [str(trial.place), trial.contender.label, str(trial), *figures]

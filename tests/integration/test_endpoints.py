@@ -1,0 +1,79 @@
+"""compare_architectures.py --endpoint as users run it: what runs already, over TLS and with a token, and a stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.config import ROOT
+from inference.serving.processes import free_port, server_process
+from tests.conftest import ModelDirectories
+from tests.support.foreign import foreign_server
+
+TOKEN = "a-token-of-this-test"
+AUTH = f'[[token]]\nname = "bench"\nsha256 = "{hashlib.sha256(TOKEN.encode()).hexdigest()}"\nroles = ["client"]\n'
+CHAT = {"messages": [{"role": "user", "content": "1 2 3"}, {"role": "user", "content": "and"}]}
+
+
+@pytest.mark.slow
+async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, tmp_path: Path) -> None:
+    """One server of ours by its two doors, and a foreign one: the same prompts, and who can be compared with whom."""
+    port, http_port = free_port(), free_port()
+    (tmp_path / "auth.toml").write_text(AUTH)
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "texts.txt").write_text("1 2 3 and\nin the wing\n")
+    (tmp_path / "chats.jsonl").write_text(json.dumps(CHAT))
+    security = ["--tls_self_signed", str(tmp_path / "certs"), "--auth_file", str(tmp_path / "auth.toml")]
+    serving = ["--model", str(models.target), "--port", str(port), "--http_port", str(http_port), *security]
+    async with (
+        server_process("target", "target", *serving, port=port, ready_line="serving on"),
+        foreign_server() as foreign,
+    ):
+        flags = [
+            *("--endpoint", f"a=grpc://127.0.0.1:{port}", "--endpoint", f"b=https://127.0.0.1:{http_port}/v1"),
+            *("--endpoint", f"c={foreign.url}", "--tls_ca", str(tmp_path / "certs" / "ca.pem")),
+            *("--token_file", str(tmp_path / "token"), "--temperature", "0.8", "--seed", "7", "--ignore_eos"),
+            *("--dataset", str(tmp_path / "texts.txt"), "--dataset", str(tmp_path / "chats.jsonl")),
+            *("--max_new_tokens", "8", "--num_runs", "1", "--concurrency", "2", "--output", str(tmp_path / "report")),
+        ]
+        code, results, errors = await _compare(flags)
+        assert code == 0, errors
+        assert (results["same_tokens"], results["not_comparable"]) == (True, ["c"])
+        assert results["warnings"] == ["c does not count tokens: one is assumed in each of its messages"]
+        cells = {(cell["endpoint"], cell["kind"]): cell for cell in results["statistics"]}
+        assert set(cells) == {(name, kind) for name in "abc" for kind in ("texts", "chats")}
+        for kind in ("texts", "chats"):
+            assert cells["a", kind]["number_output_tokens"]["min"] == 8
+            assert cells["b", kind]["number_output_tokens"]["min"] == 8
+            assert cells["a", kind]["number_input_tokens"] == cells["b", kind]["number_input_tokens"]
+        code, _, errors = await _compare(
+            ["--config", str(tmp_path / "report" / "config.toml"), "--max_new_tokens", "200"]
+        )
+        assert code == 2
+        assert "texts prompt 1 and what is answered may have" in errors
+        assert "the context of a has 128" in errors
+
+
+async def _compare(flags: list[str]) -> tuple[int | None, dict[str, Any], str]:
+    """Exit code, the last line of stdout, and stderr."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "compare_architectures.py"),
+        *flags,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        stdout, stderr = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    lines = stdout.decode().splitlines()
+    return process.returncode, json.loads(lines[-1]) if lines else {}, stderr.decode()

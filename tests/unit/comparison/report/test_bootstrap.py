@@ -1,0 +1,58 @@
+"""Intervals hold what they promise, and a difference is neither missed nor made up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inference.comparison.report.bootstrap import MIN_PAIRS, paired_ratio, stratified_ratio
+
+NUM_TRIALS = 400
+
+
+def _paired(rng: np.random.Generator, num_pairs: int, ratio: float) -> tuple[list[float], list[float]]:
+    """Prompts differ by much, each side's noise is 5 %."""
+    prompts = np.exp(rng.normal(0.0, 1.0, num_pairs))
+    before, after = (prompts * np.exp(rng.normal(0.0, 0.05, num_pairs)) for _ in range(2))
+    return list(before), list(after * ratio)
+
+
+@pytest.mark.parametrize("num_pairs", [5, 12])
+def test_intervals_cover_the_truth_as_often_as_they_say(num_pairs: int) -> None:
+    rng = np.random.default_rng(3)
+    found = [paired_ratio(*_paired(rng, num_pairs, 1.3)) for _ in range(NUM_TRIALS)]
+    covered = sum(ratio.low <= 1.3 <= ratio.high for ratio in found) / NUM_TRIALS
+    assert 0.91 <= covered <= 0.99
+
+
+def test_runs_that_were_not_interleaved_are_compared_prompt_by_prompt() -> None:
+    """Prompts differ by far more than what is looked for; three runs of each are enough all the same."""
+    rng = np.random.default_rng(4)
+    found = []
+    for _ in range(NUM_TRIALS):
+        prompts = np.exp(rng.normal(0.0, 1.0, 4))
+        sides = [{str(i): prompt * np.exp(rng.normal(0, 0.05, 3)) for i, prompt in enumerate(prompts)} for _ in "ab"]
+        found.append(stratified_ratio(sides[0], {key: 1.2 * values for key, values in sides[1].items()}))
+    covered = sum(ratio.low <= 1.2 <= ratio.high for ratio in found) / NUM_TRIALS
+    assert 0.91 <= covered <= 0.99
+    assert sum(ratio.low > 1.0 for ratio in found) / NUM_TRIALS > 0.95
+
+
+def test_a_of_a_is_no_difference_and_a_slowdown_is_one() -> None:
+    rng = np.random.default_rng(5)
+    same, slower = (paired_ratio(*_paired(rng, 12, ratio)) for ratio in (1.0, 1.2))
+    assert not same.differs
+    assert str(same).endswith("no difference")
+    assert slower.low > 1.05
+    assert "no difference" not in str(slower)
+
+
+def test_values_without_noise_have_an_interval_of_one_point() -> None:
+    ratio = paired_ratio([1.0, 2.0, 4.0], [2.0, 4.0, 8.0])
+    assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_too_few_pairs_say_so() -> None:
+    ratio = paired_ratio([1.0] * (MIN_PAIRS - 1), [9.0] * (MIN_PAIRS - 1))
+    assert not ratio.differs
+    assert str(ratio) == "9.00, too few to tell"

@@ -1,0 +1,108 @@
+"""Endpoints of HTTP: what they tell, what they do not, and whatever goes wrong with them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from inference.comparison.plan.config import PromptSet, WorkloadConfig
+from inference.comparison.plan.datasets import Conversation
+from inference.comparison.plan.endpoint import Endpoint
+from inference.comparison.run.client import asking
+from inference.comparison.run.http_client import HttpClient, _Chunk, _rounds, http_client
+from inference.comparison.run.load import several_at_once
+from inference.config import DialSecurity
+from inference.errors import ConfigError, UnavailableError
+from tests.support.foreign import TEXT, foreign_server
+
+WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignore_eos=True)
+
+
+async def test_an_answer_without_usage_is_counted_by_its_messages_and_says_so() -> None:
+    """The first manners of asking are refused by this server; the one that it takes is kept."""
+    async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
+        first = await client.complete("hello", 0, time.monotonic())
+        second = await client.complete("hello", 1, time.monotonic())
+        assert len(foreign.bodies) == 3 + 1
+        assert foreign.bodies[-1] == {
+            "model": "theirs",
+            "prompt": "hello",
+            "max_tokens": 48,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+    for record in (first, second):
+        assert (record.text, record.error_code, record.model_id) == ("".join(TEXT), None, "")
+        assert (record.stats.num_output_tokens, record.is_estimated, record.token_ids) == (len(TEXT), True, ())
+        assert record.stats.end_to_end_s >= record.stats.ttft_s > 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "message"),
+    [
+        ("busy", "503", "come back later"),
+        ("dies", "DISCONNECTED", ""),
+        ("fails", "IN_STREAM", "out of memory"),
+        ("slow", "DEADLINE_EXCEEDED", "within 1 s"),
+    ],
+)
+async def test_whatever_goes_wrong_is_a_record_with_a_code(prompt: str, code: str, message: str) -> None:
+    async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
+        record = await client.complete(prompt, 3, time.monotonic())
+        assert (record.error_code, record.prompt_index, record.rounds) == (code, 3, ())
+        assert message in record.error_message
+        assert (await client.complete("and goes on", 4, time.monotonic())).error_code is None
+
+
+async def test_a_server_that_is_gone_is_a_record_once_it_was_there_and_an_error_before() -> None:
+    async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
+        gone = HttpClient(client._http, Endpoint("b", foreign.url), WORKLOAD)
+        client._http.base_url = "http://127.0.0.1:9/v1/"
+        assert (await gone.complete("hello", 0, time.monotonic())).error_code == "UNREACHABLE"
+    with pytest.raises(
+        UnavailableError, match=r"endpoint b does not name its model at http://127\.0\.0\.1:9/v1/models"
+    ):
+        async with http_client(Endpoint("b", "http://127.0.0.1:9/v1"), WORKLOAD):
+            pass
+
+
+async def test_a_conversation_sends_what_was_answered_before() -> None:
+    async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
+        prompts = (Conversation(("one", "two"), system="be brief"), "plain", Conversation(("it dies", "never asked")))
+        records = await several_at_once(asking(client, prompts), len(prompts), 2)
+        said = [body["messages"] for body in foreign.bodies if "messages" in body]
+    # Each prompt more than once, as two clients at once ask; its turns keep their numbers.
+    assert {record.prompt_index for record in records} == {0, 1, 2, 3}
+    assert [record.error_code for record in records if record.prompt_index == 3] == ["DISCONNECTED"]
+    assert [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "".join(TEXT)},
+        {"role": "user", "content": "two"},
+    ] in said
+
+
+def test_tokens_of_messages_are_those_counted_or_all_of_them_spread() -> None:
+    def shares(*counts: int | None, total: int | None = None) -> list[int]:
+        chunks = [_Chunk(float(i), "x" * (i + 1), count) for i, count in enumerate(counts)]
+        return [item.num_tokens for item in _rounds(chunks, total)]
+
+    assert shares(1, 4, 5, total=5) == [1, 3, 1]
+    assert shares(2, 2, 5, total=5) == [2, 3]  # a chunk without a token has no time of its own
+    assert shares(None, None, None, total=3) == [1, 1, 1]
+    assert shares(None, None, None, total=12) == [2, 4, 6]
+    assert shares(None, None, None) == [1, 1, 1]
+
+
+async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    security = DialSecurity(ca=tmp_path / "none.pem")
+    with pytest.raises(ConfigError, match="certificates"):
+        async with http_client(Endpoint("b", "https://127.0.0.1:9/v1", security), WORKLOAD):
+            pass
+    security = DialSecurity(token_file=tmp_path / "token")
+    with pytest.raises(ConfigError, match="token"):
+        async with http_client(Endpoint("b", "http://127.0.0.1:9/v1", security), WORKLOAD):
+            pass

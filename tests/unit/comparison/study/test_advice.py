@@ -1,0 +1,142 @@
+"""Advice from made-up trials: what is recommended, where it crosses over, what it costs, and in which words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inference.cli.roles.registry import parser_of
+from inference.comparison.plan.backend import BackendConfig
+from inference.comparison.plan.config import LOOKUP, Contender, Topology
+from inference.comparison.report.summary import Spread
+from inference.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
+from inference.comparison.study.report import Study, write_study
+from inference.comparison.study.service import service_toml
+from inference.comparison.study.space import Group, Space
+from inference.config import Emulation
+from inference.request import Schedule
+from tests.support.samples import config
+
+FUSED = Contender(Topology.FUSED, "draft", 8)
+ASYNC = Contender(Topology.DISTRIBUTED, "draft", 8, Schedule.ASYNC, 3)
+BY_ITSELF = Contender(Topology.TARGET, LOOKUP, 8)
+SPACE = Space(
+    (BY_ITSELF, FUSED, ASYNC),
+    {
+        "kind": ("prose",),
+        "rtt_ms": (10.0, 80.0),
+        "concurrency": (1, 8, 32),
+        "max_new_tokens": (96, 16, 4),
+        "temperature": (0.0,),
+    },
+)
+
+
+def trial(contender: Contender, speedup: float, **place: object) -> Trial:
+    where = replace(SPACE.usual, **place)  # type: ignore[arg-type]
+    return Trial(where, contender, Spread(speedup, speedup * 0.99, speedup * 1.01), 40 * speedup, 40.0, 0.1, 0.2)
+
+
+def advised(*speedups: tuple[Contender, float]) -> Contender | None:
+    best = Evidence(SPACE, [trial(contender, speedup) for contender, speedup in speedups]).best(SPACE.usual)
+    return best.contender if best else None
+
+
+@pytest.mark.parametrize(
+    ("speedups", "expected"),
+    [
+        ([(FUSED, 2.0), (ASYNC, 3.0)], ASYNC),
+        ([(FUSED, 2.95), (ASYNC, 3.0)], FUSED),  # a tie: one machine less
+        ([(BY_ITSELF, 1.5), (FUSED, 1.52), (ASYNC, 1.55)], BY_ITSELF),
+        ([(FUSED, 1.04), (ASYNC, 0.5)], None),  # not worth a draft
+        ([(FUSED, 0.4)], None),
+    ],
+)
+def test_the_fastest_is_advised_unless_something_simpler_is_as_good(
+    speedups: list[tuple[Contender, float]], expected: Contender | None
+) -> None:
+    assert advised(*speedups) == expected
+
+
+def test_what_lost_in_a_run_is_not_advised() -> None:
+    shaky = replace(trial(FUSED, 1.5), speedup=Spread(1.5, 0.9, 2.1))
+    assert Evidence(SPACE, [shaky]).best(SPACE.usual) is None
+
+
+def test_a_crossover_is_where_the_curve_meets_one() -> None:
+    assert crossed({1: 3.0, 4: 2.0, 16: 0.0}) == [pytest.approx(8.0)]  # halfway between 4 and 16, by powers of two
+    assert crossed({1: 3.0, 4: 2.0}) == []
+    assert crossed({8: 0.5, 32: 1.5}) == [pytest.approx(16.0)]
+
+
+def crossed(speedups: dict[float, float]) -> list[float]:
+    return crossovers({load: trial(FUSED, speedup) for load, speedup in speedups.items()})
+
+
+def evidence() -> Evidence:
+    loads = [trial(FUSED, speedup, concurrency=load) for load, speedup in ((8, 1.5), (32, 0.5))]
+    lengths = [trial(FUSED, speedup, max_new_tokens=length) for length, speedup in ((16, 1.2), (4, 0.8))]
+    far = [trial(FUSED, 1.3, rtt_ms=80.0), trial(ASYNC, 2.6, rtt_ms=80.0)]
+    usual = [trial(FUSED, 3.0), trial(ASYNC, 2.0), trial(BY_ITSELF, 1.1)]
+    skipped = [Group(replace(SPACE.usual, rtt_ms=80.0), (BY_ITSELF,))]
+    return Evidence(SPACE, [*usual, *loads, *lengths, *far], skipped)
+
+
+def test_the_words_have_what_was_asked() -> None:
+    text = "\n".join(sentences(evidence(), Prices(36.0)))
+    for expected in (
+        "serve with fused (draft draft, gamma 8). It gives 3.00",
+        "120 tokens/s instead of 40",
+        "pays from 16 output tokens on, not at 4",
+        "it loses from about 16 in flight on",
+        "At round trip 80 ms, all else as usual: distributed async",
+        "At 32 in flight, all else as usual: the target alone",
+        "Slower than the target alone in 2 of 9 trials",
+        "A million tokens cost 83.33 with 1 in flight, 250.00 by the target alone",
+        "9 of 54 combinations were tried; for 1 groups more the time was too short",
+    ):
+        assert expected in text
+
+
+def test_a_draft_on_a_machine_of_its_own_costs_that_too() -> None:
+    prices = Prices(36.0, 3.6)
+    assert prices.per_million_tokens(FUSED, 100.0) == pytest.approx(100.0)
+    assert prices.per_million_tokens(ASYNC, 100.0) == pytest.approx(110.0)
+    assert prices.per_million_tokens(None, 100.0) == pytest.approx(100.0)
+
+
+def test_without_time_it_says_so() -> None:
+    (sentence,) = sentences(Evidence(SPACE, []), None)
+    assert "Nothing was measured" in sentence
+
+
+@pytest.mark.parametrize("contender", [None, BY_ITSELF, FUSED, ASYNC, replace(FUSED, draft="ngram")])
+def test_the_service_can_be_started_from_its_file(tmp_path: Path, contender: Contender | None) -> None:
+    """Every role takes its table; an unknown key would be refused."""
+    settings = config(tmp_path)
+    file = tmp_path / "service.toml"
+    file.write_text(service_toml(settings, contender, 'the reason, with "quotes"'))
+    role = "fused_target" if contender and contender.topology is Topology.FUSED else "target"
+    args = parser_of(role).parse_args(["--config", str(file)])
+    assert getattr(args, "target_model" if role == "fused_target" else "model") == settings.target_model.resolve()
+    if contender == ASYNC:
+        draft = parser_of("draft").parse_args(["--config", str(file)])
+        assert (draft.gamma, draft.schedule, draft.branches) == (8, "async", 3)
+    elif role == "target":
+        assert args.lookup == (contender is not None)
+
+
+def test_files_say_that_they_are_emulated_and_what_was_not_tried(tmp_path: Path) -> None:
+    settings = config(tmp_path, backend=BackendConfig(emulation=Emulation(0.025)), output=tmp_path)
+    write_study(Study(settings, evidence(), (), None, 60.0), tmp_path)
+    results = json.loads((tmp_path / "study.json").read_text())
+    assert results["emulated"] == "target:25ms"
+    assert results["recommended"]["topology"] == "fused"
+    assert results["not_tried"][0]["rtt_ms"] == 80.0
+    page = (tmp_path / "study.html").read_text()
+    assert "EMULATED" in page
+    assert "data:image/png;base64," in page
+    assert (tmp_path / "study.png").stat().st_size > 10_000

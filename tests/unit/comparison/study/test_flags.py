@@ -1,0 +1,65 @@
+"""The study's command line, and a group of its trials as the comparison that measures it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inference.comparison.plan.config import LOOKUP, Contender, Topology
+from inference.comparison.study.app import ALONE, comparison_of
+from inference.comparison.study.flags import AS_JSON, StudyConfig, parse_study
+from inference.comparison.study.space import Group
+from inference.errors import ConfigError
+from inference.request import GrammarKind
+
+FLAGS = ["--topologies", "target,fused", "--concurrency", "1", "--gamma", "4,8"]
+
+
+def parsed(*flags: str) -> StudyConfig:
+    return parse_study([*FLAGS, *flags])
+
+
+def test_the_first_of_every_list_is_the_usual_one() -> None:
+    config = parsed("--rtt-ms", "80,0", "--max-new-tokens", "32,8", "--temperature", "0.5,0", "--budget", "90s")
+    usual = config.space.usual
+    assert (usual.rtt_ms, usual.max_new_tokens, usual.temperature, usual.kind) == (80.0, 32, 0.5, "structured")
+    assert config.space.ways == (Contender(Topology.TARGET, LOOKUP, 8), config.comparison.contenders[1])
+    assert config.budget_s == 90.0
+    assert config.prices is None
+
+
+def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "integer"}')
+    config = parsed("--json_schema", str(tmp_path / "schema.json"), "--max_new_tokens", "32,8")
+    plain, as_json = config.space.usual, next(it for it in config.space.changed(1) if it.kind.endswith(AS_JSON))
+    for place in (plain, as_json):
+        comparison = comparison_of(config, Group(place, config.space.ways))
+        assert comparison.contenders == (ALONE, *config.space.ways)
+        assert [prompt_set.kind for prompt_set in comparison.workload.prompt_sets] == ["structured"]
+        assert comparison.network.rtts_ms == (place.rtt_ms,)
+        grammar = comparison.workload.grammar
+        assert (grammar and grammar.kind) == (GrammarKind.JSON_SCHEMA if place is as_json else None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--topologies", "fused"], "a study needs the target alone"),
+        (["--max_new_tokens", "32,1"], "max_new_tokens 1 is below 2"),
+        (["--temperature", "0,101"], "temperature 101 is outside 0..100"),
+        (["--json_schema", "nowhere.json"], "json_schema nowhere.json cannot be read"),
+    ],
+)
+def test_what_cannot_be_studied_is_refused(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parsed(*flags)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--budget", "10"], ["--budget", "0m"], ["--price_per_hour", "1,2,3"], ["--nothing"]]
+)
+def test_flags_that_mean_nothing_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*flags)
+    assert flags[0] in capsys.readouterr().err

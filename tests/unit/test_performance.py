@@ -1,0 +1,55 @@
+"""Pages that are made of docs/performance.json say what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.page import PAGES, PART, generated, part
+from benchmarks.suite import FILE, SET, write
+
+
+@pytest.fixture(scope="module")
+def bench() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(FILE.read_text())
+    return content
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_generated_parts_are_what_the_file_says(page: Path, bench: dict[str, Any]) -> None:
+    text = page.read_text()
+    assert PART.search(text)
+    assert generated(text, bench) == text, "python -m benchmarks.page"
+
+
+def test_every_benchmark_of_the_set_is_shown(bench: dict[str, Any]) -> None:
+    shown = {name for page in PAGES for _, name, _ in PART.findall(page.read_text())}
+    assert shown == {*SET, "machine", "comparison", "headline"}
+    assert all(bench[name]["tables"] for name in SET)
+
+
+def test_a_number_changed_by_hand_is_found(bench: dict[str, Any]) -> None:
+    text = PAGES[1].read_text()
+    start, end = PART.search(text).span()  # type: ignore[union-attr]
+    forged = text[:start] + text[start:end].replace(" times ", " 9 times ", 1).replace("1.", "7.") + text[end:]
+    assert forged != text
+    assert generated(forged, bench) == text
+
+
+def test_a_mark_without_a_benchmark_is_an_error(bench: dict[str, Any]) -> None:
+    with pytest.raises(KeyError, match="nothing"):
+        part("nothing", bench)
+
+
+def test_a_busy_machine_is_named(bench: dict[str, Any]) -> None:
+    assert "was busy" in part("machine", {**bench, "load_before": 4.0 * bench["machine"]["cores"]})
+    assert "was quiet" in part("machine", {**bench, "load_before": 0.0})
+
+
+def test_the_file_is_json_with_a_line_per_benchmark(tmp_path: Path) -> None:
+    write({"machine": {"cores": 2}, "passes": {"tables": ["|"]}}, tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text()) == {"machine": {"cores": 2}, "passes": {"tables": ["|"]}}
+    assert len((tmp_path / "bench.json").read_text().splitlines()) == 4
