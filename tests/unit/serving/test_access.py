@@ -80,6 +80,8 @@ METHODS = {
     "model": "/specdec.v1.GenerationService/GetModel",
     "draft": "/specdec.v1.VerificationService/Verify",
     "worker": "/specdec.v1.VerificationService/Assist",
+    "load": "/specdec.v1.GenerationService/GetLoad",
+    "drain": "/specdec.v1.GenerationService/Drain",
     "ops": "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     "health": "/grpc.health.v1.Health/Check",
 }
@@ -118,10 +120,10 @@ async def refusal(begin: Any) -> str | None:
 
 
 ALLOWED = {
-    "client": {"client", "model", "health"},
+    "client": {"client", "model", "load", "health"},
     "draft": {"draft", "model", "health"},
     "worker": {"worker", "health"},
-    "ops": {"ops", "health"},
+    "ops": {"ops", "load", "drain", "health"},
 }
 
 
@@ -130,7 +132,7 @@ async def test_a_role_is_what_it_may_do_and_no_more(at: Served, trust: Pki) -> N
         refused = await refusals(at.grpc, dialling(trust, token=token_of(role)))
         assert set(refused) == set(METHODS) - ALLOWED[role]
         for name, words in refused.items():
-            wanted = "client or draft" if name == "model" else name
+            wanted = {"model": "client or draft", "load": "client or ops", "drain": "ops"}.get(name, name)
             assert words == f"PERMISSION_DENIED: {role} has role {role}, and this needs {wanted}"
 
 
@@ -179,7 +181,7 @@ async def test_http_asks_for_the_same_tokens(at: Served, trust: Pki) -> None:
 
 async def test_a_certificate_is_a_role_on_its_own_port(at: Served, trust: Pki, tmp_path: Path) -> None:
     edge = dialling(trust, certificate=EDGE)
-    assert set(await refusals(at.mtls, edge)) == {"client", "worker", "ops"}
+    assert set(await refusals(at.mtls, edge)) == set(METHODS) - ALLOWED["draft"]
     assert (await refusals(at.mtls, edge))["worker"] == "PERMISSION_DENIED: edge has role draft, and this needs worker"
     other = await refusals(at.mtls, dialling(trust, certificate="spiffe://example.org/other"))
     words = "PERMISSION_DENIED: the certificate of spiffe://example.org/other has no role here"

@@ -39,6 +39,10 @@ class Diary:
     def report(self, *, ready: bool, alive: bool = True) -> None:
         self._note(f"ready={ready} alive={alive}")
 
+    @property
+    def ports(self) -> dict[str, int]:
+        return {"grpc": 1}
+
     async def refuse_new(self) -> None:
         self._note("refuse")
 
