@@ -2,7 +2,8 @@
 
 The bundled target in float32 behind both, greedy, the same prompts and output lengths, measured by
 compare_architectures.py as endpoints that run already: ours over gRPC and HTTP, ours fused with the bundled draft, and
-llama.cpp's, which is built first (some ten minutes). The weights are equal, so the texts are compared, too.
+llama.cpp's, which is built first (some ten minutes). The weights are equal, so the texts are compared, too: where two
+tokens are nearly as likely, another arithmetic may choose the other one, and the exit code is 1.
 """
 
 from __future__ import annotations

@@ -56,8 +56,9 @@ async def _addresses(target: str) -> Addresses:
         found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except socket.gaierror as exc:
         raise UnreachableError(f"{target}: the host is not known ({exc.strerror})") from exc
-    return {_written(str(where[0]), int(where[1])): host for *_, where in sorted(found)}
+    return {written(str(where[0]), int(where[1])): host for *_, where in sorted(found)}
 
 
-def _written(host: str, port: int) -> str:
+def written(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

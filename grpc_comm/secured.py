@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +81,7 @@ class SecuredChannel:
             self._channel = self._open()
         return self._channel
 
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calling("unary_unary", args, kwargs)
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calling("unary_stream", args, kwargs)
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calling("stream_stream", args, kwargs)
-
-    def _calling(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _calling(self, kind: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         begins: dict[grpc.aio.Channel, Callable[..., Any]] = {}
 
         def call(*call_args: Any, metadata: Any = (), **call_kwargs: Any) -> Any:
@@ -100,6 +92,10 @@ class SecuredChannel:
             return begins[channel](*call_args, metadata=(*(metadata or ()), *self._headers()), **call_kwargs)
 
         return call
+
+    unary_unary = partialmethod(_calling, "unary_unary")
+    unary_stream = partialmethod(_calling, "unary_stream")
+    stream_stream = partialmethod(_calling, "stream_stream")
 
     def _headers(self) -> tuple[tuple[str, str], ...]:
         return () if self._token is None else ((AUTHORIZATION, f"Bearer {self._token.get()}"),)

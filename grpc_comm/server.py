@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -18,16 +19,39 @@ from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
 from grpc_comm.interceptors import Admit, ErrorInterceptor, GateInterceptor, HandlerInterceptor, RequestLimit, StatusOf
+from grpc_comm.names import written
 from grpc_comm.options import server_options
 
 logger = logging.getLogger(__name__)
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
 CLOSE_GRACE_S = 1.0
+BACKLOG = 2048  # hundreds of streams may be opened at once
 
 
 class PortTakenError(Exception):
     """The address cannot be listened on."""
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens for whoever is not gRPC; port 0 takes a free one.
+
+    Raises:
+        PortTakenError: the address cannot be listened on.
+    """
+    try:
+        family, kind, protocol, _, where = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # IPv4 first
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(where)
+            listening.listen(BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as exc:
+        raise PortTakenError(f"cannot listen on {written(host, port)}: {exc.strerror or exc}") from exc
+    return listening
 
 
 class Servicer(Protocol):

@@ -27,11 +27,7 @@ LOADERS = {
 # name -> module and the function that loads a pair into one graph, (target, draft, decide) -> CompiledDecoder or None
 DECODER_LOADERS = {"neuron": ("inference.backends.neuron.fused", "load_fused_decoder")}
 # name -> module and the function that compiles ahead of time, (target or None, draft or None) -> None
-COMPILERS = {"neuron": ("inference.backends.neuron.compiling", "compile_models")}
-# module and the function that looks after compiled models, (action, folder or None, hours) -> lines, and which are good
-UPKEEP = ("inference.backends.neuron.upkeep", "report")
-# module and the function that rescales fp8 checkpoints, (model, output) -> lines
-RESCALING = ("inference.backends.neuron.rescaling", "rescale")
+COMPILERS = {"neuron": ("inference.backends.neuron.fused", "compile_models")}
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 """Backends that never copy a slot: their drafts have no branches, and need no slots for them."""
 AUTO = "auto"
@@ -96,16 +92,16 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 def artifact_report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
     """See `inference.backends.neuron.upkeep.report`."""
-    module, function = UPKEEP
-    lines: Iterator[tuple[str, bool]] = getattr(import_module(module), function)(action, root, older_than_h)
-    return lines
+    from inference.backends.neuron.upkeep import report
+
+    return report(action, root, older_than_h)
 
 
 def rescale_fp8(model: Path, output: Path) -> Iterator[str]:
     """See `inference.backends.neuron.rescaling.rescale`."""
-    module, function = RESCALING
-    lines: Iterator[str] = getattr(import_module(module), function)(model, output)
-    return lines
+    from inference.backends.neuron.rescaling import rescale
+
+    return rescale(model, output)
 
 
 def _load_fastest(config: ModelConfig) -> Backend:

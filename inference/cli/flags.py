@@ -90,25 +90,19 @@ def add_neuron(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("AWS Neuron devices (backend neuron)")
     text = "logical NeuronCores that a model is sharded over (%(default)s)"
     group.add_argument("--tp_degree", type=int, default=1, metavar="N", help=text)
-    group.add_argument(
-        "--speculation_method",
-        choices=SPECULATION_METHODS,
-        help="vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for fused_target); "
-        "medusa: the target's own heads, no draft model",
+    text = (
+        "vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for fused_target); medusa: the "
+        "target's own heads, no draft model"
     )
-    group.add_argument(
-        "--device_sampling",
-        action="store_true",
-        help="let the device choose tokens where the host could (fused, or a target alone): less traffic, but fused is "
-        "then greedy, and a target alone takes no seeds",
+    group.add_argument("--speculation_method", choices=SPECULATION_METHODS, help=text)
+    text = (
+        "let the device choose tokens where the host could (fused, or a target alone): less traffic, but fused is then "
+        "greedy, and a target alone takes no seeds"
     )
+    group.add_argument("--device_sampling", action="store_true", help=text)
+    text = "further parameters of NxDI's NeuronConfig, as a JSON object; several are merged"
     group.add_argument(
-        "--neuron_config",
-        type=_json_object,
-        action=_MergeObjects,
-        default={},
-        metavar="JSON",
-        help="further parameters of NxDI's NeuronConfig, as a JSON object; several are merged",
+        "--neuron_config", type=_json_object, action=_MergeObjects, default={}, metavar="JSON", help=text
     )
     text = "NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all)"
     group.add_argument("--neuron_cores", metavar="LIST", help=text)
@@ -178,35 +172,20 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
 
 
 def add_backend(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--backend",
-        default="auto",
-        help="inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one)",
-    )
-    group.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)"
-    )
-    group.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", *DTYPES],
-        help="arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx)",
-    )
-    group.add_argument(
-        "--sequence_length",
-        type=int,
-        metavar="TOKENS",
-        help="prompt and output together (default: the model's limit, at most 2048)",
-    )
+    text = "inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one)"
+    group.add_argument("--backend", default="auto", help=text)
+    text = "auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)"
+    group.add_argument("--device", default="auto", help=text)
+    text = "arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx)"
+    group.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help=text)
+    text = "prompt and output together (default: the model's limit, at most 2048)"
+    group.add_argument("--sequence_length", type=int, metavar="TOKENS", help=text)
     group.add_argument("--batch", type=int, default=8, metavar="N", help="sequences in flight at once (%(default)s)")
-    group.add_argument(
-        "--threads",
-        type=int,
-        default=0,
-        metavar="N",
-        help="CPU threads of a pass (default: the cores this process may use, less one on a target that "
-        "shares the machine with its draft, that is, listens on loopback; a draft takes one)",
+    text = (
+        "CPU threads of a pass (default: the cores this process may use, less one on a target that shares the machine "
+        "with its draft, that is, listens on loopback; a draft takes one)"
     )
+    group.add_argument("--threads", type=int, default=0, metavar="N", help=text)
     text = "begin a request with what earlier ones have left in the slots, as far as it is the same (%(default)s)"
     group.add_argument("--prefix_caching", action=argparse.BooleanOptionalAction, default=True, help=text)
     add_emulate(group)
@@ -226,16 +205,24 @@ def _emulation(text: str) -> Emulation:
 
 def add_listen(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s; 0.0.0.0 for all)")
-    group.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for a free one (%(default)s)"
-    )
-    group.add_argument(
-        "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
-    )
+    text = "port to listen on, 0 for a free one (%(default)s)"
+    group.add_argument("--port", type=int, default=DEFAULT_PORT, help=text)
+    _add_life(parser, group)
+
+
+def _add_life(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
+    """Of a gRPC server: where it listens, how many wait, how it ends, what protects it."""
+    _add_host(group)
+    text = "requests queued for a slot (%(default)s)"
+    group.add_argument("--max_waiting", type=int, default=64, metavar="N", help=text)
     _add_grace(group)
     _add_drain(group)
     _add_port_security(parser, group)
+
+
+def _add_host(group: argparse._ArgumentGroup) -> None:
+    text = "address to listen on (%(default)s; 0.0.0.0 for all)"
+    group.add_argument("--host", default="127.0.0.1", help=text)
 
 
 def _add_port_security(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup, *, grpc: bool = True) -> None:
@@ -312,7 +299,7 @@ def add_http(parser: argparse.ArgumentParser, *, default_port: int | None) -> No
 
 def add_http_listen(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s; 0.0.0.0 for all)")
+    _add_host(group)
     _add_grace(group)
     _add_port_security(parser, group, grpc=False)
 
@@ -344,22 +331,12 @@ def _add_drain(group: argparse._ArgumentGroup) -> None:
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("service (instead of prompts)")
-    group.add_argument(
-        "--serve",
-        type=int,
-        nargs="?",
-        const=DEFAULT_SERVE_PORT,
-        metavar="PORT",
-        help=f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts; "
-        "with --attach only the health service",
+    text = (
+        f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts; with --attach "
+        "only the health service"
     )
-    group.add_argument("--host", default="127.0.0.1", help="address to serve on (%(default)s; 0.0.0.0 for all)")
-    group.add_argument(
-        "--max_waiting", type=int, default=64, metavar="N", help="requests queued for a slot (%(default)s)"
-    )
-    _add_grace(group)
-    _add_drain(group)
-    _add_port_security(parser, group)
+    group.add_argument("--serve", type=int, nargs="?", const=DEFAULT_SERVE_PORT, metavar="PORT", help=text)
+    _add_life(parser, group)
 
 
 def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool = True) -> None:
@@ -367,16 +344,10 @@ def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool =
     text = f"{what}, or several replicas: HOST[:PORT],... or dns:///NAME[:PORT] (%(default)s)"
     group.add_argument("--target_host", default="127.0.0.1", metavar="HOST", help=text)
     group.add_argument("--port", type=int, default=DEFAULT_PORT, help="the port of hosts without one (%(default)s)")
-    group.add_argument(
-        "--connect_timeout_s",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="wait for the server at start (%(default)s s)",
-    )
-    group.add_argument(
-        "--deadline_s", type=float, default=600.0, metavar="S", help="time a request may take (%(default)s s)"
-    )
+    text = "wait for the server at start (%(default)s s)"
+    group.add_argument("--connect_timeout_s", type=float, default=10.0, metavar="S", help=text)
+    text = "time a request may take (%(default)s s)"
+    group.add_argument("--deadline_s", type=float, default=600.0, metavar="S", help=text)
     text = "a request whose server is lost goes on within this time, at another one or there (%(default)s s)"
     group.add_argument("--reconnect_timeout_s", type=float, default=30.0, metavar="S", help=text)
     add_dial_security(parser, insecure=not serves)
@@ -389,12 +360,9 @@ def add_concurrency(parser: argparse.ArgumentParser) -> None:
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("link to the target")
-    group.add_argument(
-        "--schedule",
-        choices=[schedule.value for schedule in Schedule],
-        default=Schedule.ASYNC.value,
-        help="async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait (%(default)s)",
-    )
+    text = "async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait (%(default)s)"
+    schedules = [schedule.value for schedule in Schedule]
+    group.add_argument("--schedule", choices=schedules, default=Schedule.ASYNC.value, help=text)
     text = (
         "run-ahead: prepare so many branches beside a chain at most, where the round trip makes them pay; "
         "each takes a slot of the draft model, 0 is none (%(default)s)"
@@ -429,31 +397,22 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompts and output")
     source = group.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
-    source.add_argument(
-        "--prompt_text",
-        type=Path,
-        default=BUNDLED_PROMPTS,
-        metavar="FILE",
-        help="a UTF-8 file with one prompt per line (%(default)s)",
-    )
-    group.add_argument(
-        "--max_new_tokens", type=int, default=DEFAULT_MAX_NEW_TOKENS, metavar="N", help="output tokens (%(default)s)"
-    )
-    group.add_argument(
-        "--format", choices=["text", "json"], default="text", help="json: one object per prompt, a line each"
-    )
+    text = "a UTF-8 file with one prompt per line (%(default)s)"
+    source.add_argument("--prompt_text", type=Path, default=BUNDLED_PROMPTS, metavar="FILE", help=text)
+    text = "output tokens (%(default)s)"
+    group.add_argument("--max_new_tokens", type=int, default=DEFAULT_MAX_NEW_TOKENS, metavar="N", help=text)
+    text = "json: one object per prompt, a line each"
+    group.add_argument("--format", choices=["text", "json"], default="text", help=text)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
-    group.add_argument(
-        "--top_k", type=int, default=0, metavar="K", help="keep the K likeliest tokens, 0 for all (%(default)s)"
-    )
+    text = "keep the K likeliest tokens, 0 for all (%(default)s)"
+    group.add_argument("--top_k", type=int, default=0, metavar="K", help=text)
     group.add_argument("--top_p", type=float, default=1.0, metavar="P", help="keep this much probability (%(default)s)")
-    group.add_argument(
-        "--min_p", type=float, default=0.0, metavar="P", help="keep tokens of this share of the best one (%(default)s)"
-    )
+    text = "keep tokens of this share of the best one (%(default)s)"
+    group.add_argument("--min_p", type=float, default=0.0, metavar="P", help=text)
     text = "divide positive logits of tokens in prompt or output by this, multiply others; 1 for none (%(default)s)"
     group.add_argument("--repetition_penalty", type=float, default=1.0, metavar="R", help=text)
     text = "subtract this from tokens in the output (%(default)s)"

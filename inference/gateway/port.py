@@ -13,6 +13,7 @@ import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
+from grpc_comm.server import BACKLOG, PortTakenError, listener
 from grpc_comm.tls import ServerTls
 from inference.config import OPEN, ServerConfig, address
 from inference.errors import ConfigError
@@ -22,7 +23,6 @@ from inference.gateway.protocol import LimitedProtocol
 logger = logging.getLogger(__name__)
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
-BACKLOG = 2048  # hundreds of streams may be opened at once
 
 
 class HttpPort:
@@ -50,14 +50,17 @@ class HttpPort:
             ConfigError: the address cannot be listened on.
         """
         host = self._server_config.host
-        listener = _listener(host, self.port)
-        self.port = listener.getsockname()[1]
+        try:
+            listening = listener(host, self.port)
+        except PortTakenError as exc:
+            raise ConfigError(str(exc)) from exc
+        self.port = listening.getsockname()[1]
         app: ASGIApp = self._probes
         if self._server_config.on_loopback and self._server_config.security == OPEN:
             # A page in a browser may let its own name point to 127.0.0.1, and would read all answers (DNS rebinding).
             app = TrustedHostMiddleware(app, allowed_hosts=[*LOOPBACK, host], www_redirect=False)
         self._server = _Server(_uvicorn_config(app, self._server_config, self._tls))
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=self._name)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name=self._name)
         await self._server.ready.wait()
         scheme = "http" if self._tls is None else "https"
         logger.info("%s on %s://%s", self._name, scheme, address(host, self.port))
@@ -117,16 +120,3 @@ def _uvicorn_config(app: ASGIApp, server: ServerConfig, tls: ServerTls | None) -
         server_header=False,
         ssl_context_factory=None if tls is None else lambda *_: tls.http_context(),
     )
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as exc:
-        listener.close()
-        raise ConfigError(f"cannot listen on {address(host, port)}: {exc.strerror or exc}") from exc
-    return listener

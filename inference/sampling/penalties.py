@@ -8,7 +8,7 @@ Transformers' as far as it has them:
     frequency_penalty     logit - penalty * occurrences in the output
     presence_penalty      logit - penalty, if the token is in the output
     held_back             minus infinity, below the position where the sequence may end
-    grammar               minus infinity, if the token may not follow (inference.sampling.masks)
+    grammar               minus infinity, if the token may not follow: whoever has the grammar makes the masks
 
 Only the tokens concerned are touched, in double, by single IEEE operations: numpy and torch give the same bits.
 """
@@ -27,7 +27,6 @@ import numpy.typing as npt
 
 from inference.model import Array, Draft, Turn
 from inference.request import HoldingParams, SamplingParams
-from inference.sampling.masks import mask_scores
 from inference.tokens import Tally, logged
 
 
@@ -125,11 +124,27 @@ def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Seq
     """
     xp = array_api_compat.array_namespace(logits)
     scores = xp.asarray(logits, dtype=xp.float64, copy=True)
-    entries = [_entries(*row) for row in zip(sampling, before, strict=True)]
-    if any(len(token_ids) for token_ids, *_ in entries):
-        _adjust(scores, entries)
-    mask_scores(scores, [row.allowed for row in before])
+    if any(params.penalizes or params.logit_bias for params in sampling):  # else a grammar alone
+        _adjust(scores, [_entries(*row) for row in zip(sampling, before, strict=True)])
+    _mask_scores(scores, [row.allowed for row in before])
     return scores
+
+
+def _mask_scores(scores: Array, masks: Sequence[bytes | None]) -> None:
+    """Set what is not allowed to minus infinity, in place.
+
+    Args:
+        scores: float64 [num_rows, vocab_size].
+        masks: per row, one bit per token id, lowest first; None allows all.
+    """
+    rows = [row for row, mask in enumerate(masks) if mask is not None]
+    if not rows:
+        return
+    xp = array_api_compat.array_namespace(scores)
+    bits = np.stack([np.frombuffer(mask, dtype=np.uint8) for mask in masks if mask is not None])
+    allowed = np.unpackbits(bits, axis=-1, bitorder="little")[:, : scores.shape[-1]].astype(bool)
+    where = xp.asarray(allowed, device=array_api_compat.device(scores))  # [len(rows), vocab_size]
+    scores[rows] = xp.where(where, scores[rows], -math.inf)
 
 
 def _adjust(scores: Array, entries: Sequence[tuple[npt.NDArray[Any], ...]]) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from inference.config import (
-    PLAIN,
     DialSecurity,
     DraftConfig,
     HttpConfig,
@@ -119,7 +118,7 @@ async def help_targets(
     observe: ObserveConfig,
     *,
     gamma: int,
-    security: DialSecurity = PLAIN,
+    security: DialSecurity,
 ) -> None:
     """Draft for the sessions of targets until a signal; `server` answers for this worker's health.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from grpc_comm.interceptors import StallInterceptor
 from grpc_comm.moving import MoveInterceptor
-from grpc_comm.server import Gate, PortTakenError, Server, Servicer
+from grpc_comm.server import Gate, PortTakenError, Server, Servicer, listener
 from grpc_comm.tls import ServerTls
 from grpc_comm.watched import UnusableError
 from inference.caller import Right
@@ -199,26 +198,12 @@ def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig |
     """
     ports = [server.port, observe.metrics_port, None if http is None else http.port]
     ports += [server.probe_port, server.security.mtls_port]
-    with ExitStack() as stack:  # all held until the last is tried, so that none is named twice
-        for port in ports:
-            if port:
-                stack.enter_context(_listening(server.host, port))
-
-
-def _listening(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as exc:
-        raise ConfigError(f"cannot listen on {address(host, port)}: {exc.strerror}") from exc
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen()
-    except OSError as exc:
-        listener.close()
-        raise ConfigError(f"cannot listen on {address(host, port)}: {exc.strerror}") from exc
-    return listener
+        with ExitStack() as stack:  # all held until the last is tried, so that none is named twice
+            for port in filter(None, ports):
+                stack.enter_context(listener(server.host, port))
+    except PortTakenError as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 async def _always() -> bool:

@@ -1,4 +1,4 @@
-"""GenerationService over any completer: the public face of every topology."""
+"""What may be asked of any topology, what answers it (`Completer`), and how a served model describes itself."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import fields
+from operator import attrgetter
+from typing import Any
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import (
@@ -67,8 +69,9 @@ _GRAMMAR_TO_MESSAGE = {
 }
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
-
 _MESSAGE_NAMES = [field.name for field in fields(ChatMessage)]
+_timings_of = attrgetter(*(field.name for field in fields(Timings)))  # both are fields of pb.Timings, under these names
+_counts_of = attrgetter(*(field.name for field in fields(Counts)))
 
 
 def _check_count(values: Sized, limit: int, field: str) -> None:
@@ -172,24 +175,11 @@ def timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
 
 
 def timings_from_message(message: pb.Timings) -> Timings:
-    return Timings(
-        queue_us=message.queue_us,
-        compute_us=message.compute_us,
-        draft_us=message.draft_us,
-        network_us=message.network_us,
-        round_trip_us=message.round_trip_us,
-    )
+    return Timings(*_timings_of(message))
 
 
 def counts_from_message(message: pb.Timings) -> Counts:
-    return Counts(
-        bytes_up=message.bytes_up,
-        bytes_down=message.bytes_down,
-        num_branch_hits=message.num_branch_hits,
-        num_wasted_tokens=message.num_wasted_tokens,
-        window=message.window,
-        max_branches=message.max_branches,
-    )
+    return Counts(*_counts_of(message))
 
 
 def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateRequest:
@@ -270,36 +260,32 @@ def _chat_from_message(message: pb.Chat) -> Chat:
 
 
 def completion_from_message(message: pb.GenerateRequest) -> completion.CompletionRequest:
-    has_limit = message.HasField("max_new_tokens")
     _check_count(message.stop, MAX_STOPS, "stop")
     _check_count(message.stop_token_ids, MAX_STOP_TOKEN_IDS, "stop_token_ids")
     return completion.CompletionRequest(
         prompt=_prompt_from_message(message),
         sampling=sampling_from_message(message.sampling),
-        seed=message.sampling.seed if message.sampling.HasField("seed") else None,
-        max_new_tokens=message.max_new_tokens if has_limit else None,
+        seed=_if_set(message.sampling, "seed"),
+        max_new_tokens=_if_set(message, "max_new_tokens"),
         unsaid=_unsaid(message.sampling),
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
-        gamma=message.gamma if message.HasField("gamma") else None,
+        gamma=_if_set(message, "gamma"),
         schedule=schedule_from_message(message.schedule),
         stop=tuple(message.stop),
-        logprobs=_wanted_logprobs(message),
+        logprobs=_if_set(message, "logprobs"),
         echo=message.echo,
         min_new_tokens=message.min_new_tokens,
-        prompt_logprobs=_wanted_prompt_logprobs(message),
+        prompt_logprobs=_if_set(message, "prompt_logprobs"),
         grammar=_wanted_grammar(message),
         cache_salt=message.cache_salt,
         resume=_wanted_resume(message),
     )
 
 
-def _wanted_prompt_logprobs(message: pb.GenerateRequest | pb.Open) -> int | None:
-    return message.prompt_logprobs if message.HasField("prompt_logprobs") else None
-
-
-def _wanted_logprobs(message: pb.GenerateRequest | pb.Open) -> int | None:
-    return message.logprobs if message.HasField("logprobs") else None
+def _if_set(message: Any, name: str) -> Any:
+    """A field that says something also where it is 0 or empty; None if it is not set."""
+    return getattr(message, name) if message.HasField(name) else None
 
 
 def event_to_message(event: Event) -> pb.GenerateResponse:
@@ -358,7 +344,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         tuple(map(logprobs_from_message, delta.logprobs)),
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
         counts_from_message(delta.timings),
-        delta.position if delta.HasField("position") else None,
+        _if_set(delta, "position"),
         OwnDrafts(delta.num_lookup_tokens, delta.num_lookup_accepted),
     )
 
@@ -400,9 +386,9 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
         gamma=message.gamma or None,
         schedule=schedule_from_message(message.schedule),
         num_committed_tokens=message.num_committed_tokens,
-        logprobs=_wanted_logprobs(message),
+        logprobs=_if_set(message, "logprobs"),
         min_new_tokens=message.min_new_tokens,
-        prompt_logprobs=_wanted_prompt_logprobs(message),
+        prompt_logprobs=_if_set(message, "prompt_logprobs"),
         grammar=_wanted_grammar(message),
         cache_salt=message.cache_salt,
     )
@@ -499,7 +485,7 @@ def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
         message.max_length,
         message.vocab_size,
         message.tokenizer_fingerprint,
-        message.chat_template if message.HasField("chat_template") else None,
+        _if_set(message, "chat_template"),
         _defaults_from_message(message.defaults),
         message.model_id,
         frozenset(message.features),

@@ -9,22 +9,20 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from inference.config import ROOT
 from tests.conftest import ModelDirectories
+from tests.support.servers import command
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two machines need two cores"),
 ]
 
+PROGRAM = "compare_architectures.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FILES = {
     *("config.toml", "results.csv", "results.json", "report.html"),
@@ -43,27 +41,9 @@ def _flags(models: ModelDirectories, output: Path) -> list[str]:
     return [*pair, *load, "--temperature", "0.8", "--seed", "7", "--gamma", "3", "--output", str(output / "report")]
 
 
-@asynccontextmanager
-async def _comparison(flags: Sequence[str]) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(ROOT / "compare_architectures.py"),
-        *flags,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
 async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -> None:
     """Exit code 0, the same tokens everywhere, every file, JSON on the last line, and the page in a browser."""
-    async with _comparison(_flags(models, tmp_path)) as process:
+    async with command(*_flags(models, tmp_path), program=PROGRAM) as process:
         stdout, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
     results = json.loads(stdout.decode().splitlines()[-1])
@@ -125,7 +105,7 @@ async def test_killing_a_server_is_a_clear_failure(
 ) -> None:
     """Within 10 s, naming it, exit code 1, and no process is left."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", topologies]
-    async with _comparison(flags) as process:
+    async with command(*flags, program=PROGRAM) as process:
         await _until_measuring(process)
         servers = _children(process.pid)
         os.kill(servers[victim], signal.SIGKILL)
@@ -139,7 +119,7 @@ async def test_killing_a_server_is_a_clear_failure(
 
 async def test_ctrl_c_leaves_no_process(models: ModelDirectories, tmp_path: Path) -> None:
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", "target,fused"]
-    async with _comparison(flags) as process:
+    async with command(*flags, program=PROGRAM) as process:
         await _until_measuring(process)
         servers = _children(process.pid)
         process.send_signal(signal.SIGINT)
@@ -151,7 +131,7 @@ async def test_ctrl_c_leaves_no_process(models: ModelDirectories, tmp_path: Path
 
 
 async def test_sigterm_while_servers_start_leaves_no_process(models: ModelDirectories, tmp_path: Path) -> None:
-    async with _comparison(_flags(models, tmp_path)) as process:
+    async with command(*_flags(models, tmp_path), program=PROGRAM) as process:
         while len(servers := _children(process.pid)) < 3:  # noqa: ASYNC110 - another process cannot set an event
             await asyncio.sleep(0.05)
         process.send_signal(signal.SIGTERM)

@@ -16,9 +16,8 @@ from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.integration.test_yesterday import rounds
+from tests.integration.test_yesterday import old_draft
 from tests.support.servers import complete, draft_server, fused_server, target_server
-from tests.support.yesterday import old
 
 FLAGS = ("--temperature", "0.8", "--top_p", "0.9", "--top_k", "50", "--min_p", "0.01", "--max_new_tokens", "9")
 SAMPLING = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, min_p=0.01)
@@ -90,23 +89,8 @@ async def test_a_body_that_says_nothing(servers: dict[str, ServerProcess], name:
 
 async def test_a_draft_worker_that_was_not_updated_means_zero_by_nothing(servers: dict[str, ServerProcess]) -> None:
     """It cannot say a temperature of 0: proto3 sends no zeros where they are no choice. In Open, unset is none."""
-    async with open_channel(servers["target"].address) as channel:
-        card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=10)
-        opening = old.Open(
-            protocol_version=1,
-            tokenizer_fingerprint=card.tokenizer_fingerprint,
-            vocab_size=card.vocab_size,
-            prompt_token_ids=PROMPT,
-            sampling=old.SamplingParams(temperature=0.0, top_p=1.0, seed=SEED),
-            max_new_tokens=9,
-            stop_at_eos=True,
-        )
-        call = channel.stream_stream(
-            "/specdec.v1.VerificationService/Verify",
-            request_serializer=old.VerifyRequest.SerializeToString,
-            response_deserializer=old.VerifyResponse.FromString,
-        )(timeout=60)
-        token_ids = await rounds(call, opening)
+    said = {"temperature": 0.0, "top_p": 1.0, "seed": SEED}
+    token_ids = await old_draft(servers["target"].address, max_new_tokens=9, **said)
     wanted = CompletionRequest(PROMPT, SamplingParams(), seed=SEED, max_new_tokens=9)
     assert token_ids == (await complete(servers["target"], wanted)).token_ids
 

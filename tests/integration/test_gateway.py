@@ -27,7 +27,7 @@ from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.browser import CHROMIUM, browser_page
-from tests.support.servers import complete, draft_server, fused_server
+from tests.support.servers import complete, draft_server, fused_server, until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -73,16 +73,6 @@ async def gateway_process(
     finally:
         process.terminate()
         assert await process.wait() == 0
-
-
-async def until_healthy(port: int) -> None:
-    async with httpx.AsyncClient() as client, asyncio.timeout(60):
-        while True:
-            try:
-                if (await client.get(f"http://127.0.0.1:{port}/health")).is_success:
-                    return
-            except httpx.TransportError:
-                await asyncio.sleep(0.1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

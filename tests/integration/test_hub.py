@@ -16,7 +16,7 @@ from inference.config import ROOT
 from inference.serving.processes import free_port
 from tests.conftest import ModelDirectories
 from tests.support.hub import COMMIT, TOKEN, FakeHub, running_hub
-from tests.support.servers import CommandResult, result_of
+from tests.support.servers import CommandResult, result_of, until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -108,13 +108,9 @@ async def test_a_server_of_hub_ids_goes_by_the_targets_id(hub: FakeHub, tmp_path
         "--revision", "main", env=environment, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client, asyncio.timeout(60):
-            while True:
-                try:
-                    models = (await client.get("/v1/models")).json()
-                    break
-                except httpx.TransportError:
-                    await asyncio.sleep(0.1)
+        await until_healthy(port)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            models = (await client.get("/v1/models")).json()
             body = {"model": "seed/target", "prompt": "the wind", "max_tokens": 2}
             assert (await client.post("/v1/completions", json=body)).is_success
     finally:

@@ -17,6 +17,7 @@ import pytest
 
 from inference.config import ROOT
 from inference.serving.processes import free_port
+from tests.support.servers import until_healthy
 
 pytestmark = pytest.mark.slow
 
@@ -58,13 +59,8 @@ async def test_a_wheel_serves_what_it_brings(environment: Path, tmp_path: Path) 
         cwd=tmp_path, env=variables(), stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}") as client, asyncio.timeout(60):
-            while True:
-                try:
-                    if (await client.get("/health")).is_success:
-                        break
-                except httpx.TransportError:
-                    await asyncio.sleep(0.1)
+        await until_healthy(http_port)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=60) as client:
             body = {"prompt": "1, 2, 3,", "max_tokens": 8, "temperature": 0}
             answer = (await client.post("/v1/completions", json=body)).json()
             assert answer["choices"][0]["text"].startswith(" 4, 5")

@@ -9,7 +9,6 @@ import asyncio
 import json
 import re
 import signal
-import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -24,7 +23,7 @@ from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.cli.app import main
-from inference.config import ROOT, ModelConfig
+from inference.config import ModelConfig
 from inference.request import SamplingParams, Schedule
 from inference.serving.assembly import target_engine
 from inference.serving.processes import ServerProcess, free_port
@@ -247,17 +246,9 @@ def num_compiled(store: Path) -> int:
 
 async def compare(*flags: str) -> str:
     """What compare_architectures.py prints."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(ROOT / "compare_architectures.py"),
-        *flags,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=servers.ENVIRONMENT,
-    )
-    stdout, stderr = await process.communicate()
-    assert process.returncode == 0, stderr.decode()
-    return stdout.decode()
+    result = await servers.run_command(*flags, program="compare_architectures.py", timeout_s=180.0)
+    assert result.code == 0, result.stderr
+    return result.stdout
 
 
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
@@ -23,33 +27,39 @@ MAX_LENGTH = 128
 SEED = 11
 
 
-@pytest.fixture
-async def card(target: ServerProcess) -> pb.GetModelResponse:
-    return await get_model(target.address)
+@dataclass(frozen=True)
+class Peer:
+    """A target, and what it makes of PROMPT alone: 24 tokens."""
+
+    address: str
+    card: pb.GetModelResponse
+    answer: list[int]
+
+    def opening(self, **fields: Any) -> pb.Open:
+        """A valid Open, but for `fields`."""
+        defaults: dict[str, Any] = {
+            "protocol_version": 1,
+            "tokenizer_fingerprint": self.card.tokenizer_fingerprint,
+            "vocab_size": self.card.vocab_size,
+            "prompt_token_ids": PROMPT,
+            "sampling": pb.SamplingParams(temperature=1.0, seed=SEED),
+            "max_new_tokens": 12,
+        }
+        return pb.Open(**{**defaults, **fields})
+
+    @asynccontextmanager
+    async def session(self, **fields: Any) -> AsyncGenerator[RawSession, None]:
+        """One that is open."""
+        async with raw_session(self.address) as session:
+            await session.open(self.opening(**fields))
+            yield session
+
+    async def failure(self, *messages: pb.VerifyRequest) -> tuple[grpc.StatusCode, str]:
+        return await failure(self.address, *messages)
 
 
-async def get_model(address: str) -> pb.GetModelResponse:
-    async with open_channel(address) as channel:
-        card: pb.GetModelResponse = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=10)
-        return card
-
-
-def opening(card: pb.GetModelResponse, **fields: Any) -> pb.Open:
-    """A valid Open, but for `fields`."""
-    defaults: dict[str, Any] = {
-        "protocol_version": 1,
-        "tokenizer_fingerprint": card.tokenizer_fingerprint,
-        "vocab_size": card.vocab_size,
-        "prompt_token_ids": PROMPT,
-        "sampling": pb.SamplingParams(temperature=1.0, seed=SEED),
-        "max_new_tokens": 12,
-    }
-    return pb.Open(**{**defaults, **fields})
-
-
-@pytest.fixture
-async def answer(target: ServerProcess) -> list[int]:
-    """What the target alone makes of PROMPT: 24 tokens."""
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def peer(target: ServerProcess) -> Peer:
     request = pb.GenerateRequest(
         token_ids=pb.TokenIds(ids=PROMPT),
         sampling=pb.SamplingParams(temperature=1.0, seed=SEED),
@@ -57,8 +67,11 @@ async def answer(target: ServerProcess) -> list[int]:
         ignore_eos=True,
     )
     async with open_channel(target.address) as channel:
-        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
-        return [token_id async for message in stream for token_id in message.delta.token_ids]
+        stub = rpc.GenerationServiceStub(channel)
+        card = await stub.GetModel(pb.GetModelRequest(), timeout=10)
+        stream = stub.Generate(request, timeout=30)
+        answer = [token_id async for message in stream for token_id in message.delta.token_ids]
+    return Peer(target.address, card, answer)
 
 
 def wrong(token_id: int) -> int:
@@ -66,25 +79,24 @@ def wrong(token_id: int) -> int:
     return token_id % (VOCAB_SIZE - 1) + 1
 
 
-async def test_get_model(card: pb.GetModelResponse) -> None:
+async def test_get_model(peer: Peer) -> None:
+    card = peer.card
     assert (card.name, card.topology) == ("target", "target")
     assert (card.max_length, card.vocab_size) == (MAX_LENGTH, VOCAB_SIZE)
     assert len(card.tokenizer_fingerprint) == 16
 
 
-async def test_opened_says_the_limits(target: ServerProcess, card: pb.GetModelResponse) -> None:
-    async with raw_session(target.address) as session:
-        opened = await session.open(opening(card))
+async def test_opened_says_the_limits(peer: Peer) -> None:
+    async with raw_session(peer.address) as session:
+        opened = await session.open(peer.opening())
         assert opened.session_id
         assert opened.max_length == MAX_LENGTH
         assert opened.max_tree_tokens == 256
 
 
-async def test_empty_proposals_ask_for_one_token_each(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
-    async with raw_session(target.address) as session:
-        await session.open(opening(card, max_new_tokens=3))
+async def test_empty_proposals_ask_for_one_token_each(peer: Peer) -> None:
+    answer = peer.answer
+    async with peer.session(max_new_tokens=3) as session:
         for _ in range(3):
             await session.propose()
             commit = await session.commit()
@@ -98,9 +110,9 @@ async def test_empty_proposals_ask_for_one_token_each(
         assert (await session.status())[0] is grpc.StatusCode.OK
 
 
-async def test_accepts_while_equal(target: ServerProcess, card: pb.GetModelResponse, answer: list[int]) -> None:
-    async with raw_session(target.address) as session:
-        await session.open(opening(card))
+async def test_accepts_while_equal(peer: Peer) -> None:
+    answer = peer.answer
+    async with peer.session() as session:
         await session.propose(after(NUM_PROMPT, *answer[:2], wrong(answer[2]), answer[3]))
         commit = await session.commit()
         assert list(commit.token_ids) == answer[:3]
@@ -108,10 +120,11 @@ async def test_accepts_while_equal(target: ServerProcess, card: pb.GetModelRespo
         assert commit.timings.compute_us > 0
 
 
-async def test_several_proposals_in_flight(target: ServerProcess, card: pb.GetModelResponse, answer: list[int]) -> None:
+async def test_several_proposals_in_flight(peer: Peer) -> None:
     """The chain comes in pieces, none of which waits for a commit; the tokens are committed once each, in order."""
-    async with raw_session(target.address) as session:
-        await session.call.write(pb.VerifyRequest(open=opening(card)))
+    answer = peer.answer
+    async with raw_session(peer.address) as session:
+        await session.call.write(pb.VerifyRequest(open=peer.opening()))
         await session.propose(after(NUM_PROMPT, answer[0]))
         for node, token_id in enumerate(answer[1:11]):
             await session.propose(below(node, token_id))
@@ -124,12 +137,10 @@ async def test_several_proposals_in_flight(target: ServerProcess, card: pb.GetMo
         assert starts == [NUM_PROMPT + sum(lengths[:i]) for i in range(len(lengths))]
 
 
-async def test_the_surviving_branch_is_verified_next(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
+async def test_the_surviving_branch_is_verified_next(peer: Peer) -> None:
     """The first child is verified; the target's own token then picks the branch that had foreseen it."""
-    async with raw_session(target.address) as session:
-        await session.open(opening(card, max_new_tokens=20))
+    answer = peer.answer
+    async with peer.session(max_new_tokens=20) as session:
         await session.propose(
             after(NUM_PROMPT, answer[0], wrong(answer[1]), wrong(answer[2])),  # nodes 0, 1, 2
             below(0, *answer[1:5]),  # nodes 3 .. 6, beside node 1
@@ -142,11 +153,9 @@ async def test_the_surviving_branch_is_verified_next(
         assert (second.num_draft_tokens, second.num_accepted_tokens) == (5, 5)
 
 
-async def test_late_branches_count_as_far_as_they_agree(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
-    async with raw_session(target.address) as session:
-        await session.open(opening(card, max_new_tokens=20))
+async def test_late_branches_count_as_far_as_they_agree(peer: Peer) -> None:
+    answer = peer.answer
+    async with peer.session(max_new_tokens=20) as session:
         await session.propose(after(NUM_PROMPT, *answer[:2]))  # nodes 0, 1; commits three tokens
         await session.commit()
         await session.propose(after(NUM_PROMPT, *answer[:6]))  # as if sent before the commit arrived
@@ -159,12 +168,10 @@ async def test_late_branches_count_as_far_as_they_agree(
         assert commit.num_accepted_tokens == 3
 
 
-async def test_what_has_lost_is_ignored_and_numbers_stay_in_step(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
+async def test_what_has_lost_is_ignored_and_numbers_stay_in_step(peer: Peer) -> None:
     """A branch that disagrees with what was committed, and one from a dropped node, are no errors."""
-    async with raw_session(target.address) as session:
-        await session.open(opening(card, max_new_tokens=20))
+    answer = peer.answer
+    async with peer.session(max_new_tokens=20) as session:
         await session.propose(after(NUM_PROMPT, wrong(answer[0]), 7, 7))  # nodes 0 .. 2 lose
         await session.commit()
         await session.propose(after(NUM_PROMPT, wrong(answer[0]), 9))  # nodes 3, 4: too late
@@ -176,27 +183,24 @@ async def test_what_has_lost_is_ignored_and_numbers_stay_in_step(
         assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (3, 3)
 
 
-async def test_more_than_the_tree_holds_is_cut_not_refused(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
-    async with raw_session(target.address) as session:
-        await session.open(opening(card, max_new_tokens=100))
+async def test_more_than_the_tree_holds_is_cut_not_refused(peer: Peer) -> None:
+    answer = peer.answer
+    async with peer.session(max_new_tokens=100) as session:
         await session.propose(after(NUM_PROMPT, *answer, *[5] * (256 - len(answer))))
         await session.propose(below(255, 6, 6))
         commit = await session.commit()
         assert list(commit.token_ids[: len(answer)]) == answer
 
 
-async def test_resumed_session_goes_on_with_the_same_tokens(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
+async def test_resumed_session_goes_on_with_the_same_tokens(peer: Peer) -> None:
     """Tokens depend on position and seed alone: a new stream from what is committed continues the old one."""
+    answer = peer.answer
     for num_committed in (1, 7, 23):
-        async with raw_session(target.address) as session:
+        async with raw_session(peer.address) as session:
             prompt = [*PROMPT, *answer[:num_committed]]
             left = len(answer) - num_committed
             await session.open(
-                opening(card, prompt_token_ids=prompt, num_committed_tokens=num_committed, max_new_tokens=left)
+                peer.opening(prompt_token_ids=prompt, num_committed_tokens=num_committed, max_new_tokens=left)
             )
             while not session.commits or not session.commits[-1].finish_reason:
                 await session.propose()
@@ -205,10 +209,10 @@ async def test_resumed_session_goes_on_with_the_same_tokens(
             assert session.commits[0].position == NUM_PROMPT + num_committed
 
 
-async def test_stop_token_ends_the_stream(target: ServerProcess, card: pb.GetModelResponse, answer: list[int]) -> None:
+async def test_stop_token_ends_the_stream(peer: Peer) -> None:
+    answer = peer.answer
     place = next(i for i in range(2, 10) if answer[i] not in answer[:i])
-    async with raw_session(target.address) as session:
-        await session.open(opening(card, stop_token_ids=[answer[place]]))
+    async with peer.session(stop_token_ids=[answer[place]]) as session:
         await session.propose(after(NUM_PROMPT, *answer[:11]))
         commit = await session.commit()
         assert list(commit.token_ids) == answer[: place + 1]
@@ -217,28 +221,24 @@ async def test_stop_token_ends_the_stream(target: ServerProcess, card: pb.GetMod
             await session.read()
 
 
-async def test_running_ahead_does_not_wait_for_proposals(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
+async def test_running_ahead_does_not_wait_for_proposals(peer: Peer) -> None:
     """A draft that says nothing costs nothing: the target goes on by itself. What comes late is no error."""
-    async with raw_session(target.address) as session:
-        await session.open(opening(card, schedule=pb.SCHEDULE_ASYNC, max_new_tokens=24))
+    answer = peer.answer
+    async with peer.session(schedule=pb.SCHEDULE_ASYNC, max_new_tokens=24) as session:
         await session.propose(after(NUM_PROMPT, answer[0], wrong(answer[1])))
         while not session.commits or not session.commits[-1].finish_reason:
             await session.commit()
         assert session.token_ids == answer
 
 
-async def test_drafts_on_their_way_find_the_stream_open(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
+async def test_drafts_on_their_way_find_the_stream_open(peer: Peer) -> None:
     """The target has finished, and the draft, which has not read of it yet, goes on writing.
 
     A write that meets a closed stream fails the call as a whole ("Internal error from Core"), with the last commits
     unread; under load, requests died of it at their end.
     """
-    async with raw_session(target.address) as session:
-        await session.open(opening(card, schedule=pb.SCHEDULE_ASYNC, max_new_tokens=5))
+    answer = peer.answer
+    async with peer.session(schedule=pb.SCHEDULE_ASYNC, max_new_tokens=5) as session:
         for _ in range(40):
             await session.propose(after(NUM_PROMPT, answer[0]))
             await asyncio.sleep(0.01)
@@ -285,20 +285,18 @@ REFUSED_OPENS = {
 
 
 @pytest.mark.parametrize(("fields", "code", "parts"), REFUSED_OPENS.values(), ids=REFUSED_OPENS)
-async def test_refused_open(
-    target: ServerProcess, card: pb.GetModelResponse, fields: dict[str, Any], code: str, parts: list[str]
-) -> None:
+async def test_refused_open(peer: Peer, fields: dict[str, Any], code: str, parts: list[str]) -> None:
     """One clear status that names the value and the limit."""
-    status, message = await failure(target.address, pb.VerifyRequest(open=opening(card, **fields)))
+    status, message = await peer.failure(pb.VerifyRequest(open=peer.opening(**fields)))
     assert status.name == code
     assert all(part in message for part in parts), message
     assert "\n" not in message
 
 
-async def test_mismatch_names_both_sides(target: ServerProcess, card: pb.GetModelResponse) -> None:
-    message = (await failure(target.address, pb.VerifyRequest(open=opening(card, tokenizer_fingerprint="ffff"))))[1]
+async def test_mismatch_names_both_sides(peer: Peer) -> None:
+    message = (await peer.failure(pb.VerifyRequest(open=peer.opening(tokenizer_fingerprint="ffff"))))[1]
     assert "ffff" in message
-    assert card.tokenizer_fingerprint in message
+    assert peer.card.tokenizer_fingerprint in message
 
 
 REFUSED_PROPOSALS = {
@@ -313,25 +311,23 @@ REFUSED_PROPOSALS = {
 
 
 @pytest.mark.parametrize(("branches", "parts"), REFUSED_PROPOSALS.values(), ids=REFUSED_PROPOSALS)
-async def test_refused_proposal(
-    target: ServerProcess, card: pb.GetModelResponse, branches: list[pb.Branch], parts: list[str]
-) -> None:
-    status, message = await failure(target.address, pb.VerifyRequest(open=opening(card)), proposing(*branches))
+async def test_refused_proposal(peer: Peer, branches: list[pb.Branch], parts: list[str]) -> None:
+    status, message = await peer.failure(pb.VerifyRequest(open=peer.opening()), proposing(*branches))
     assert status is grpc.StatusCode.INVALID_ARGUMENT
     assert all(part in message for part in parts), message
 
 
-async def test_messages_out_of_order(target: ServerProcess, card: pb.GetModelResponse) -> None:
-    first = pb.VerifyRequest(open=opening(card))
+async def test_messages_out_of_order(peer: Peer) -> None:
+    first = pb.VerifyRequest(open=peer.opening())
     for messages in ([proposing()], [pb.VerifyRequest()], [first, first], [first, pb.VerifyRequest()]):
-        status, _ = await failure(target.address, *messages)
+        status, _ = await peer.failure(*messages)
         assert status is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_closing_without_a_word(target: ServerProcess, card: pb.GetModelResponse) -> None:
+async def test_closing_without_a_word(peer: Peer) -> None:
     """A client that closes its side before, or in the middle, is told so; the session ends at once."""
-    for messages in ([], [pb.VerifyRequest(open=opening(card))]):
-        async with raw_session(target.address) as session:
+    for messages in ([], [pb.VerifyRequest(open=peer.opening())]):
+        async with raw_session(peer.address) as session:
             for message in messages:
                 await session.call.write(message)
             await session.call.done_writing()
@@ -340,14 +336,12 @@ async def test_closing_without_a_word(target: ServerProcess, card: pb.GetModelRe
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_bad_session_does_not_disturb_others(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
-    async with raw_session(target.address) as good:
-        await good.open(opening(card))
+async def test_a_bad_session_does_not_disturb_others(peer: Peer) -> None:
+    answer = peer.answer
+    async with peer.session() as good:
         await good.propose(after(NUM_PROMPT, *answer[:3]))
         await asyncio.gather(
-            *(failure(target.address, pb.VerifyRequest(open=opening(card)), proposing(below(7, 1))) for _ in range(4))
+            *(peer.failure(pb.VerifyRequest(open=peer.opening()), proposing(below(7, 1))) for _ in range(4))
         )
         await good.commit()
         await good.propose()
@@ -355,14 +349,13 @@ async def test_a_bad_session_does_not_disturb_others(
         assert good.token_ids == answer[:5]
 
 
-async def test_sixteen_sessions_share_eight_slots(
-    target: ServerProcess, card: pb.GetModelResponse, answer: list[int]
-) -> None:
+async def test_sixteen_sessions_share_eight_slots(peer: Peer) -> None:
     """More sessions than slots: the later ones wait for their turn, none mixes with another."""
+    answer = peer.answer
 
     async def run(number: int) -> list[int]:
-        async with raw_session(target.address) as session:
-            await session.call.write(pb.VerifyRequest(open=opening(card, max_new_tokens=12)))
+        async with raw_session(peer.address) as session:
+            await session.call.write(pb.VerifyRequest(open=peer.opening(max_new_tokens=12)))
             return await _play(session, answer, lead=number % 4)
 
     outputs = await asyncio.gather(*(run(number) for number in range(16)))

@@ -70,25 +70,25 @@ async def test_a_client_of_then(
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 async def test_a_draft_worker_of_then(target: ServerProcess, sampling: SamplingParams) -> None:
     """Rounds without any draft token; the target's own come back, in order."""
+    said = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "presence_penalty")}
+    expected = await complete(target, CompletionRequest(PROMPT, sampling, seed=7, max_new_tokens=12))
+    assert await old_draft(target.address, max_new_tokens=12, seed=7, **said) == expected.token_ids
+
+
+async def old_draft(address: str, *, max_new_tokens: int, **sampling: Any) -> list[int]:
     card_of = {
         "request_serializer": old.GetModelRequest.SerializeToString,
         "response_deserializer": old.GetModelResponse.FromString,
     }
-    async with open_channel(target.address) as channel:
+    async with open_channel(address) as channel:
         card = await channel.unary_unary(f"{GENERATION}/GetModel", **card_of)(old.GetModelRequest(), timeout=10)
         opening = old.Open(
             protocol_version=1,
             tokenizer_fingerprint=card.tokenizer_fingerprint,
             vocab_size=card.vocab_size,
             prompt_token_ids=PROMPT,
-            sampling=old.SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                presence_penalty=sampling.presence_penalty,
-                seed=7,
-            ),
-            max_new_tokens=12,
+            sampling=old.SamplingParams(**sampling),
+            max_new_tokens=max_new_tokens,
             stop_at_eos=True,
         )
         call = channel.stream_stream(
@@ -96,9 +96,7 @@ async def test_a_draft_worker_of_then(target: ServerProcess, sampling: SamplingP
             request_serializer=old.VerifyRequest.SerializeToString,
             response_deserializer=old.VerifyResponse.FromString,
         )(timeout=60)
-        token_ids = await rounds(call, opening)
-    expected = await complete(target, CompletionRequest(PROMPT, sampling, seed=7, max_new_tokens=12))
-    assert token_ids == expected.token_ids
+        return await rounds(call, opening)
 
 
 async def rounds(call: Any, opening: Any) -> list[int]:

@@ -7,7 +7,7 @@ fresh forward of plain Transformers over the tokens that the slot is supposed to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -147,6 +147,18 @@ class BackendContract:
             assert_matches(backend, plain, history, tolerance=self.tolerance)
 
         check()
+
+    def test_a_start_off_by_one_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As if every continued sequence were one token longer than it is."""
+        backend = self.fresh()
+        forward = backend.forward
+
+        def off(spans: Sequence[Span]) -> Any:
+            return forward([replace(span, start=span.start + (span.start > 0)) for span in spans])
+
+        monkeypatch.setattr(backend, "forward", off)
+        with pytest.raises((AssertionError, ValueError), match=r"Not equal to tolerance|a span starts at"):
+            assert_matches(backend, reference("llama"), HISTORY)
 
     def test_logits_are_those_of_the_last_tokens_span_after_span(self) -> None:
         spans = [Span(2, 0, TOKENS[:5], 2), Span(1, 0, TOKENS[5:9], 0), Span(0, 0, TOKENS[9:12], 3)]

@@ -1,6 +1,6 @@
 """Servers, command lines and requests of the integration tests: real processes, real sockets.
 
-Owns how a test starts `main.py` and how it asks a GenerationService. Models are tiny (tiny_models.py), one thread each.
+Owns how a test starts `main.py` and how it asks a GenerationService. Models are tiny (models.py), one thread each.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from grpc_comm.channel import open_channel
 from inference.commit import Delta, Finished, FinishReason, Started
@@ -46,6 +48,16 @@ def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContext
     return server_process(
         "fused", "fused_target", *models, "--port", str(port), "--threads", "1", *fixed, *flags, port=port
     )
+
+
+async def until_healthy(port: int) -> None:
+    """Wait for a server's HTTP."""
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
+        while True:
+            with suppress(httpx.TransportError):
+                if (await client.get(f"http://127.0.0.1:{port}/health")).is_success:
+                    return
+            await asyncio.sleep(0.1)
 
 
 @dataclass
@@ -126,11 +138,11 @@ class CommandResult:
 
 
 @asynccontextmanager
-async def command(*arguments: str | Path) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A running `main.py`, killed at the latest when the block is left."""
+async def command(*arguments: str | Path, program: str = "main.py") -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """A running `main.py`, or another program of ours, killed at the latest when the block is left."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(ROOT / "main.py"),
+        str(ROOT / program),
         *map(str, arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -145,9 +157,9 @@ async def command(*arguments: str | Path) -> AsyncGenerator[asyncio.subprocess.P
         await process.communicate()
 
 
-async def run_command(*arguments: str | Path, timeout_s: float = 90.0) -> CommandResult:
-    """Run `main.py` to its end."""
-    async with command(*arguments) as process, asyncio.timeout(timeout_s):
+async def run_command(*arguments: str | Path, program: str = "main.py", timeout_s: float = 90.0) -> CommandResult:
+    """Run `main.py`, or another program of ours, to its end."""
+    async with command(*arguments, program=program) as process, asyncio.timeout(timeout_s):
         return await result_of(process)
 
 

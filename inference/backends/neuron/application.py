@@ -138,7 +138,7 @@ class Compilation:
 
 
 def slot_compilation(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> Compilation:
-    """A slot model: graphs for a prompt, for K tokens if `speculation_length` is K, and for one token."""
+    """One model: graphs for prompts, for K tokens if `speculation_length` is K, and for one, or for a tree."""
     base, neuron_config = _prepare(config, model_config, arguments)
     nxdi_config = _inference_config(base, neuron_config, config.path)
     _quantize(base, config.path, nxdi_config, arguments)
@@ -159,14 +159,6 @@ def fused_compilation(
     own = not arguments.get("enable_eagle_speculation")
     fused = corrected(base, host_chooses=arguments["output_logits"]) if own else type(base.__name__, (base,), {})
     return _compilation(fused, target, nxdi_config, arguments, draft=draft)
-
-
-def medusa_compilation(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> Compilation:
-    """A target with Medusa heads: a graph for prompts, and one for trees."""
-    base, neuron_config = _prepare(config, model_config, arguments)
-    nxdi_config = _inference_config(base, neuron_config, config.path)
-    _quantize(base, config.path, nxdi_config, arguments)
-    return _compilation(base, config, nxdi_config, arguments, draft=None)
 
 
 def _compilation(

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 from inference.backends.digests import digests_of, user_cache
 from inference.backends.neuron import store
-from inference.backends.neuron.differences import differences
 from inference.backends.neuron.workshop import workshop
 from inference.errors import ConfigError
 
@@ -29,6 +28,8 @@ KEY_DIGITS = 20
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _OF_NO_CONSEQUENCE = ("key", "files", "checkpoints")
 """In a manifest, but for what it was compiled for: names of places."""
+_NOTHING: tuple[Any, ...] = (None, False, {}, [])
+"""What a setting is where it is not named: versions of NxDI name more or fewer of them."""
 
 
 def artifacts_root(asked: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
@@ -142,3 +143,28 @@ def _contents(checkpoint: Path) -> dict[str, str]:
         files = [config] if config.is_file() else []
         files += [file for kind in WEIGHTS for file in sorted(checkpoint.glob(kind))]
     return dict(zip((file.name for file in files), digests_of(files), strict=True))
+
+
+def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """A line for each value that differs, such as `neuron_config.tp_degree 8 there, 2 asked`; sorted by name."""
+    ours, theirs = dict(flat(asked)), dict(flat(there))
+    names = sorted(ours.keys() | theirs.keys())
+    return [
+        f"{name} {_shown(theirs.get(name))} there, {_shown(ours.get(name))} asked"
+        for name in names
+        if theirs.get(name) != ours.get(name) and not (theirs.get(name) in _NOTHING and ours.get(name) in _NOTHING)
+    ]
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings, under its dotted name."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: Any) -> str:
+    text = "unset" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from transformers import PretrainedConfig
 
+from inference.backends.neuron.shards import kinds_of
 from inference.errors import ConfigError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -75,22 +75,5 @@ def _eagle3_faults(shapes: Shapes, *, hidden_size: int) -> Iterator[str]:
 def checkpoint_shapes(path: Path) -> Shapes | None:
     """Shapes of a checkpoint's tensors by name, without a leading "model."; None if it has no safetensors files."""
     files = sorted(path.glob("*.safetensors"))
-    if not files:
-        return None
-    shapes: Shapes = {}
-    for file in files:
-        for name, entry in _header(file).items():
-            if name != "__metadata__":
-                shapes[name.removeprefix("model.")] = tuple(entry["shape"])
-    return shapes
-
-
-def _header(file: Path) -> dict[str, dict[str, list[int]]]:
-    """A safetensors file begins with the length of a JSON header, eight bytes little-endian, and the header."""
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header: dict[str, dict[str, list[int]]] = json.loads(stream.read(length))
-    except (OSError, ValueError, MemoryError, OverflowError) as error:
-        raise ConfigError(f"{file} is no safetensors file: {error}") from error
-    return header
+    kinds = {name: kind for file in files for name, kind in kinds_of(file).items()}
+    return {name.removeprefix("model."): kind.shape for name, kind in kinds.items()} if files else None

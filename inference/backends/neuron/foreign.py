@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.differences import differences
+from inference.backends.neuron.artifacts import differences
 from inference.backends.neuron.store import MANIFEST
 from inference.errors import ConfigError
 

@@ -1,74 +1,28 @@
-"""What a checkpoint holds, and whether its fp8 is Neuron's. Reads headers, and of weights one tensor at most."""
+"""Which tensors of a checkpoint are fp8 weights, which are the scales of these, and whether they are Neuron's.
+
+Reads headers, and of weights one tensor at most. Scales of inputs (`input_scale`) count: they were made for 448, and
+NxD clips what it divided by them at 240 (`quantize_static_quant_activations`). Bounds of inputs (`input_scale_ub`) and
+scales of the KV cache do not.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from inference.backends.neuron.fp8 import is_beyond_neuron
+from inference.backends.neuron.shards import Kind, bytes_of, kinds_of, open_shard, read_json, shards_of
 from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 E4M3 = "F8_E4M3"
+SCALE_DTYPES = ("F64", "F32", "F16", "BF16")
 MARK = "rescaled_to_neuron_fp8"
 """In config.json, beside what Transformers reads: it hands `quantization_config` to classes that may refuse a name."""
-INDEX = "model.safetensors.index.json"
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A file's JSON object; ConfigError if it has none."""
-    try:
-        return dict(json.loads(file.read_text()))
-    except (OSError, TypeError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-
-
-def shards_of(folder: Path) -> list[Path]:
-    """Its safetensors files: those of the index where there is one, else all."""
-    if not (folder / INDEX).exists():
-        return sorted(folder.glob("*.safetensors"))
-    weight_map = read_json(folder / INDEX).get("weight_map")
-    names = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
-    if not names or any(Path(name).name != name for name in names):
-        raise ConfigError(f"{folder / INDEX} has no weight_map that names files beside it")
-    return [folder / name for name in sorted(names)]
-
-
-def open_shard(file: Path) -> Any:
-    """A context: a safetensors file whose tensors are torch's. ConfigError if it is none, or is cut short."""
-    try:
-        return safe_open(file, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What a shard's header says of a tensor; its dtype as safetensors calls it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def kinds_of(file: Path) -> dict[str, Kind]:
-    """Of a shard's tensors by name; reads none."""
-    with open_shard(file) as shard:
-        slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118
-        return {name: Kind(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
-
-
-def bytes_of(tensor: Any) -> bytes:
-    """Of a torch tensor of any dtype."""
-    import torch
-
-    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def check_rescaled(folder: Path) -> None:
@@ -98,3 +52,46 @@ def _sample(folder: Path) -> bytes:
             with open_shard(file) as shard:
                 return bytes_of(shard.get_tensor(min(sizes, key=lambda name: sizes[name])))
     return b""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Names of tensors that are halved, and doubled: a scale may lie in another file than its weight."""
+
+    weights: frozenset[str]
+    scales: frozenset[str]
+
+
+def planned(model: Path, shards: list[Path]) -> Plan:
+    """What is to be done in the files of a checkpoint.
+
+    Raises:
+        ConfigError: it has no fp8 weights, or one without a scale, with two, or with one of a wrong shape or dtype.
+    """
+    kinds = {name: kind for shard in shards for name, kind in kinds_of(shard).items()}
+    weights = [name for name, kind in kinds.items() if kind.dtype == E4M3]
+    if not weights:
+        raise ConfigError(f"{model} has no weights of dtype {E4M3} in safetensors files: there is nothing to rescale")
+    return Plan(frozenset(weights), frozenset(scale for name in weights for scale in _scales_of(name, kinds)))
+
+
+def _scales_of(weight: str, kinds: Mapping[str, Kind]) -> set[str]:
+    """Of compressed-tensors, of DeepSeek and Qwen, which multiply by their `_inv` too, of NxDI; and of its input."""
+    layer = weight.removesuffix(".weight")
+    found = [name for name in (f"{weight}_scale", f"{weight}_scale_inv", f"{layer}.scale") if name in kinds]
+    if len(found) != 1:
+        raise ConfigError(f"{weight} is fp8 and has {len(found)} scales, one is needed: {', '.join(found) or 'none'}")
+    if not _fits(kinds[found[0]].shape, kinds[weight].shape):
+        shapes = f"{kinds[found[0]].shape}, its weight {kinds[weight].shape}"
+        raise ConfigError(f"{found[0]} has shape {shapes}: neither per tensor, nor per channel, nor per block")
+    scales = {*found, f"{layer}.input_scale"} & kinds.keys()
+    for name in scales:
+        if kinds[name].dtype not in SCALE_DTYPES:
+            raise ConfigError(f"{name} has dtype {kinds[name].dtype}, known are {', '.join(SCALE_DTYPES)}")
+    return scales
+
+
+def _fits(scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+    if scale in ((), (1,), weight[:1]):
+        return True
+    return len(scale) == len(weight) and all(0 < few <= many for few, many in zip(scale, weight, strict=True))

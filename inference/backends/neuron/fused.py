@@ -1,4 +1,4 @@
-"""NxDI's fused speculation: draft and verification in one compiled graph.
+"""NxDI's fused speculation: draft and verification in one compiled graph. Also which graphs a method needs at all.
 
 Who accepts is a choice. By default the host does, with the project's own noise on the target's logits, and overrules
 the graph: keys and values of tokens that are not kept are hidden by positions. So every request is served, exactly as
@@ -8,30 +8,23 @@ EAGLE's always does, since its draft goes on from one hidden state, that of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import Compilation, fused_compilation
 from inference.backends.neuron.calls import Row, fused_call, prompt_call
-from inference.backends.neuron.checks import (
-    check_family,
-    check_method,
-    check_pair,
-    check_sharding,
-)
+from inference.backends.neuron.checks import check_method, check_pair
 from inference.backends.neuron.device_decoder import DeviceDecoder
-from inference.backends.neuron.device_target import load_target_decoder
-from inference.backends.neuron.environment import check_logical_cores
+from inference.backends.neuron.device_target import load_target_decoder, prepare_target
 from inference.backends.neuron.graph_decoder import GraphDecoder
-from inference.backends.neuron.medusa import load_medusa_decoder
+from inference.backends.neuron.medusa import load_medusa_decoder, prepare_medusa
 from inference.backends.neuron.settings import device_top_k, fused_arguments, host_chooses
 from inference.backends.neuron.shape import SlotShape, slot_shape
-from inference.backends.neuron.slots import Application
+from inference.backends.neuron.slots import Application, check_model, checked_config, prepare_slots
 from inference.config import ModelConfig
 from inference.errors import ConfigError, InternalError
 from inference.model import Decide, Turn, Verdict
@@ -149,19 +142,36 @@ def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: D
 
 def prepare_fused(target: ModelConfig, draft: ModelConfig) -> tuple[Compilation, SlotShape]:
     """Check everything, build NxDI's configuration, and say what the compiled pair will be."""
-    check_logical_cores(target.neuron.overrides)
-    target_words, draft_words = load_config(target.path), load_config(draft.path)
+    target_words, length = checked_config(target)
+    draft_words = load_config(draft.path)
     if target_words.model_type != draft_words.model_type:
         raise ConfigError(
             f"draft {draft.path} is a {draft_words.model_type}, target {target.path} a {target_words.model_type}: "
             "NxDI's fused graph needs one model type: use --speculation_method vanilla"
         )
-    length = resolve_length(target_words, target.sequence_length)
-    for config, words in ((target, target_words), (draft, draft_words)):
-        require_supported_config(words, length)
-        check_family(config.path, words)
-        check_sharding(config.path, words, config.neuron.tp_degree)
+    check_model(draft, draft_words, length)
     check_pair(target, draft, target_words, draft_words)
     arguments = fused_arguments(target, length=length)
     check_method(target, draft.path, target_words)
     return fused_compilation(target, draft, target_words, arguments), slot_shape(target_words, arguments)
+
+
+def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
+    """Compile what is not compiled yet.
+
+    Raises:
+        ConfigError: NxDI is not here, or a model or the settings cannot be used.
+    """
+    for compilation in _prepared(target, draft):
+        compilation.compiled()
+
+
+def _prepared(target: ModelConfig | None, draft: ModelConfig | None) -> Iterator[Compilation]:
+    if target is not None and target.neuron.method == "medusa":
+        yield prepare_medusa(target)[0]
+    elif target is not None and draft is not None and target.neuron.method != "vanilla":
+        yield prepare_fused(target, draft)[0]
+    elif target is not None and draft is None and target.neuron.device_sampling:
+        yield prepare_target(target)[0]
+    else:
+        yield from (prepare_slots(config)[0] for config in (target, draft) if config is not None)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from inference.backends.neuron.shape import SlotShape
-from inference.backends.neuron.slots import Application
+from inference.backends.neuron.slots import Application, CompiledModel
 from inference.errors import InvalidRequestError
 from inference.model import Turn, Verdict
 from inference.request import GenerationRequest
@@ -20,36 +20,12 @@ from inference.request import GenerationRequest
 _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
-class GraphDecoder(ABC):
-    """A compiled graph and its slots; see `inference.model.Decoder`.
-
-    Args:
-        application: loaded.
-        shape: what was compiled; its width is the widest that a step can be.
-    """
+class GraphDecoder(CompiledModel, ABC):
+    """A compiled graph and its slots; see `inference.model.Decoder`. The width of its shape is a step's at most."""
 
     def __init__(self, application: Application, shape: SlotShape) -> None:
-        self._application = application
-        self._shape = shape
+        super().__init__(application, shape)
         self._held = [0] * shape.num_slots  # tokens of each slot whose keys and values the graph has
-
-    @property
-    def vocab_size(self) -> int:
-        return self._shape.vocab_size
-
-    @property
-    def num_slots(self) -> int:
-        return self._shape.num_slots
-
-    @property
-    def max_length(self) -> int:
-        """Positions that a slot holds, less those that a step may write behind the last valid one."""
-        return self._shape.max_length
-
-    @property
-    def slot_bytes(self) -> int:
-        """Of the target."""
-        return self._shape.slot_bytes
 
     @property
     def seed_invariant(self) -> bool:

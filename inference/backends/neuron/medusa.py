@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.backends.neuron.application import Compilation, medusa_compilation
+from inference.backends.neuron.application import Compilation, slot_compilation
 from inference.backends.neuron.calls import Row, medusa_call, prompt_call
 from inference.backends.neuron.checks import check_medusa
 from inference.backends.neuron.device_decoder import DeviceDecoder
@@ -90,4 +90,4 @@ def prepare_medusa(target: ModelConfig) -> tuple[Compilation, SlotShape]:
     check_medusa(target, model_config)
     arguments = medusa_arguments(target, length=length)
     shape = slot_shape(model_config, {**arguments, "speculation_length": arguments["medusa_speculation_length"]})
-    return medusa_compilation(target, model_config, arguments), shape
+    return slot_compilation(target, model_config, arguments), shape

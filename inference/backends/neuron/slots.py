@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import slot_compilation
-from inference.backends.neuron.calls import Row, continued_call, prompt_call
+from inference.backends.neuron.calls import continued_call, prompt_call
 from inference.backends.neuron.checks import check_family, check_sharding
 from inference.backends.neuron.environment import check_logical_cores
 from inference.backends.neuron.plan import Reading, ReadingTimes, next_rows, prompt_row, reading
@@ -36,19 +36,17 @@ class Application(Protocol):
         """Run the graph that fits the tensors; the result's `logits` are float32 [num_rows, width, vocab_size]."""
 
 
-class NeuronBackend:
+class CompiledModel:
     """A compiled model and its slots.
 
     Args:
-        application: loaded, with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1.
+        application: loaded.
         shape: what was compiled.
     """
 
     def __init__(self, application: Application, shape: SlotShape) -> None:
         self._application = application
         self._shape = shape
-        self._held: list[list[int]] = [[] for _ in range(shape.num_slots)]
-        self._times = ReadingTimes(shape.width)
 
     @property
     def vocab_size(self) -> int:
@@ -60,12 +58,22 @@ class NeuronBackend:
 
     @property
     def max_length(self) -> int:
-        """Positions that a slot holds, less those that the padding of a verification pass needs."""
+        """Positions that a slot holds, less those that a pass may write behind the last valid one."""
         return self._shape.max_length
 
     @property
     def slot_bytes(self) -> int:
+        """Of a slot; in a pair, of the target."""
         return self._shape.slot_bytes
+
+
+class NeuronBackend(CompiledModel):
+    """A slot model, with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1."""
+
+    def __init__(self, application: Application, shape: SlotShape) -> None:
+        super().__init__(application, shape)
+        self._held: list[list[int]] = [[] for _ in range(shape.num_slots)]
+        self._times = ReadingTimes(shape.width)
 
     @property
     def max_pass_tokens(self) -> int:
@@ -100,7 +108,9 @@ class NeuronBackend:
         if row is None:
             return
         started = time.monotonic()
-        logits = self._logits(self._prompt_call(row))  # [1, 1, vocab_size]: of the last token alone
+        logits = self._logits(
+            prompt_call(row, widest=self._shape.prompt_width)
+        )  # [1, 1, vocab_size]: of the last token alone
         self._times.record_prompt(len(row.token_ids), time.monotonic() - started)
         self._keep(work, len(row.token_ids) - 1, logits[0, -1:])
         work.position = len(row.token_ids)
@@ -109,19 +119,13 @@ class NeuronBackend:
         """One call over every span that is not read to its end."""
         rows, width = next_rows(works, width=self._shape.width)
         started = time.monotonic()
-        logits = self._logits(self._continued_call(rows, width))  # [num_rows, width, vocab_size]
+        logits = self._logits(continued_call(rows, width=width))  # [num_rows, width, vocab_size]
         self._times.record_pass(width, time.monotonic() - started)
         by_slot = {work.slot: work for work in works}
         for row, of_row in zip(rows, logits, strict=True):
             work = by_slot[row.slot]
             self._keep(work, row.start, of_row[: len(row.token_ids)])
             work.position += len(row.token_ids)
-
-    def _prompt_call(self, row: Row) -> dict[str, Any]:
-        return prompt_call(row, widest=self._shape.prompt_width)
-
-    def _continued_call(self, rows: Sequence[Row], width: int) -> dict[str, Any]:
-        return continued_call(rows, width=width)
 
     def _logits(self, call: dict[str, Any]) -> np.ndarray[Any, Any]:
         logits: torch.Tensor = self._application.forward(**call).logits
@@ -169,7 +173,12 @@ def checked_config(config: ModelConfig) -> tuple[PretrainedConfig, int]:
     check_logical_cores(config.neuron.overrides)
     model_config = load_config(config.path)
     length = resolve_length(model_config, config.sequence_length)
+    check_model(config, model_config, length)
+    return model_config, length
+
+
+def check_model(config: ModelConfig, model_config: PretrainedConfig, length: int) -> None:
+    """Raise ConfigError if NxDI cannot run a checkpoint in slots of `length`, or share it over the cores."""
     require_supported_config(model_config, length)
     check_family(config.path, model_config)
     check_sharding(config.path, model_config, config.neuron.tp_degree)
-    return model_config, length

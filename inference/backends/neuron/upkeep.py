@@ -10,8 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.artifacts import artifacts_root, compiled_for
-from inference.backends.neuron.differences import flat
+from inference.backends.neuron.artifacts import artifacts_root, compiled_for, flat
 from inference.backends.neuron.store import STARTED, Publication, discard, publications
 from inference.errors import ConfigError
 

@@ -40,14 +40,10 @@ def _layer_weights(layer: Any, shape: DecoderShape) -> Iterator[tuple[str, Weigh
         yield "key_norm", _array(_norm_of_padded(attention.k_norm.weight, shape))
     yield "out", _array(_pad_heads(attention.o_proj.weight.T, shape))  # [query_size, hidden_size]
     yield "mlp_norm", _array(layer.post_attention_layernorm.weight)
-    for name, linear in (("gate", mlp.gate_proj), ("up", mlp.up_proj), ("down", mlp.down_proj)):
+    linears = {"gate": mlp.gate_proj, "up": mlp.up_proj, "down": mlp.down_proj}
+    for name, linear in linears.items():
         yield name, _array(linear.weight.T)
-    for name, linear in (
-        ("out", attention.o_proj),
-        ("gate", mlp.gate_proj),
-        ("up", mlp.up_proj),
-        ("down", mlp.down_proj),
-    ):
+    for name, linear in {"out": attention.o_proj, **linears}.items():
         if name in shape.biases:
             yield f"{name}_bias", _array(linear.bias)
 

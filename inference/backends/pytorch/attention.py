@@ -8,9 +8,11 @@ module carries a `PassHolder` that says which pass is running. Knows nothing of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -31,20 +33,16 @@ UNSUPPORTED_OPTIONS = {
     "position_bias": "position bias",
 }
 
+Options: TypeAlias = dict[str, Any]
+"""What a layer asks of its attention function beside queries, keys, values and scaling."""
+
 
 class LayerAttention(Protocol):
     """One pass, seen from an attention layer."""
 
     def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
+        self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
+    ) -> Tensor:
         """Attend to all positions up to each token's own.
 
         Args:
@@ -52,7 +50,7 @@ class LayerAttention(Protocol):
             query: [1, num_heads, num_tokens, dim]
             key, value: [1, num_kv_heads, num_tokens, dim]
             scaling: factor of the scores; None is one over the square root of dim.
-            options: what else the layer asked for.
+            options: what else the layer asked for; only a `ShapeRecorder` looks.
 
         Returns:
             [1, num_tokens, num_heads, dim]
@@ -76,14 +74,14 @@ def attach(model: PreTrainedModel, holder: PassHolder) -> None:
 
 
 def slot_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
+    module: Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
     scaling: float | None = None,
     **options: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Stand in for Transformers' attention; its signature and its result [1, num_tokens, num_heads, dim] are theirs."""
     holder: PassHolder = module.pass_holder  # type: ignore[assignment]
     options["attention_mask"] = attention_mask
@@ -104,16 +102,14 @@ class SpanAttention:
         self.start = span.start
         self.num_tokens = len(span.token_ids)
         self.end = span.start + self.num_tokens
-        self._mask: torch.Tensor | None = None  # [num_tokens, end], added to the scores
-        self._folded: dict[int, torch.Tensor] = {}  # group size -> [group_size * num_tokens, end]
+        self._mask: Tensor | None = None  # [num_tokens, end], added to the scores
+        self._folded: dict[int, Tensor] = {}  # group size -> [group_size * num_tokens, end]
         # A single query sees everything, and from position 0 on the mask is the plain triangle: both need no tensor.
         if self.num_tokens > 1 and self.start > 0:
             self._mask = torch.full((self.num_tokens, self.end), -torch.inf, dtype=dtype, device=device)
             self._mask.triu_(self.start + 1)
 
-    def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
         """Attend from query [1, num_heads, num_tokens, dim] to keys and values [1, num_kv_heads, end, dim]."""
         num_heads, num_kv_heads = query.shape[1], keys.shape[1]
         is_causal = self._mask is None and self.num_tokens > 1
@@ -134,7 +130,7 @@ class SpanAttention:
         attended = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
         return attended.reshape(1, num_heads, self.num_tokens, values.shape[3])
 
-    def _folded_mask(self, group_size: int) -> torch.Tensor | None:
+    def _folded_mask(self, group_size: int) -> Tensor | None:
         if self._mask is None:
             return None
         if group_size not in self._folded:  # all layers share it
@@ -151,15 +147,8 @@ class SlotPass:
         self._widths = [span.num_tokens for span in self._spans]
 
     def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
+        self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
+    ) -> Tensor:
         layer = _layer_index(module)
         if len(self._spans) == 1:
             return self._attend_span(layer, self._spans[0], query, key, value, scaling)
@@ -173,14 +162,8 @@ class SlotPass:
         return torch.cat([self._attend_span(layer, span, q, k, v, scaling) for span, q, k, v in pieces], dim=1)
 
     def _attend_span(
-        self,
-        layer: int,
-        span: SpanAttention,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-    ) -> torch.Tensor:
+        self, layer: int, span: SpanAttention, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+    ) -> Tensor:
         keys, values = self._cache.write(layer, span.slot, span.start, key, value)
         return span.attend(query, keys, values, scaling).transpose(1, 2)  # [1, num_tokens, num_heads, dim]
 
@@ -197,21 +180,14 @@ class ShapeRecorder:
         self.shapes: dict[int, LayerShape] = {}
 
     def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
+        self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
+    ) -> Tensor:
         self._require_supported(module, options)
         self.shapes[_layer_index(module)] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         attended = value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # one token sees only itself
         return attended.transpose(1, 2)
 
-    def _require_supported(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
+    def _require_supported(self, module: Module, options: dict[str, Any]) -> None:
         refused = [meaning for name, meaning in UNSUPPORTED_OPTIONS.items() if options.get(name) is not None]
         window = options.get("sliding_window")
         if window is not None and window < self._max_length:
@@ -226,5 +202,5 @@ class ShapeRecorder:
             )
 
 
-def _layer_index(module: torch.nn.Module) -> int:
+def _layer_index(module: Module) -> int:
     return module.layer_idx  # type: ignore[return-value]

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 from torch.nn.functional import scaled_dot_product_attention
 
-from inference.backends.pytorch.attention import LayerAttention
+from inference.backends.pytorch.attention import LayerAttention, Options
 from inference.backends.pytorch.slot_cache import SlotCache
 from inference.backends.spans import wanted_rows
 from inference.model import Span
@@ -33,7 +34,7 @@ SHORTEST_LENGTH = 256
 
 NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspace in their first runs, which a graph must not hold
 
-RunModel = Callable[[torch.Tensor, LayerAttention], torch.Tensor]
+RunModel = Callable[[Tensor, LayerAttention], Tensor]
 """Token ids and positions [2, num_tokens] -> logits of all tokens [num_tokens, vocab_size]."""
 
 
@@ -86,15 +87,8 @@ class StaticPass:
         torch.le(self._all_positions, positions, out=self._mask)  # [batch, 1, width, length]
 
     def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
+        self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
+    ) -> Tensor:
         """See `inference.backends.pytorch.attention.LayerAttention`."""
         batch, width = self._shape
         layer: int = module.layer_idx  # type: ignore[assignment]
@@ -110,7 +104,7 @@ class StaticPass:
         )
         return attended.transpose(1, 2).flatten(0, 1)[None]  # [1, num_tokens, num_heads, dim]
 
-    def _extend(self, room: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    def _extend(self, room: Tensor, new: Tensor) -> Tensor:
         """Write [1, num_kv_heads, num_tokens, dim]; return the slots so far, [batch, num_kv_heads, length, dim]."""
         by_token = new[0].reshape(-1, *self._shape, new.shape[3]).permute(1, 2, 0, 3)  # [batch, width, heads, dim]
         room[self._slots[:, None], :, self._places] = by_token
@@ -129,10 +123,10 @@ class StaticPasses:
         self._run_model = run_model
         self._cache = cache
         self._captures = cache.keys[0].device.type == "cuda"
-        self._replays: dict[tuple[int, int, int], tuple[StaticPass, Callable[[], torch.Tensor]]] = {}
+        self._replays: dict[tuple[int, int, int], tuple[StaticPass, Callable[[], Tensor]]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
 
-    def forward(self, spans: Sequence[Span]) -> torch.Tensor | None:
+    def forward(self, spans: Sequence[Span]) -> Tensor | None:
         """Logits of the wanted rows, [num_rows, vocab_size]; None if the spans are too wide for any bucket."""
         shape = self._bucket(spans)
         if shape is None:
@@ -151,13 +145,11 @@ class StaticPasses:
         batch = min(_doubled(1, len(spans)), self._cache.num_slots)
         return batch, width, min(_doubled(SHORTEST_LENGTH, end), self._cache.max_length)
 
-    def _make(
-        self, shape: tuple[int, int, int], spans: Sequence[Span]
-    ) -> tuple[StaticPass, Callable[[], torch.Tensor]]:
+    def _make(self, shape: tuple[int, int, int], spans: Sequence[Span]) -> tuple[StaticPass, Callable[[], Tensor]]:
         batch, width, length = shape
         static = StaticPass(self._cache, batch=batch, width=width, length=length)
 
-        def run() -> torch.Tensor:
+        def run() -> Tensor:
             static.prepare()
             return self._run_model(static.inputs, static)
 
@@ -165,7 +157,7 @@ class StaticPasses:
         self._replays[shape] = static, self._captured(run) if self._captures else run
         return self._replays[shape]
 
-    def _captured(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def _captured(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -176,7 +168,7 @@ class StaticPasses:
         with torch.cuda.graph(graph, pool=self._pool):
             logits = run()
 
-        def replay() -> torch.Tensor:
+        def replay() -> Tensor:
             graph.replay()
             return logits
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from inference.commit import Commit, FinishReason
 from inference.engine.draft import DraftEngine
 from inference.engine.target import EngineLimits, TargetEngine
+from inference.errors import InternalError
 from inference.model import Backend, max_pass_draft_tokens
 from inference.request import GenerationRequest, SamplingParams, Schedule
 from inference.speculation.slot_decoder import SlotDecoder
@@ -77,6 +79,23 @@ async def generate_all(engine: TargetEngine, wanted: Sequence[GenerationRequest]
         return list(await asyncio.gather(*(_generate(engine, request) for request in wanted)))
     finally:
         await engine.stop()
+
+
+async def assert_noticed(
+    make: Callable[[], TargetEngine],
+    wanted: Sequence[GenerationRequest],
+    target: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An engine over a mutant fails as it is made, or at a step, or gives other tokens than Transformers."""
+
+    async def play() -> None:
+        answers = await generate_all(make(), wanted)
+        assert [token_ids for token_ids, _ in answers] == greedy_reference(target, wanted)
+        assert "a step over" not in caplog.text  # one that failed, and was repeated with success
+
+    with pytest.raises((AssertionError, InternalError)):  # the engine's word for whatever NxDI raises
+        await play()
 
 
 async def _generate(engine: TargetEngine, request: GenerationRequest) -> Answer:

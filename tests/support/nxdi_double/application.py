@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from tests.support.nxdi_double import checks
 from tests.support.nxdi_double.config import InferenceConfig
@@ -117,11 +118,11 @@ class NeuronApplication:
     def forward(
         self,
         *,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        seq_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        sampling_params: torch.Tensor | None = None,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        seq_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        sampling_params: Tensor | None = None,
         medusa_args: Any = None,
     ) -> SimpleNamespace:
         """Route by position 0, then by width, as NxDI does."""
@@ -150,7 +151,7 @@ class NeuronApplication:
         if not set(seq_ids.tolist()) <= set(range(self.neuron_config.max_batch_size)):
             raise IndexError(f"seq_ids {seq_ids.tolist()}")
 
-    def _infer_mask(self, position_ids: torch.Tensor) -> torch.Tensor:
+    def _infer_mask(self, position_ids: Tensor) -> Tensor:
         """NxDI's guess; right for prompts and for one token per row."""
         width = position_ids.shape[1] if position_ids.shape[1] != 1 else int(position_ids.max())
         compared = position_ids if position_ids.shape[1] != 1 else position_ids.expand(-1, width) - 1
@@ -159,12 +160,7 @@ class NeuronApplication:
     # The graph of prompts.
 
     def _context(
-        self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        mask: torch.Tensor,
-        seq_ids: list[int],
-        sampling_params: torch.Tensor | None,
+        self, input_ids: Tensor, position_ids: Tensor, mask: Tensor, seq_ids: list[int], sampling_params: Tensor | None
     ) -> SimpleNamespace:
         self.calls.append(("context", tuple(input_ids.shape)))
         config, (num_rows, width) = self.neuron_config, input_ids.shape
@@ -197,15 +193,13 @@ class NeuronApplication:
             return [config.max_context_length]
         return config.context_encoding_buckets or automatic_buckets(config.max_context_length)
 
-    def _check_room(self, mask: torch.Tensor) -> None:
+    def _check_room(self, mask: Tensor) -> None:
         """Behind a prompt: the past, and K tokens of a graph that verifies, fit into a bucket."""
         config = self.neuron_config
         buckets = config.token_generation_buckets or automatic_buckets(config.seq_len)
         fitting_bucket(buckets if config.enable_bucketing else [config.seq_len], mask.shape[1])
 
-    def _tree(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, medusa_args: Any
-    ) -> SimpleNamespace:
+    def _tree(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor, medusa_args: Any) -> SimpleNamespace:
         width = self.neuron_config.medusa_speculation_length
         if input_ids.shape != (1, width):
             raise AttributeError(f"no graph for {input_ids.shape}: there are {sorted(self.graphs)}")
@@ -216,12 +210,7 @@ class NeuronApplication:
     # Graphs behind a prompt.
 
     def _generate(
-        self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        mask: torch.Tensor,
-        seq_ids: list[int],
-        sampling_params: torch.Tensor | None,
+        self, input_ids: Tensor, position_ids: Tensor, mask: Tensor, seq_ids: list[int], sampling_params: Tensor | None
     ) -> SimpleNamespace:
         width = input_ids.shape[1]
         graph = "speculation" if width == self.neuron_config.speculation_length else "token"
@@ -234,7 +223,7 @@ class NeuronApplication:
         scatter(self.neuron_config, self._target, new, position_ids, seq_ids)
         return self._output(logits, sampling_params)
 
-    def _output(self, logits: torch.Tensor, sampling_params: torch.Tensor | None) -> SimpleNamespace:
+    def _output(self, logits: Tensor, sampling_params: Tensor | None) -> SimpleNamespace:
         sampling = self.neuron_config.on_device_sampling_config
         if sampling is None:
             return SimpleNamespace(logits=checks.quantized_logits(self.neuron_config, logits), tokens=None)
@@ -247,12 +236,7 @@ class NeuronApplication:
     # Fused speculation.
 
     def _fused(
-        self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        mask: torch.Tensor,
-        seq_ids: list[int],
-        sampling_params: torch.Tensor | None,
+        self, input_ids: Tensor, position_ids: Tensor, mask: Tensor, seq_ids: list[int], sampling_params: Tensor | None
     ) -> SimpleNamespace:
         config = self.neuron_config
         if input_ids.shape[1] != 1:

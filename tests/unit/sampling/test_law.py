@@ -72,7 +72,6 @@ def test_speculation_has_the_targets_law_and_its_very_tokens(sampling: SamplingP
     for draft in DRAFTS:
         for gamma in GAMMAS:
             generated = law.speculate(target, choices(draft, sampling), gamma=gamma, verify=verify)
-            assert law.law_p_value(generated.outputs, TARGET, sampling) > ALPHA
             assert generated.outputs == alone
 
 

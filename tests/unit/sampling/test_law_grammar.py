@@ -46,10 +46,10 @@ def bits(row: np.ndarray) -> bytes:
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
     """What the project does: masks beside the rows."""
+    behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:
-        before = [replace(NONE_BEFORE, allowed=bits(allowed[u])) for u in previous]
-        return choose_tokens(logits[previous], sampling, at, before)
+        return choose_tokens(logits[previous], sampling, at, [behind[u] for u in previous])
 
     return choose
 
@@ -77,6 +77,11 @@ def target_table(sampling: SamplingParams) -> law.Choices:
     return table(masked(TARGET), sampling)
 
 
+@cache
+def draft_table(sampling: SamplingParams, grammared: bool) -> law.Choices:
+    return table(masked(DRAFT, ALLOWED if grammared else np.ones_like(ALLOWED)), sampling)
+
+
 def p_value(outputs: list[list[int]], sampling: SamplingParams) -> float:
     return law.law_p_value(outputs, MASKED, sampling)
 
@@ -85,19 +90,16 @@ def p_value(outputs: list[list[int]], sampling: SamplingParams) -> float:
 @pytest.mark.parametrize("grammared", [True, False], ids=["draft with grammar", "draft without"])
 def test_the_law_is_that_of_masked_logits(sampling: SamplingParams, grammared: bool) -> None:
     target = target_table(sampling)
-    everything = np.ones_like(ALLOWED)
-    draft = table(masked(DRAFT, ALLOWED if grammared else everything), sampling)
-    outputs = law.speculate(target, draft, gamma=3, verify=verify).outputs
+    outputs = law.speculate(target, draft_table(sampling, grammared), gamma=3, verify=verify).outputs
     assert outputs == law.decode(target)
     assert p_value(outputs, sampling) > ALPHA
 
 
 def test_a_grammared_draft_is_accepted_more_often() -> None:
     rates = []
-    for allowed in (ALLOWED, np.ones_like(ALLOWED)):
-        run = law.speculate(
-            target_table(SETTINGS[1]), table(masked(DRAFT, allowed), SETTINGS[1]), gamma=3, verify=verify
-        )
+    for grammared in (True, False):
+        draft = draft_table(SETTINGS[1], grammared)
+        run = law.speculate(target_table(SETTINGS[1]), draft, gamma=3, verify=verify)
         rates.append(run.num_accepted_tokens / run.num_draft_tokens)
     assert rates[0] > rates[1] + 0.1
 

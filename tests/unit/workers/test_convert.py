@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,24 +50,9 @@ sampling = st.builds(
     min_p=st.floats(0, 1),
     seed=st.integers(0, MAX_SEED),
 )
-timings = st.builds(
-    Timings,
-    queue_us=microseconds,
-    compute_us=microseconds,
-    draft_us=microseconds,
-    network_us=microseconds,
-    round_trip_us=microseconds,
-)
+timings = st.builds(Timings, *[microseconds] * 5)
 looked_up = st.builds(OwnDrafts, num_lookup_tokens=counts, num_lookup_accepted=counts)
-figures = st.builds(
-    Counts,
-    bytes_up=microseconds,
-    bytes_down=microseconds,
-    num_branch_hits=counts,
-    num_wasted_tokens=counts,
-    window=counts,
-    max_branches=counts,
-)
+figures = st.builds(Counts, *[counts] * 6)
 scores = st.lists(st.builds(TokenLogprobs, st.builds(TokenLogprob, counts, st.floats(-9, 0))), max_size=2).map(tuple)
 schedules = st.sampled_from([None, *Schedule])
 chats = st.builds(Chat, st.lists(st.builds(ChatMessage), min_size=1).map(tuple), st.text(), st.text())
@@ -77,7 +64,7 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
     st.builds(
         CompletionRequest,
         prompt=st.one_of(st.text(), token_ids, chats),
-        sampling=sampling.map(lambda params: params),
+        sampling=sampling,
         seed=st.one_of(st.none(), st.integers(0, MAX_SEED)),
         max_new_tokens=st.integers(1, 2**20),
         stop_token_ids=st.frozensets(counts, max_size=3),
@@ -91,16 +78,9 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
     )
 )
 def test_completion_request(request: CompletionRequest) -> None:
-    sent = convert.completion_from_message(convert.completion_to_message(request))
-    assert (sent.min_new_tokens, sent.prompt_logprobs) == (request.min_new_tokens, request.prompt_logprobs)
-    assert sent.cache_salt == request.cache_salt
     back = convert.completion_from_message(convert.completion_to_message(request))
-    assert (back.prompt, back.seed, back.stop_token_ids) == (request.prompt, request.seed, request.stop_token_ids)
-    assert (back.max_new_tokens, back.ignore_eos) == (request.max_new_tokens, request.ignore_eos)
-    assert back.grammar == request.grammar
-    assert (back.gamma, back.schedule) == (request.gamma, request.schedule)
-    assert back.sampling.temperature == request.sampling.temperature
-    assert (back.sampling.top_k, back.sampling.top_p) == (request.sampling.top_k, request.sampling.top_p)
+    unseeded = replace(back.sampling, seed=request.sampling.seed)  # the request's own seed counts
+    assert replace(back, sampling=unseeded) == request
 
 
 @given(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -22,7 +21,7 @@ from inference.backends.onnx.shape import SUPPORTED_TYPES, DecoderShape, shape_o
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
-from inference.model import Array, Backend, Span
+from inference.model import Backend, Span
 from tests.support.backend_contract import (
     HISTORY,
     MAX_LENGTH,
@@ -100,21 +99,6 @@ def test_settings_of_a_family_are_respected(variant: str, tmp_path: Path) -> Non
     fields = VARIANTS[variant]
     backend = load(save_tiny_model(tmp_path, "llama", **fields))
     assert_matches(backend, Reference(tiny_model("llama", **fields)), HISTORY)
-
-
-class _StartsOff(OnnxBackend):
-    """Believes that every continued sequence is one token longer than it is."""
-
-    def forward(self, spans: Sequence[Span]) -> Array:
-        return super().forward(
-            [Span(span.slot, span.start + (span.start > 0), span.token_ids, span.num_logits) for span in spans]
-        )
-
-
-def test_a_start_off_by_one_is_noticed(backend: OnnxBackend) -> None:
-    broken = _StartsOff(backend._decoder, num_slots=NUM_SLOTS, max_length=MAX_LENGTH, num_threads=1)
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        assert_matches(broken, reference("llama"), HISTORY)
 
 
 def test_slots_that_leak_are_noticed(backend: OnnxBackend) -> None:
