@@ -26,6 +26,7 @@ from inference.serving.processes import ServerProcess, free_port
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
+from tests.support import llmperf
 from tests.support.browser import CHROMIUM, browser_page
 from tests.support.servers import complete, draft_server, fused_server, until_healthy
 
@@ -159,6 +160,19 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
     assert last.usage is not None
     assert whole.usage is not None
     assert len(chunks) == last.usage.completion_tokens == whole.usage.completion_tokens
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) -> None:
+    """What it sends and how it parses, by its rules written down again: it cannot be had from a package registry. One
+    event per token and the last one that says why, or it would take speculation for slow."""
+    body = {**llmperf.body("sing", 12, model="target"), "temperature": 0.0}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[topology]}", timeout=60) as client:
+        stream = await client.post("/v1/chat/completions", json=body, headers=llmperf.HEADERS)
+        whole = (await client.post("/v1/chat/completions", json={**body, "stream": False})).json()
+    num_events, text = llmperf.reads(stream.content)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert whole["usage"]["completion_tokens"] <= num_events <= whole["usage"]["completion_tokens"] + 2
 
 
 async def test_chat(clients: Clients, target: ServerProcess) -> None:
