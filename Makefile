@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TOOLS := build/tools
+RAY := build/ray
 
-.PHONY: install demo test manifests images lock audit sbom test-nxdi hostile chaos soak suites-short trainium-report bench \
-        bench-llama proto format clean
+.PHONY: install demo test manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
+        trainium-report bench bench-llama proto format clean
 
 install: $(STAMP)
 
@@ -28,6 +29,15 @@ test: install
 # missing (kubectl from 1.21 on, promtool, systemd-analyze) is skipped and named.
 manifests: install $(TOOLS)/.installed
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(BIN)/python -m pytest -m deploy -rs tests/deploy
+
+# deploy/ray on a cluster of one machine: a show in figures, and one short test with a killed node. Where Ray is to be had
+# for this platform; that it is not is said, and no failure of the test.
+ray-demo: install $(RAY)/.installed
+	$(RAY)/bin/python -m deploy.ray.demo
+
+ray-test: install
+	@$(MAKE) $(RAY)/.installed || { echo "SKIPPED: ray[serve] cannot be installed here (requirements-ray.txt)"; exit 0; }; \
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m ray -W ignore -rs tests/deploy/test_ray.py
 
 # deploy/images: lint of all three, and the cpu image built and asked for a completion; deploy/images/build.sh says how, and
 # what its variables are.
@@ -54,6 +64,14 @@ $(TOOLS)/.installed: requirements-deploy.txt requirements-cloudwatch.txt
 # neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache.
 test-nxdi: install
 	$(BIN)/python tests/nxdi_real/run.py $(NXDI_SOURCES)
+
+# An environment of its own again, which sees the packages of ours, and adds Ray.
+$(RAY)/.installed: requirements-ray.txt
+	$(PYTHON) -m venv $(RAY)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(RAY)/specdec.pth
+	mv $(RAY)/specdec.pth $$($(RAY)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	$(RAY)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-ray.txt
+	touch $@
 
 # Long trials of real servers (docs/reliability.md): attacks, faults, leaks. ARGS="--seed 5 --run 17", for example.
 hostile chaos soak: install

@@ -1,4 +1,4 @@
-"""Where the servers of a name are: HOST:PORT as it stands, and dns:///NAME:PORT as often as it may have changed.
+"""Where servers are: HOST:PORT as it stands, dns:///NAME:PORT and file:///PATH as often as they may have changed.
 
 Not gRPC's own resolver: it asks again only when a connection has been lost, so that a server that joins is not found
 while the others are well, and it tells nobody which servers there are.
@@ -8,33 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
+import time
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 from grpc_comm.channel import UnreachableError
+from grpc_comm.watched import UnusableError, Watched
 
 logger = logging.getLogger(__name__)
 
 Addresses: TypeAlias = dict[str, str | None]
 """HOST:PORT of servers, each with the name that led there; None: the address is how the server is called."""
-DNS = "dns:///"
-RESOLVE_S = 30.0
-"""Between two looks at a name."""
+DNS, FILE = "dns:///", "file://"
+RESOLVE_S, LOOK_S = 30.0, 0.5
+"""Between two looks at a name, and at a file."""
 
 
 async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None]:
     """All servers, now and whenever that changes; ends if it never can.
 
     Raises:
-        UnreachableError: nobody has heard of a name. Later on, its servers are kept as they were.
+        UnreachableError: nobody has heard of a name, or a file names no server. Later on, servers stay as they were.
     """
-    told = await _found(targets)
+    sources = [_Source(target) for target in targets]
+    told = await _found(sources)
     yield told
-    while any(target.startswith(DNS) for target in targets):
-        await asyncio.sleep(RESOLVE_S)
+    while math.isfinite(every_s := min(source.every_s for source in sources)):
+        await asyncio.sleep(every_s)
         try:
-            found = await _found(targets)
+            found = await _found(sources)
         except UnreachableError as exc:
             logger.warning("the servers are kept as they were: %s", exc)
             continue
@@ -44,8 +49,50 @@ async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None
             yield told
 
 
-async def _found(targets: Sequence[str]) -> Addresses:
-    return {address: name for target in targets for address, name in (await _addresses(target)).items()}
+class _Source:
+    """Servers that are named together, by a target."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._file = _list(Path(target.removeprefix(FILE))) if target.startswith(FILE) else None
+        self.every_s = LOOK_S if self._file else RESOLVE_S if target.startswith(DNS) else math.inf
+        self._due = -math.inf
+        self._found: Addresses = {}
+
+    async def addresses(self) -> Addresses:
+        """Of a moment ago, if it is not time to look again."""
+        if (now := time.monotonic()) >= self._due:
+            self._due = now + self.every_s
+            self._found = self._file.get() if self._file else await _addresses(self._target)
+        return self._found
+
+
+async def _found(sources: Sequence[_Source]) -> Addresses:
+    return {address: name for source in sources for address, name in (await source.addresses()).items()}
+
+
+def _list(path: Path) -> Watched[Addresses]:
+    try:
+        return Watched([path], lambda: _listed(path))
+    except UnusableError as exc:
+        raise UnreachableError(str(exc)) from exc
+
+
+def _listed(path: Path) -> Addresses:
+    """One HOST:PORT a line; empty lines and those that begin with # do not count.
+
+    Raises:
+        UnusableError: a line is something else; or there is none, as when somebody has begun to write.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = [line for each in text.splitlines() if (line := each.strip()) and not line.startswith("#")]
+    for line in lines:
+        host, _, port = line.rpartition(":")
+        if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            raise UnusableError(f"{path}: {line!r} is not HOST:PORT, with a port in 1..65535")
+    if not lines:
+        raise UnusableError(f"{path} names no server")
+    return dict.fromkeys(lines)
 
 
 async def _addresses(target: str) -> Addresses:

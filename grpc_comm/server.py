@@ -8,8 +8,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -188,6 +189,21 @@ async def stop_signal() -> signal.Signals:
     for number in _STOPPING:
         loop.add_signal_handler(number, received.put_nowait, number)
     return await received.get()
+
+
+async def stdin_ended() -> None:
+    """Wait for the end of stdin, whatever it is, in a thread that keeps no process alive."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def read() -> None:
+        with suppress(OSError):  # it was closed before
+            while os.read(0, 4096):
+                pass
+        with suppress(RuntimeError):  # the loop has ended first
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=read, name="lifeline", daemon=True).start()
+    await ended.wait()
 
 
 def end_at_once_on_signal() -> None:

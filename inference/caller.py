@@ -22,6 +22,7 @@ class Right(StrEnum):
     DRAFT = "draft"
     WORKER = "worker"
     OPS = "ops"
+    ADMIN = "admin"
 
 
 ALL_RIGHTS = frozenset(Right)

@@ -48,7 +48,7 @@ DEFAULT_WORKER_SLOTS = 256
 MAX_PASS_MS = 10_000.0
 """Of a pass that is emulated."""
 
-_DNS = "dns:///"
+_DNS, _FILE = "dns:///", "file:///"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -235,7 +235,7 @@ class DialSecurity:
 
     def check(self, target: str) -> None:
         """Raise ConfigError if dialling one of `targets` would give the token away."""
-        host = target.removeprefix(_DNS).rpartition(":")[0]
+        host = target if target.startswith(_FILE) else target.removeprefix(_DNS).rpartition(":")[0]
         is_safe = self.token_file is None or self.ca is not None or self.insecure or is_loopback(host)
         ways = "--tls_ca encrypts it; --insecure sends it all the same"
         _require(is_safe, f"the token would go to {host} in plain text: {ways}")
@@ -249,7 +249,8 @@ class ConnectionConfig:
     """Which servers a client dials, replicas of one model, how patient it is, and what it shows.
 
     Attributes:
-        host: of one server, or several comma-separated: HOST, HOST:PORT, or dns:///NAME[:PORT] for all of a name.
+        host: of one server, or several comma-separated: HOST, HOST:PORT, dns:///NAME[:PORT] for all of a name, or
+            file:///PATH for all that a file lists.
         port: of those that name none.
         connect_timeout_s: seconds to wait for the server at start.
         deadline_s: seconds a request may take.
@@ -274,7 +275,7 @@ class ConnectionConfig:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """HOST:PORT or dns:///NAME:PORT of each."""
+        """HOST:PORT, dns:///NAME:PORT or file:///PATH of each."""
         return targets(self.host, self.port)
 
 
@@ -364,6 +365,8 @@ class ServerConfig:
         max_worker_slots: sessions that one worker of the pool is given at most.
         lookup: a target proposes from a request's own tokens where a pass has no draft tokens.
         probe_port: answers /livez and /readyz over plain HTTP, to anybody; None does not.
+        ready_json: write a line of JSON to stdout when all ports are open, with what they are.
+        lifeline: "stdin" drains when stdin ends, as on SIGTERM; None does not look.
         security: of all other ports.
     """
 
@@ -380,6 +383,8 @@ class ServerConfig:
     max_worker_slots: int = DEFAULT_WORKER_SLOTS
     lookup: bool = True
     probe_port: int | None = None
+    ready_json: bool = False
+    lifeline: str | None = None
     security: PortSecurity = OPEN
 
     def __post_init__(self) -> None:
@@ -401,6 +406,11 @@ class ServerConfig:
     @property
     def on_loopback(self) -> bool:
         return is_loopback(self.host)
+
+    @property
+    def ends_by_call(self) -> bool:
+        """Whether a call may drain it: nobody but this machine can send one, or a file says who may."""
+        return self.on_loopback or self.security.auth_file is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,25 +466,27 @@ class ObserveConfig:
 
 
 def targets(text: str, port: int | None = None) -> tuple[str, ...]:
-    """HOST:PORT or dns:///NAME:PORT of servers that are named with commas between them, each once.
+    """HOST:PORT, dns:///NAME:PORT or file:///PATH of servers that are named with commas between them, each once.
 
     Args:
         port: of those that name none; None: each must.
 
     Raises:
-        ConfigError: naming the one that is neither.
+        ConfigError: naming the one that is none of these.
     """
     return tuple(dict.fromkeys(_target(where.strip(), port) for where in text.split(",") if where.strip()))
 
 
 def _target(where: str, default_port: int | None) -> str:
+    if where.startswith(_FILE):
+        return where
     scheme = _DNS if where.startswith(_DNS) else ""
     host, _, port = (text := where.removeprefix(scheme)).rpartition(":")
     if not host or (":" in host and not host.endswith("]")):  # no port, or a bare IPv6 address
         host, port = text, "" if default_port is None else str(default_port)
     is_plain = bool(host.strip("[]")) and "/" not in host and port.isdigit() and 1 <= int(port) <= 65535
-    form = "HOST:PORT or dns:///NAME:PORT" if default_port is None else "HOST, HOST:PORT or dns:///NAME[:PORT]"
-    _require(is_plain, f"{where!r} is not {form}, with a port in 1..65535")
+    form = "HOST:PORT, dns:///NAME:PORT" if default_port is None else "HOST, HOST:PORT, dns:///NAME[:PORT]"
+    _require(is_plain, f"{where!r} is not {form}, with a port in 1..65535, or file:///PATH")
     return scheme + address(host.strip("[]"), int(port))
 
 

@@ -319,6 +319,10 @@ def _add_grace(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--drain_delay_s", type=float, default=0.0, metavar="S", help=text)
     text = "drop a client that has read nothing for this long (%(default)s s)"
     group.add_argument("--stall_timeout_s", type=float, default=30.0, metavar="S", help=text)
+    text = "also drain, as on SIGTERM, when stdin ends: when whoever holds its other end is gone"
+    group.add_argument("--lifeline", choices=["stdin"], help=text)
+    text = "when all ports are open, write one line of JSON to stdout, with the ports that 0 became"
+    group.add_argument("--ready_json", action="store_true", help=text)
 
 
 def _add_drain(group: argparse._ArgumentGroup) -> None:
@@ -341,7 +345,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 
 def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool = True) -> None:
     group = parser.add_argument_group("connection")
-    text = f"{what}, or several replicas: HOST[:PORT],... or dns:///NAME[:PORT] (%(default)s)"
+    text = f"{what}, or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list in file:///PATH (%(default)s)"
     group.add_argument("--target_host", default="127.0.0.1", metavar="HOST", help=text)
     group.add_argument("--port", type=int, default=DEFAULT_PORT, help="the port of hosts without one (%(default)s)")
     text = "wait for the server at start (%(default)s s)"
@@ -372,7 +376,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 
 def add_attach(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pool (instead of prompts)")
-    text = "draft for the sessions of these targets, comma-separated, until stopped; dns:///NAME:PORT: all of a name"
+    text = "draft for these targets' sessions until stopped; dns:///NAME:PORT: all of a name, file:///PATH: of a list"
     group.add_argument("--attach", metavar="HOST:PORT[,...]", help=text)
 
 

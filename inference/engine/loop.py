@@ -50,6 +50,8 @@ MAX_FAILED_STEPS = 8
 """So many in a row, of whomever, and the engine is broken."""
 SHRUNK_STEPS = 100
 """Steps for which fewer sessions go together, after memory was short for more."""
+LAST_STEP_S = 1.0
+"""What a step gets whose sessions have all left, to end behind them."""
 SHUTTING_DOWN = "the server is shutting down"
 
 SessionT = TypeVar("SessionT", bound=EngineSession)
@@ -150,6 +152,10 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_STEP_S):
+                while self._thread.is_busy:  # noqa: ASYNC110 - a thread, of which nobody waits for anything any more
+                    await asyncio.sleep(0.01)
         if self._thread.is_busy:  # the interpreter would wait for it at its end
             self.broken = self.broken or f"a {self._step_name} was still running when the server stopped"
         self._thread.close()

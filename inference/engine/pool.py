@@ -162,6 +162,15 @@ class DraftPool:
         if record is not None and session is not None:
             self._take_back(session, worker, trust=len(record.sessions) - 1)
 
+    def resized(self, worker: Worker) -> None:
+        """A worker has room for another number of sessions now; those above it move on."""
+        record = self._workers.get(worker, _Record())
+        for session in list(record.sessions.values())[worker.num_slots :]:
+            del record.sessions[session.id]
+            worker.close(session)
+            self._put_back(session)
+        self._lend()
+
     def _lend(self) -> None:
         """Give sessions that are alone to the workers with most room."""
         for session in list(self._alone.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from inference.errors import SpecDecError
 from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
+from inference.gateway.event_id import HEADER, EventId
 from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.middleware import (
     AnswerCount,
@@ -33,9 +34,10 @@ from inference.gateway.middleware import (
     ShapeLimit,
     http_spans,
 )
-from inference.gateway.requests import ChoiceEvent, chat_requests, check_number, completion_requests, events_of
+from inference.gateway.requests import chat_requests, check_number, completion_requests, events_of
+from inference.gateway.resumable import ResumableStream, place_of, seeded
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
-from inference.gateway.stream import ChunkStream, EventStream, Kept, whole_answer
+from inference.gateway.stream import ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.observe.metrics import Metrics
 from inference.text.chat import Chat
 from inference.workers.access import Access
@@ -190,14 +192,15 @@ async def _answer(
     gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
 ) -> Response:
     check_number(requests)
+    since = _since(gateway, request, body, requests, answer)
+    requests = requests if since is None else seeded(requests, since.seed)
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
     events = events_of(gateway.completer, requests, body, deadline_s=deadline_s, ping_s=ping_s)
     if not body.stream:
         whole = whole_answer(events, answer, gateway.kept, num_choices=len(requests), n=body.n)
         return await unless_disconnected(request, whole)
     options = body.stream_options
-    stream = ChunkStream(
-        answer,
+    shape = StreamShape(
         num_choices=len(requests),
         n=body.n,
         per_token=gateway.config.per_token,
@@ -205,12 +208,18 @@ async def _answer(
         continuous_usage=options.continuous_usage_stats,
         include_speculation=options.include_speculation,
     )
-    first = await unless_disconnected(request, _first(events))  # what is refused has a status, not a stream
+    stream = ChunkStream(answer, shape) if since is None else ResumableStream(answer, shape, since)
+    first = await unless_disconnected(request, stream.begun(events))
     return EventStream(stream.chunks(first, events), events, deadline_s=deadline_s)
 
 
-async def _first(events: AsyncGenerator[ChoiceEvent, None]) -> ChoiceEvent:
-    return await anext(events)
+def _since(
+    gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
+) -> EventId | None:
+    """Where a stream begins that may be resumed; None: it may not be."""
+    card, config = gateway.card, gateway.config
+    speech = (card.chat_template, config.tool_call_parser, config.reasoning_parser)
+    return place_of(request.headers.get(HEADER), body, requests, answer, *speech)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -18,9 +18,13 @@ class Format(Protocol):
 
     Attributes:
         shows_prompt: a prompt that comes back is a part of the answer.
+        answer_id: 24 hex digits, in the answer's "id".
+        created: seconds since 1970.
     """
 
     shows_prompt: bool
+    answer_id: str
+    created: int
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
         """What stands beside "choices"."""
@@ -35,11 +39,11 @@ class Format(Protocol):
 class _Base:
     def __init__(self, model: str) -> None:
         self._model = model
-        self._id = secrets.token_hex(12)
-        self._created = int(time.time())
+        self.answer_id = secrets.token_hex(12)
+        self.created = int(time.time())
 
     def _head(self, prefix: str, kind: str) -> dict[str, Any]:
-        return {"id": f"{prefix}-{self._id}", "object": kind, "created": self._created, "model": self._model}
+        return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self._model}
 
 
 class TextFormat(_Base):

@@ -43,6 +43,11 @@ class HttpPort:
         self._server_config = server
         self._tls = tls
 
+    @property
+    def ports(self) -> dict[str, int]:
+        """See `Front`."""
+        return {self._name.lower(): self.port}
+
     async def open(self) -> None:
         """Listen.
 

@@ -78,10 +78,11 @@ def _check_scores(num_scores: int, kept: Kept) -> None:
         raise CapacityError(message, retry_after_s=5.0)
 
 
-class ChunkStream:
-    """Server-sent events of one request.
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """What chunks are like.
 
-    Args:
+    Attributes:
         num_choices, n: sequences in all, and per prompt.
         per_token: one event per token; else one per target pass.
         include_usage: a last chunk with the usage, as OpenAI has it; the others then carry a null.
@@ -89,57 +90,71 @@ class ChunkStream:
         include_speculation: say which tokens are accepted draft tokens.
     """
 
-    def __init__(
-        self,
-        answer: Format,
-        *,
-        num_choices: int,
-        n: int,
-        per_token: bool,
-        include_usage: bool,
-        continuous_usage: bool,
-        include_speculation: bool,
-    ) -> None:
+    num_choices: int
+    n: int
+    per_token: bool
+    include_usage: bool
+    continuous_usage: bool
+    include_speculation: bool
+
+
+class ChunkStream:
+    """Server-sent events of one request."""
+
+    def __init__(self, answer: Format, shape: StreamShape) -> None:
         self._answer = answer
-        self._n = n
-        self._per_token = per_token
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
-        self._include_speculation = include_speculation
-        self._choices = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)]
+        self._shape = shape
+        self._choices = [Choice(shows_prompt=answer.shows_prompt) for _ in range(shape.num_choices)]
         head = encoded(answer.head(chunk=True)).removesuffix("}")
         self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
 
-    async def chunks(
-        self, first: ChoiceEvent, events: AsyncGenerator[ChoiceEvent, None]
-    ) -> AsyncGenerator[bytes, None]:
-        """All events, beginning with `first`; what fails now can only be told in the stream."""
+    async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
+        """What is written first; what is refused until then has a status, not a stream, and `events` are closed."""
+        try:
+            return await self._beginning(events)
+        except BaseException:
+            await events.aclose()
+            raise
+
+    async def _beginning(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
+        return self._encode(*await anext(events))
+
+    async def chunks(self, first: bytes, events: AsyncGenerator[ChoiceEvent, None]) -> AsyncGenerator[bytes, None]:
+        """All that follows `first`, and that before it; what fails now can only be told in the stream."""
         async with aclosing(events):
             try:
-                if data := self._encode(*first):
-                    yield data
+                if first:
+                    yield first
                 async for index, event in events:
                     if data := self._encode(index, event):
                         yield data  # the chunks of one pass in one write
             except SpecDecError as exc:
                 yield _failure(from_error(exc))
+            except ApiError as exc:
+                yield _failure(exc)
             except Exception:
                 logger.exception("a stream failed unexpectedly")
                 yield _failure(unexpected())
             else:
-                if self._include_usage:
-                    yield self._event("", {"usage": self._usage()})
+                if data := self._ending():
+                    yield data
             yield DONE
+
+    def _ending(self) -> bytes:
+        """What stands behind the last choice's end."""
+        return self._event("", {"usage": self._usage()}) if self._shape.include_usage else b""
 
     def _encode(self, index: int, event: Any) -> bytes:
         choice = self._choices[index]
-        return b"".join(self._chunk(index, part, choice) for part in choice.take(event, per_token=self._per_token))
+        return b"".join(
+            self._chunk(index, part, choice) for part in choice.take(event, per_token=self._shape.per_token)
+        )
 
     def _chunk(self, index: int, part: Part, choice: Choice) -> bytes:
         beside: dict[str, Any] = {}
-        if self._include_usage:
-            beside["usage"] = self._usage() if self._continuous_usage else None
-        if self._include_speculation:
+        if self._shape.include_usage:
+            beside["usage"] = self._usage() if self._shape.continuous_usage else None
+        if self._shape.include_speculation:
             beside["speculation"] = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens}
         return self._event(encoded(self._answer.chunk(index, part, choice)), beside)
 
@@ -148,7 +163,7 @@ class ChunkStream:
         return f"{self._head}{choice}]{tail}\n\n".encode()
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._choices, n=self._n)
+        return usage(self._choices, n=self._shape.n)
 
 
 class EventStream(StreamingResponse):

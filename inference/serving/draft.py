@@ -32,6 +32,7 @@ from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
+from inference.workers.operation import Operation
 from inference.workers.remote import card_of_target
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ async def serve_draft(
                 )
                 metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
-                face = _Face(worker, loaded.tokenizer, proposer.tokenizer_path)
+                operation = Operation(engine, may_drain=server.ends_by_call)
+                face = _Face(worker, loaded.tokenizer, proposer.tokenizer_path, operation)
                 generation = await face.of(card, observers, metrics)
 
                 async def adopt(card: ModelCard) -> None:
@@ -74,7 +76,7 @@ async def serve_draft(
                 upstream = Upstream(behind.is_serving, behind.follow(adopt))
                 fronts = ports.fronts(observers, metrics, [generation], upstream)
                 with timeline(observe, engine):
-                    await Host(engine, fronts, config=server, metrics=metrics).run()
+                    await Host(engine, fronts, config=server, metrics=metrics, operation=operation).run()
 
 
 class _Face:
@@ -83,18 +85,20 @@ class _Face:
     Args:
         worker: answers.
         tokenizer: of the draft, in the directory `path`.
+        operation: of the server.
     """
 
-    def __init__(self, worker: DraftWorker, tokenizer: Tokenizer, path: Path) -> None:
+    def __init__(self, worker: DraftWorker, tokenizer: Tokenizer, path: Path, operation: Operation) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
         self._path = path
+        self._operation = operation
         self._local = LocalCompleter(worker, tokenizer)
 
     async def of(self, card: ModelCard, observers: Observers, metrics: Metrics) -> GenerationServicer:
         """The service, for the target of this card."""
         completer = observers.around(self._local, metrics, model=card.name)
-        self._generation = GenerationServicer(completer, card, self._local.codec)
+        self._generation = GenerationServicer(completer, card, self._local.codec, self._operation)
         await self.show(card)
         return self._generation
 
@@ -114,19 +118,20 @@ class _Face:
 async def help_targets(
     proposer: ProposerConfig,
     targets: Sequence[str],
-    server: ServerConfig | None,
+    server: ServerConfig,
     observe: ObserveConfig,
     *,
     gamma: int,
     security: DialSecurity,
+    tells_health: bool,
 ) -> None:
-    """Draft for the sessions of targets until a signal; `server` answers for this worker's health.
+    """Draft for the sessions of targets until a signal; this worker's health is told if somebody asks for it.
 
     Raises:
         ConfigError: the draft cannot be loaded, a port is taken, or a file of `security` cannot be used.
         RequestError: every target refuses this worker.
     """
-    config = replace(server or ServerConfig(port=0), grace_s=0.0, drain_delay_s=0.0)
+    config = replace(server, grace_s=0.0, drain_delay_s=0.0)
     ports = Ports(config, observe)
     credentials_of(security)
     loaded = await load_proposer(proposer)
@@ -136,6 +141,6 @@ async def help_targets(
             metrics.watch(engine)
             offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security)
             pool_help = PoolHelp(engine, targets, offer, metrics)
-            fronts = ports.side_fronts(observers, metrics) if server is None else ports.fronts(observers, metrics, [])
+            fronts = ports.fronts(observers, metrics, []) if tells_health else ports.side_fronts(observers, metrics)
             with timeline(observe, engine):
                 await Host(pool_help, fronts, config=config, metrics=metrics).run(until=pool_help.refused())

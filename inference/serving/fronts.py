@@ -56,6 +56,11 @@ class GrpcFront(Server):
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 
+    @property
+    def ports(self) -> dict[str, int]:
+        """See `Front`."""
+        return {"grpc": self.port} | ({} if self.mtls_port is None else {"mtls": self.mtls_port})
+
     async def open(self) -> None:
         """See `Front`."""
         await super().open()

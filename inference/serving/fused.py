@@ -10,6 +10,7 @@ from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
+from inference.workers.operation import Operation
 
 
 async def serve_fused(
@@ -38,6 +39,7 @@ def _host(running: RunningTarget, target: ModelConfig, ports: Ports, observers: 
     local = LocalCompleter(engine, running.tokenizer, defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=name)
     card = model_card(name, "fused", engine, running.tokenizer, defaults, model_id=model_id)
-    generation = GenerationServicer(completer, card, local.codec)
+    operation = Operation(engine, may_drain=ports.server.ends_by_call)
+    generation = GenerationServicer(completer, card, local.codec, operation)
     fronts = ports.fronts(observers, metrics, [generation])
-    return Host(engine, fronts, config=ports.server, metrics=metrics)
+    return Host(engine, fronts, config=ports.server, metrics=metrics, operation=operation)

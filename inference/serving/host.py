@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
+from signal import Signals
+from typing import Any, Protocol
 
-from grpc_comm.server import end_at_once_on_signal, stop_signal
+from grpc_comm.server import end_at_once_on_signal, stdin_ended, stop_signal
 from inference.config import ServerConfig
 from inference.errors import InternalError
 from inference.observe.metrics import Metrics
+from inference.workers.operation import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,10 @@ FORCE_AFTER_S = 2.0
 
 class Front(Protocol):
     """A port that requests come in by."""
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """What it listens on, by name, once it is open."""
 
     async def open(self) -> None:
         """Listen, and say that requests are welcome."""
@@ -73,18 +80,26 @@ class Host:
         fronts: in the order in which they open.
         config: how long draining takes.
         metrics: are told how late the event loop is.
+        operation: may tell it to drain.
     """
 
     def __init__(
-        self, work: Work, fronts: Sequence[Front] = (), *, config: ServerConfig, metrics: Metrics | None = None
+        self,
+        work: Work,
+        fronts: Sequence[Front] = (),
+        *,
+        config: ServerConfig,
+        metrics: Metrics | None = None,
+        operation: Operation | None = None,
     ) -> None:
         self._work = work
         self._fronts = fronts
         self._config = config
         self._metrics = metrics
+        self._operation = operation
 
     async def run(self, until: Awaitable[None] | None = None) -> None:
-        """Serve until a signal, or until something ends by which all work has ended.
+        """Serve until a signal, or what stands for one, or until something ends by which all work has ended.
 
         Raises:
             Exception: what `until` ended with.
@@ -97,6 +112,8 @@ class Host:
             gc.collect()
             gc.freeze()
             stack.callback(gc.unfreeze)
+            if self._config.ready_json:
+                print(self._ready_line(), flush=True)
             await self._serve(until)
             last_resort = self._last_resort()
             await self._drain()
@@ -106,7 +123,13 @@ class Host:
         if self._work.broken is not None:
             raise InternalError(self._work.broken)
 
+    def _ready_line(self) -> str:
+        ports = {name: port for front in self._fronts for name, port in front.ports.items()}
+        return json.dumps({"ready": True, "pid": os.getpid(), "host": self._config.host, "ports": ports})
+
     async def _drain(self) -> None:
+        if self._operation is not None:
+            self._operation.is_draining = True
         for front in self._fronts:
             front.report(ready=False, alive=self._work.broken is None)
         if self._work.broken is None:
@@ -125,17 +148,27 @@ class Host:
 
     async def _serve(self, until: Awaitable[None] | None) -> None:
         signal, watching = asyncio.create_task(stop_signal()), asyncio.create_task(self._watch())
+        told: dict[asyncio.Task[Any], str] = {signal: "a signal", **self._told()}
         end = asyncio.ensure_future(until if until is not None else asyncio.Event().wait())
-        await asyncio.wait({signal, end, watching}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (signal, end, watching):
-            if not task.done():
-                task.cancel()
-        if signal.done() and not signal.cancelled():
-            end_at_once_on_signal()
-            name, grace_s = signal.result().name, self._config.grace_s
-            logger.info("%s: running requests get %g s; a second signal ends at once", name, grace_s)
+        await asyncio.wait({*told, end, watching}, return_when=asyncio.FIRST_COMPLETED)
+        by = next((what for task, what in told.items() if task.done()), None)
+        for task in {*told, end, watching} - ({signal} if by else set()):
+            task.cancel()
+        if by is not None:
+            signal.add_done_callback(_end_at_next)
+            name = signal.result().name if signal.done() else by
+            logger.info("%s: running requests get %g s; a second signal ends at once", name, self._config.grace_s)
         elif end.done() and not end.cancelled():
             end.result()
+
+    def _told(self) -> dict[asyncio.Task[None], str]:
+        """What else tells this process to drain, each with its name."""
+        told = {}
+        if self._operation is not None:
+            told[asyncio.create_task(self._operation.told_to_drain())] = "a call of Drain"
+        if self._config.lifeline is not None:
+            told[asyncio.create_task(stdin_ended())] = "the end of stdin"
+        return told
 
     async def _watch(self) -> None:
         """Tell the fronts what becomes of the work, until it breaks."""
@@ -152,6 +185,12 @@ class Host:
             if self._metrics is not None:
                 lag_s = time.monotonic() - before - WATCH_S
                 self._metrics.take_loop(lag_s=lag_s, num_tasks=len(asyncio.all_tasks()))
+
+
+def _end_at_next(first: asyncio.Task[Signals]) -> None:
+    """After the first signal, which may come while something else has us drain, the second one ends at once."""
+    if not first.cancelled():
+        end_at_once_on_signal()
 
 
 def _give_up() -> None:

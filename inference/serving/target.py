@@ -11,6 +11,7 @@ from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
+from inference.workers.operation import Operation
 from inference.workers.target.verification import TargetIdentity, VerificationServicer
 
 
@@ -48,6 +49,7 @@ def _host(running: RunningTarget, model: ModelConfig, ports: Ports, observers: O
     local = LocalCompleter(pool, running.tokenizer, server.defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=name)
     card = model_card(name, "target", pool, running.tokenizer, server.defaults, model_id)
-    generation = GenerationServicer(completer, card, local.codec)
+    operation = Operation(engine, may_drain=server.ends_by_call)
+    generation = GenerationServicer(completer, card, local.codec, operation)
     fronts = ports.fronts(observers, metrics, [verification, generation])
-    return Host(engine, fronts, config=server, metrics=metrics)
+    return Host(engine, fronts, config=server, metrics=metrics, operation=operation)

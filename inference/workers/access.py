@@ -17,6 +17,8 @@ from inference.workers.auth_file import read_auth_file
 _GENERATION, _VERIFICATION = "/specdec.v1.GenerationService/", "/specdec.v1.VerificationService/"
 _METHODS = {
     f"{_GENERATION}GetModel": {Right.CLIENT, Right.DRAFT},  # a draft worker asks its target for the chat template
+    f"{_GENERATION}GetLoad": {Right.CLIENT, Right.OPS, Right.ADMIN},
+    f"{_GENERATION}Drain": {Right.ADMIN},  # without an auth file, on loopback alone: `Operation`
     _GENERATION: {Right.CLIENT},
     f"{_VERIFICATION}Verify": {Right.DRAFT},
     f"{_VERIFICATION}Assist": {Right.WORKER},

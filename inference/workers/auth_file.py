@@ -3,7 +3,7 @@
     [[token]]
     name = "alice"
     sha256 = "..."               # of the token; the token itself is nowhere here
-    roles = ["client"]           # client, draft, worker, ops
+    roles = ["client"]           # client, draft, worker, ops, admin
     limits = { in_flight = 4, max_tokens = 1024, n = 2, logprobs = 5 }
 
     [[certificate]]

@@ -64,7 +64,7 @@ class Fleet:
     """Servers by address. Enter it inside a running event loop.
 
     Args:
-        targets: HOST:PORT, or dns:///NAME:PORT for all servers of a name.
+        targets: HOST:PORT, dns:///NAME:PORT for all servers of a name, or file:///PATH for those of a list.
         security: what they are shown, and whom to trust.
         continuing: wraps each channel.
     """

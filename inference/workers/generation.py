@@ -20,6 +20,7 @@ from inference.workers.convert import (
     event_to_message,
     tokenize_from_message,
 )
+from inference.workers.operation import Operation
 
 
 class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
@@ -27,14 +28,18 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
 
     Args:
         codec: of the model's tokenizer; without it the server does not tokenize for others.
+        operation: of the server; without it nobody learns its load, or ends it by a call.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
-    def __init__(self, completer: Completer, card: ModelCard, codec: Codec | None = None) -> None:
+    def __init__(
+        self, completer: Completer, card: ModelCard, codec: Codec | None = None, operation: Operation | None = None
+    ) -> None:
         self.completer = completer
         self.card = card
         self.codec = codec
+        self._operation = operation
 
     @property
     def max_request_bytes(self) -> int:
@@ -66,6 +71,23 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Text of token ids."""
         return pb.DetokenizeResponse(text=await self._codec().decode(request.token_ids))
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        """Say how busy the server is."""
+        operation = self._operated()
+        load = operation.load
+        counts = {name: getattr(load, name) for name in ("num_slots", "num_running", "num_waiting")}
+        return pb.GetLoadResponse(**counts, draining=operation.is_draining)
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        """Let the server drain, and end."""
+        self._operated().drain()
+        return pb.DrainResponse()
+
+    def _operated(self) -> Operation:
+        if self._operation is None:
+            raise NotFoundError("this server has no load to report, and no end to begin")
+        return self._operation
 
     def _codec(self) -> Codec:
         if self.codec is None:

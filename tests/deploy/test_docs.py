@@ -15,7 +15,22 @@ pytestmark = pytest.mark.deploy
 
 PAGE = ROOT / "docs" / "deployment.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-FOREIGN = {"docker", "cd", "cp", "curl", "sudo", "aws", "make", "kind", "kubectl", "eksctl", "helm"}
+FOREIGN = {
+    "docker",
+    "cd",
+    "cp",
+    "curl",
+    "sudo",
+    "aws",
+    "make",
+    "kind",
+    "kubectl",
+    "eksctl",
+    "helm",
+    "pip",
+    "env",
+    "serve",
+}
 
 
 @pytest.fixture

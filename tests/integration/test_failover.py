@@ -1,6 +1,7 @@
-"""A server dies in the middle of answers: every client that has another one gets the undisturbed answer.
+"""A server goes in the middle of answers: every client that has another one gets the undisturbed answer.
 
-Real processes over real sockets; `python -m benchmarks.failover` is the long form.
+Real processes over real sockets; `python -m benchmarks.failover` is the long form. The tests stand in this order since
+each takes a server away.
 """
 
 from __future__ import annotations
@@ -8,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from inference.commit import Delta
-from inference.config import ConnectionConfig
+from inference.config import ROOT, ConnectionConfig
 from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.workers.completion import CompletionRequest
@@ -24,25 +29,44 @@ from inference.workers.fleet import connected
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, run_command, target_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 NUM_TOKENS = 400
-FLAGS = ("--sequence_length", "2048", "--batch", "8")
+FLAGS = ("--sequence_length", "8192", "--batch", "8")
 REQUEST = CompletionRequest("the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=NUM_TOKENS)
 BODY = {"prompt": "the wind", "seed": 3, "temperature": 0.8, "max_tokens": NUM_TOKENS, "stream": True}
+GRACE_S = 60.0
 
 
-@asynccontextmanager
-async def replicas(models: ModelDirectories) -> AsyncGenerator[tuple[list[ServerProcess], int], None]:
-    """Two targets, and the port of a gateway in front of them."""
+@dataclass(frozen=True)
+class Town:
+    """Targets that are replicas of each other, and the HTTP port of a gateway in front of them."""
+
+    targets: list[ServerProcess]
+    port: int
+
+    @property
+    def where(self) -> str:
+        return where_of(self.targets)
+
+
+def where_of(targets: Iterable[ServerProcess]) -> str:
+    return ",".join(target.address for target in targets)
+
+
+def gateway(targets: Iterable[ServerProcess], port: int) -> AbstractAsyncContextManager[ServerProcess]:
+    flags = ("--target_host", where_of(targets), "--http_port", str(port))
+    return server_process("gateway", "gateway", *flags, port=port, ready_line="HTTP on")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def town(models: ModelDirectories) -> AsyncGenerator[Town, None]:
     async with AsyncExitStack() as stack:
-        servers = [target_server(models.endless, *FLAGS) for _ in range(2)]
+        servers = [target_server(models.endless, *FLAGS, "--grace_s", f"{GRACE_S:g}") for _ in range(3)]
         targets = list(await asyncio.gather(*map(stack.enter_async_context, servers)))
-        port, where = free_port(), ",".join(target.address for target in targets)
-        flags = ("--target_host", where, "--http_port", str(port))
-        gateway = server_process("gateway", "gateway", *flags, port=port, ready_line="HTTP on")
-        await stack.enter_async_context(gateway)
-        yield targets, port
+        port = free_port()
+        await stack.enter_async_context(gateway(targets, port))
+        yield Town(targets, port)
 
 
 async def over_http(port: int) -> str:
@@ -58,33 +82,115 @@ async def over_http(port: int) -> str:
     return text
 
 
-async def test_a_target_is_killed_under_clients_of_every_kind(models: ModelDirectories) -> None:
-    """Thin clients, a gateway, and a draft of its own; the command line may come before or behind the kill."""
-    async with replicas(models) as (targets, port):
-        where = ",".join(target.address for target in targets)
-        expected = await complete(targets[0], REQUEST)
-        asked = ("--prompt", "the wind", "--seed", "3", "--temperature", "0.8", "--max_new_tokens", str(NUM_TOKENS))
-        line = ("--target_host", where, *asked, "--format", "json")
-        own = ("--role", "draft", "--model", models.endless, "--threads", "1", "--sequence_length", "2048", *line)
-        lines = [asyncio.create_task(run_command(*own))]
-        connection = ConnectionConfig(where, 1)
-        async with connected(connection) as fleet:
-            completer, strike_at, num_tokens = FailoverCompleter(fleet, connection), random.randrange(5, 800), 0
+Texts = Callable[[Iterable[str], dict[str, Any]], Iterator[str]]
 
-            async def stream() -> str:
-                nonlocal num_tokens
-                text = ""
-                async for event in completer.complete(REQUEST):
+
+def texts_of_the_docs() -> Texts:
+    """The client that docs/gateway.md shows."""
+    page = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"test_failover.py runs it -->\n```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(source, names)
+    texts: Texts = names["texts"]
+    return texts
+
+
+async def test_a_gateway_is_killed_and_its_stream_goes_on_at_another(town: Town) -> None:
+    """By the docs' own client. Now and then a gateway has written all before it is killed: then the next one is."""
+    asked: list[int] = []
+    body = {name: value for name, value in BODY.items() if name != "stream"}
+
+    def text_of(doomed: ServerProcess) -> str:
+        def urls() -> Iterator[str]:
+            for port in (doomed.port, town.port):
+                asked.append(port)
+                yield f"http://127.0.0.1:{port}"
+
+        pieces = []
+        for piece in texts_of_the_docs()(urls(), body):
+            pieces.append(piece)
+            if len(pieces) == 5:
+                doomed.process.kill()
+        return "".join(pieces)
+
+    expected = await complete(town.targets[0], REQUEST)
+    for _ in range(10):
+        if town.port not in asked:
+            async with gateway(town.targets, free_port()) as doomed:
+                assert await asyncio.to_thread(text_of, doomed) == expected.text
+    assert town.port in asked
+
+
+async def test_a_target_is_told_to_end_and_its_streams_go_on_at_a_sibling(town: Town) -> None:
+    """At once, not when the longest answer is done: none is when the process has ended."""
+    ending, others = town.targets[2], town.targets[:2]
+    request = replace(REQUEST, max_new_tokens=8000)
+    connection = ConnectionConfig(town.where, 1)
+    ended = asyncio.Event()
+    async with connected(connection) as fleet:
+        completer = FailoverCompleter(fleet, connection)
+
+        async def stream() -> list[int]:
+            """Tokens, until the server has ended and some more have come."""
+            token_ids: list[int] = []
+            num_more = 20
+            async with aclosing(completer.complete(request)) as events:
+                async for event in events:
                     if isinstance(event, Delta):
-                        text += event.text
-                        num_tokens += len(event.token_ids)
-                        if num_tokens >= strike_at and targets[0].process.returncode is None:
-                            targets[0].process.kill()
-                return text
+                        token_ids += event.token_ids
+                        begun.release()
+                        num_more -= ended.is_set()
+                    if not num_more:
+                        return token_ids
+            raise AssertionError("the answer was done before the server had ended")
 
-            texts = await asyncio.gather(*(stream() for _ in range(4)), over_http(port), over_http(port))
-        assert targets[0].process.returncode is not None
-        assert texts == [expected.text] * 6, f"killed at token {strike_at}"
-        for result in await asyncio.gather(*lines):
-            assert result.code == 0, result.stderr
-            assert result.objects[0]["token_ids"] == expected.token_ids
+        async with aclosing(fleet.serves()) as changes:  # else all requests might go to the first to be ready
+            async for _ in changes:
+                if all(record.ready for record in fleet._policy.records.values()):
+                    break
+        begun = asyncio.Semaphore(0)
+        streams = [asyncio.create_task(stream()) for _ in range(6)]
+        for _ in range(200):
+            await begun.acquire()
+        assert fleet._policy.records[ending.address].num_outstanding
+        ending.process.terminate()
+        async with asyncio.timeout(GRACE_S / 2):
+            assert await ending.process.wait() == 0, ending.log_tail(20)
+        ended.set()
+        answers = await asyncio.gather(*streams)
+    longest = max(map(len, answers))
+    expected = await complete(others[0], replace(request, max_new_tokens=longest))
+    for token_ids in answers:
+        assert token_ids == expected.token_ids[: len(token_ids)]
+
+
+async def test_a_target_is_killed_under_clients_of_every_kind(town: Town, models: ModelDirectories) -> None:
+    """Thin clients, a gateway, and a draft of its own; the command line may come before or behind the kill."""
+    targets, port = town.targets[:2], town.port
+    where = where_of(targets)
+    expected = await complete(targets[0], REQUEST)
+    asked = ("--prompt", "the wind", "--seed", "3", "--temperature", "0.8", "--max_new_tokens", str(NUM_TOKENS))
+    line = ("--target_host", where, *asked, "--format", "json")
+    own = ("--role", "draft", "--model", models.endless, "--threads", "1", "--sequence_length", "2048", *line)
+    lines = [asyncio.create_task(run_command(*own))]
+    connection = ConnectionConfig(where, 1)
+    async with connected(connection) as fleet:
+        completer, strike_at, num_tokens = FailoverCompleter(fleet, connection), random.randrange(5, 800), 0
+
+        async def stream() -> str:
+            nonlocal num_tokens
+            text = ""
+            async for event in completer.complete(REQUEST):
+                if isinstance(event, Delta):
+                    text += event.text
+                    num_tokens += len(event.token_ids)
+                    if num_tokens >= strike_at and targets[0].process.returncode is None:
+                        targets[0].process.kill()
+            return text
+
+        texts = await asyncio.gather(*(stream() for _ in range(4)), over_http(port), over_http(port))
+    assert targets[0].process.returncode is not None
+    assert texts == [expected.text] * 6, f"killed at token {strike_at}"
+    for result in await asyncio.gather(*lines):
+        assert result.code == 0, result.stderr
+        assert result.objects[0]["token_ids"] == expected.token_ids

@@ -26,6 +26,7 @@ from inference.serving.processes import ServerProcess, free_port
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
+from tests.support import llmperf
 from tests.support.browser import CHROMIUM, browser_page
 from tests.support.servers import complete, draft_server, fused_server, until_healthy
 
@@ -114,6 +115,29 @@ async def test_every_parameter_matters(clients: Clients) -> None:
     assert len({text for (text,) in answers.values()}) == len(answers)
 
 
+@pytest.mark.parametrize("body", [{"prompt": PROMPT}, {"messages": [{"role": "user", "content": PROMPT}]}])
+async def test_a_stream_that_one_topology_began_goes_on_behind_every_other(
+    ports: dict[str, int], body: dict[str, Any]
+) -> None:
+    path = "chat/completions" if "messages" in body else "completions"
+    options = {"resumable": True, "include_usage": True}
+    asked = {**body, "max_tokens": 12, "ignore_eos": True, "stream": True, "stream_options": options}
+    async with httpx.AsyncClient() as client:
+
+        async def events(topology: str, last: str) -> list[str]:
+            url = f"http://127.0.0.1:{ports[topology]}/v1/{path}"
+            response = await client.post(url, json=asked, headers={"Last-Event-ID": last})
+            assert response.is_success, response.text
+            return response.text.split("\n\n")[:-1]
+
+        for begun in TOPOLOGIES:
+            whole = await events(begun, "")
+            last = whole[5].splitlines()[0].removeprefix("id: ")
+            for topology in TOPOLOGIES:
+                rest = await events(topology, last)
+                assert rest[:-2] == whole[6:-2], f"from {begun} to {topology}"  # usage counts what each of them drafted
+
+
 async def test_the_text_is_that_of_direct_grpc(clients: Clients, target: ServerProcess) -> None:
     request = CompletionRequest(
         PROMPT, SamplingParams(temperature=1.0, presence_penalty=1.0), seed=5, max_new_tokens=20
@@ -159,6 +183,19 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
     assert last.usage is not None
     assert whole.usage is not None
     assert len(chunks) == last.usage.completion_tokens == whole.usage.completion_tokens
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) -> None:
+    """What it sends and how it parses, by its rules written down again: it cannot be had from a package registry. One
+    event per token and the last one that says why, or it would take speculation for slow."""
+    body = {**llmperf.body("sing", 12, model="target"), "temperature": 0.0}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[topology]}", timeout=60) as client:
+        stream = await client.post("/v1/chat/completions", json=body, headers=llmperf.HEADERS)
+        whole = (await client.post("/v1/chat/completions", json={**body, "stream": False})).json()
+    num_events, text = llmperf.reads(stream.content)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert whole["usage"]["completion_tokens"] <= num_events <= whole["usage"]["completion_tokens"] + 2
 
 
 async def test_chat(clients: Clients, target: ServerProcess) -> None:

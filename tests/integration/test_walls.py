@@ -218,3 +218,19 @@ async def test_a_stream_in_which_nothing_moves_gives_signs_of_life(monkeypatch: 
         kinds = [(await call.read()).WhichOneof("message") for _ in range(4)]
         assert kinds == ["attached", None, None, None]
         call.cancel()
+
+
+async def test_a_worker_tells_how_much_room_it_has_now() -> None:
+    """A number that is none ends its stream, as in Attach, and no session."""
+    async with serving() as target, open_channel(target.address) as channel:
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
+        attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)
+        await call.write(pb.AssistRequest(attach=attach))
+        assert (await call.read()).attached.takes_slots
+        (worker,) = target.pool._workers
+        await call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=7)))
+        await until(lambda: worker.num_slots == 7)
+        await call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=0)))
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        await until(lambda: not target.pool._workers)
+        assert await tokens(channel) == tokens_at(3, 40)

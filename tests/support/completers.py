@@ -11,6 +11,7 @@ from inference.commit import Delta, Event, Finished, FinishReason, Started, Timi
 from inference.config import HttpConfig
 from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
+from inference.request import UNKNOWN, Provenance
 from inference.text.chat import Chat
 from inference.workers.completion import FEATURES, Codec, CompletionRequest, ModelCard
 from inference.workers.observed import ObservedCompleter, Observer
@@ -34,6 +35,7 @@ class ScriptedCompleter:
         gap_s: seconds before each pass.
         reason: why the text ends.
         prompt: comes back from a request with echo.
+        origin: of what it writes.
     """
 
     def __init__(
@@ -44,14 +46,17 @@ class ScriptedCompleter:
         gap_s: float = 0.0,
         reason: FinishReason = FinishReason.LENGTH,
         prompt: str = "prompt ",
+        origin: Provenance = UNKNOWN,
     ) -> None:
         self._passes = passes
         self._error = error
         self._gap_s = gap_s
         self._reason = reason
         self._prompt = prompt
+        self._origin = origin
         self.requests: list[CompletionRequest] = []
         self.num_running = 0
+        self.hangs = False  # behind its last pass, for ever
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
@@ -60,14 +65,16 @@ class ScriptedCompleter:
             if self._passes:
                 scores = () if request.prompt_logprobs is None else SCORES
                 text = self._prompt if request.echo else ""
-                yield Started(3, request.seed or 0, text, scores, num_cached_tokens=2)
+                yield Started(3, request.seed or 0, text, scores, num_cached_tokens=2, provenance=self._origin)
             if request.max_new_tokens == 0:
                 yield Finished(FinishReason.LENGTH)
                 return
             for number, pieces in enumerate(self._passes):
                 await asyncio.sleep(self._gap_s)
-                is_last = number == len(self._passes) - 1 and self._error is None
+                is_last = number == len(self._passes) - 1 and self._error is None and not self.hangs
                 yield delta(pieces, request.logprobs, self._reason if is_last else None)
+            if self.hangs:
+                await asyncio.Event().wait()
             if self._error is not None:
                 raise self._error
             yield Finished(self._reason)

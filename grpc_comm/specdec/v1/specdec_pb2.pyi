@@ -335,6 +335,30 @@ class DetokenizeResponse(_message.Message):
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
+class GetLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLoadResponse(_message.Message):
+    __slots__ = ("num_slots", "num_running", "num_waiting", "draining")
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    num_slots: int
+    num_running: int
+    num_waiting: int
+    draining: bool
+    def __init__(self, num_slots: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., draining: bool = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class VerifyRequest(_message.Message):
     __slots__ = ("open", "propose")
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -352,14 +376,16 @@ class VerifyResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class AssistRequest(_message.Message):
-    __slots__ = ("attach", "propose", "decline")
+    __slots__ = ("attach", "propose", "decline", "slots")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     DECLINE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     propose: AssistPropose
     decline: AssistDecline
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., propose: _Optional[_Union[AssistPropose, _Mapping]] = ..., decline: _Optional[_Union[AssistDecline, _Mapping]] = ...) -> None: ...
+    slots: AssistSlots
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., propose: _Optional[_Union[AssistPropose, _Mapping]] = ..., decline: _Optional[_Union[AssistDecline, _Mapping]] = ..., slots: _Optional[_Union[AssistSlots, _Mapping]] = ...) -> None: ...
 
 class AssistResponse(_message.Message):
     __slots__ = ("attached", "open", "commit", "close")
@@ -386,14 +412,16 @@ class Attach(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_slots: _Optional[int] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("worker_id", "pass_us", "takes_declines")
+    __slots__ = ("worker_id", "pass_us", "takes_declines", "takes_slots")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PASS_US_FIELD_NUMBER: _ClassVar[int]
     TAKES_DECLINES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SLOTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pass_us: int
     takes_declines: bool
-    def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ..., takes_declines: bool = ...) -> None: ...
+    takes_slots: bool
+    def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ..., takes_declines: bool = ..., takes_slots: bool = ...) -> None: ...
 
 class AssistOpen(_message.Message):
     __slots__ = ("session_id", "open")
@@ -416,6 +444,12 @@ class AssistDecline(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class AssistSlots(_message.Message):
+    __slots__ = ("num_slots",)
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    num_slots: int
+    def __init__(self, num_slots: _Optional[int] = ...) -> None: ...
 
 class AssistCommit(_message.Message):
     __slots__ = ("session_id", "commit")

@@ -55,6 +55,16 @@ class GenerationServiceStub(object):
                 request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/specdec.v1.GenerationService/GetLoad',
+                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/specdec.v1.GenerationService/Drain',
+                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainRequest.SerializeToString,
+                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -90,6 +100,22 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLoad(self, request, context):
+        """How busy this server is, for whoever places requests or servers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """The server ends as on SIGTERM: it takes no more requests, those that can go on elsewhere are sent there, all others
+        have their grace, and the process ends. Answers at once; a second call changes nothing. PERMISSION_DENIED where
+        others than this machine reach the server, and no auth file says who may.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +138,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.FromString,
                     response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadRequest.FromString,
+                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainRequest.FromString,
+                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +259,60 @@ class GenerationService(object):
             '/specdec.v1.GenerationService/Detokenize',
             grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.SerializeToString,
             grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdec.v1.GenerationService/GetLoad',
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadRequest.SerializeToString,
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdec.v1.GenerationService/Drain',
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainRequest.SerializeToString,
+            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

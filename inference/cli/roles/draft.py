@@ -72,14 +72,15 @@ async def _attach(args: argparse.Namespace, proposer: ProposerConfig) -> int:
     for flag, given in (("--profile", args.profile), ("--http_port", args.http_port is not None)):
         if given:
             raise ConfigError(f"{flag} with --attach: the requests live at the target; give it there")
-    server = None if args.serve is None else settings.server_config(args, args.serve)
+    server = settings.server_config(args, args.serve or 0)
     observe, security = settings.observe_server(args), settings.dial_security(args)
     for where in attached:
         security.check(where)
 
     from inference.serving.draft import help_targets
 
-    await help_targets(proposer, attached, server, observe, gamma=gamma, security=security)
+    tells_health = args.serve is not None
+    await help_targets(proposer, attached, server, observe, gamma=gamma, security=security, tells_health=tells_health)
     return 0
 
 

@@ -96,12 +96,10 @@ class Evidence:
         usual = self.space.usual
         found = {}
         for trial in self.trials:
-            if factor == "gamma" and (trial.place, replace(trial.contender, gamma=contender.gamma)) == (
-                usual,
-                contender,
-            ):
-                found[float(trial.contender.gamma or 0)] = trial
-            elif factor != "gamma" and trial.contender == contender and _differs_in(trial.place, usual) <= {factor}:
+            if factor == "gamma":
+                if trial.place == usual and replace(trial.contender, gamma=contender.gamma) == contender:
+                    found[float(trial.contender.gamma or 0)] = trial
+            elif trial.contender == contender and _differs_in(trial.place, usual) <= {factor}:
                 found[getattr(trial.place, factor)] = trial
         return dict(sorted(found.items()))
 
@@ -187,11 +185,11 @@ def _by_load(evidence: Evidence, leader: Trial) -> Iterator[str]:
         trials = evidence.over("concurrency", trial.contender)
         if len(trials) < 2:
             continue
+        first = next(iter(trials.values())).speedup.median
         crossed = crossovers(trials)
-        where = f"it loses from about {crossed[0]:.0f} in flight on" if crossed else "no crossover up to there"
-        if not crossed and all(it.speedup.median < 1 for it in trials.values()):
-            where = "it loses at every load"
-        yield f"With load, {trial.contender.label}, by requests in flight: {_listed(trials)}; {where}."
+        where = f"{'loses' if first > 1 else 'pays'} from about {crossed[0]:.0f} in flight on" if crossed else ""
+        where = where or ("pays at every load that was tried" if first > 1 else "loses at every load that was tried")
+        yield f"With load, {trial.contender.label}, {where}; by requests in flight: {_listed(trials)}."
 
 
 def _elsewhere(evidence: Evidence, leader: Trial) -> Iterator[str]:

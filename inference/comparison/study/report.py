@@ -101,7 +101,8 @@ def _page(study: Study, directory: Path) -> str:
     from inference.comparison.report import html  # matplotlib takes a second to import, and is needed only now
     from inference.comparison.study.plots import draw
 
-    first, *others = map(escape, study.sentences)
+    told_first = 2 if emulation_of(study.config) else 1
+    first, others = study.sentences[:told_first], [escape(sentence) for sentence in study.sentences[told_first:]]
     pictures = draw(study.evidence, study.config, directory / "study.png")
     skipped = [escape(str(group)) for group in study.evidence.skipped]
     told = [f"{escape(name)}: {escape(text)}" for name, text in conditions(study.config)]
@@ -115,7 +116,7 @@ def _page(study: Study, directory: Path) -> str:
         "Not tried, for want of time": html.listed(skipped or ["Nothing that the search wanted."]),
         "Conditions": html.listed(told),
     }
-    return html.page("When speculation pays", f'<p class="{mood}">{first}</p>', parts)
+    return html.page("When speculation pays", f'<p class="{mood}">{escape(" ".join(first))}</p>', parts)
 
 
 _COLUMNS = ("conditions", "served by", "speed-up (range)", "tokens/s", "target alone", "TTFT ms", "acceptance rate")

@@ -79,7 +79,11 @@ class PoolMember:
         self.address = address
         self._offer = offer
         self._metrics = metrics
-        self.is_attached = False
+        self._present: _Help | None = None
+
+    @property
+    def is_attached(self) -> bool:
+        return self._present is not None
 
     async def run(self) -> None:
         """Draft for the target's sessions, redialling for ever when the link is lost.
@@ -105,21 +109,29 @@ class PoolMember:
                     lost = False
                 await asyncio.sleep(random.uniform(0.0, 2 * REDIAL_S))  # a fleet must not dial in step
 
+    def resize(self, num_slots: int) -> None:
+        """From now on there is room for so many sessions."""
+        if num_slots != self._offer.num_slots:
+            self._offer = replace(self._offer, num_slots=num_slots)
+            if self._present is not None:
+                self._present.resize(num_slots)
+
     async def _help(self, stub: rpc.VerificationServiceStub) -> None:
         """One stream, until it ends."""
-        call = stub.Assist()
+        call, attach = stub.Assist(), self._attach()
         dialled = time.monotonic()
         try:
             with calls_to(self.address):
-                await call.write(pb.AssistRequest(attach=self._attach()))
+                await call.write(pb.AssistRequest(attach=attach))
                 answer = await call.read()
                 if isinstance(answer, pb.AssistResponse):
                     logger.info("attached as %s", answer.attached.worker_id)
-                    self.is_attached = True
-                    help_ = _Help(self._engine, call, self._offer, self._metrics)
-                    await help_.run(answer.attached, round_trip_s=time.monotonic() - dialled)
+                    self._present = _Help(self._engine, call, self._offer, self._metrics, answer.attached)
+                    if attach.num_slots != self._offer.num_slots:  # it was told meanwhile
+                        self._present.resize(self._offer.num_slots)
+                    await self._present.run(round_trip_s=time.monotonic() - dialled)
         finally:
-            self.is_attached = False
+            self._present = None
             call.cancel()
 
     def _attach(self) -> pb.Attach:
@@ -135,19 +147,25 @@ class PoolMember:
 class _Help:
     """The sessions on one stream."""
 
-    def __init__(self, engine: DraftEngine, call: AssistCall, offer: Offer, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: DraftEngine, call: AssistCall, offer: Offer, metrics: Metrics, attached: pb.Attached
+    ) -> None:
         self._engine = engine
         self._call = call
         self._offer = offer
         self._metrics = metrics
+        self._attached = attached
         self._round_trip = RoundTrip()
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
-        self._takes_declines = False
         self._sessions: dict[str, _Helped] = {}
 
-    async def run(self, attached: pb.Attached, *, round_trip_s: float) -> None:
+    def resize(self, num_slots: int) -> None:
+        """Tell the target; one of before goes on with what it was told first, and has declined what is too much."""
+        if self._attached.takes_slots and not self._outbox.full():
+            self._outbox.put_nowait(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
+
+    async def run(self, *, round_trip_s: float) -> None:
         """Draft until the stream ends."""
-        self._takes_declines = attached.takes_declines
         self._round_trip.record(round_trip_s)
         writer = asyncio.create_task(self._write())
         try:
@@ -179,7 +197,7 @@ class _Help:
         except (CapacityError, RequestError, UnavailableError) as exc:
             logger.warning("session %s gets no draft: %s", session_id, exc)
             self._close(session_id)
-            if self._takes_declines and not self._outbox.full():  # else its silence will tell
+            if self._attached.takes_declines and not self._outbox.full():  # else its silence will tell
                 self._outbox.put_nowait(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
     def _close(self, session_id: str) -> None:
@@ -274,7 +292,7 @@ class PoolHelp:
 
     Args:
         engine: drafts.
-        targets: HOST:PORT of each, or dns:///NAME:PORT for all of a name.
+        targets: HOST:PORT of each, dns:///NAME:PORT for all of a name, or file:///PATH for those of a list.
         offer: to all targets together.
         metrics: count the sessions.
     """
@@ -345,6 +363,8 @@ class PoolHelp:
                 task.cancel()
         share = max(1, self._offer.num_slots // max(1, len(addresses)))
         known = {member.address for member in self._members.values()}
+        for member in self._members.values():
+            member.resize(share)
         for address in addresses.keys() - known:
             security = named(self._offer.security, addresses[address])
             offer = replace(self._offer, num_slots=share, security=security)

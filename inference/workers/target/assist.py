@@ -22,6 +22,8 @@ _numbers = itertools.count(1)
 MAX_OUTBOX = 1000
 MAX_OUTBOX_BYTES = 16 * 1024 * 1024
 """Messages that may wait for a worker; one that lets more pile up is let go. Some hold a prompt."""
+MAX_WORKER_SLOTS = 4096
+"""Sessions that one worker of the pool may offer to draft for."""
 HEARTBEAT_S = 20.0
 """Between signs of life. Proxies that count no PINGs end a stream in which nothing moves: the first after 30 s."""
 
@@ -31,7 +33,7 @@ class StreamWorker:
 
     def __init__(self, attach: pb.Attach) -> None:
         self.id = f"w{next(_numbers)}"
-        self.num_slots = attach.num_slots
+        self.num_slots = checked_slots(attach.num_slots)
         self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue(MAX_OUTBOX)
         self.overflowed = asyncio.Event()
         self._num_bytes = 0
@@ -75,6 +77,13 @@ class StreamWorker:
         return message
 
 
+def checked_slots(num_slots: int) -> int:
+    """Return a worker's room; raise InvalidRequestError if it is out of range."""
+    if not 1 <= num_slots <= MAX_WORKER_SLOTS:
+        raise InvalidRequestError(f"num_slots {num_slots} is outside 1..{MAX_WORKER_SLOTS}")
+    return num_slots
+
+
 async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, *, pass_us: int) -> None:
     """Lend the worker out until its stream ends.
 
@@ -82,7 +91,7 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, 
         InvalidRequestError: it sent what no draft may send.
         UnavailableError: it does not read what it is told.
     """
-    attached = pb.Attached(worker_id=worker.id, pass_us=pass_us, takes_declines=True)
+    attached = pb.Attached(worker_id=worker.id, pass_us=pass_us, takes_declines=True, takes_slots=True)
     await context.write(pb.AssistResponse(attached=attached))
     pool.attach(worker)
     jobs = (_read(worker, pool, context), _write(worker, context), _overflow(worker), _beat(worker))
@@ -102,10 +111,13 @@ async def _read(worker: StreamWorker, pool: DraftPool, context: Context) -> None
         kind = message.WhichOneof("message")
         if kind == "decline":
             pool.decline(worker, message.decline.session_id)
+        elif kind == "slots":
+            worker.num_slots = checked_slots(message.slots.num_slots)
+            pool.resized(worker)
         elif kind == "propose":
             pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
         else:
-            raise InvalidRequestError("a worker attaches once; every later message must propose or decline")
+            raise InvalidRequestError("a worker attaches once; what follows must propose, decline or tell its slots")
 
 
 async def _write(worker: StreamWorker, context: Context) -> None:

@@ -38,9 +38,6 @@ LINGER_S = 2.0
 """How long a finished stream stays open for drafts that are on their way, unless the draft ends it first. A write that
 meets a closed stream would fail the draft's call as a whole, with the last commits unread."""
 
-MAX_WORKER_SLOTS = 4096
-"""Sessions that one worker of the pool may offer to draft for."""
-
 
 @dataclass(frozen=True, slots=True)
 class TargetIdentity:
@@ -128,8 +125,6 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         if message == grpc.aio.EOF or message.WhichOneof("message") != "attach":
             raise InvalidRequestError("the first message of a pool worker must be Attach")
         self._check_fits(message.attach)
-        if not 1 <= message.attach.num_slots <= MAX_WORKER_SLOTS:
-            raise InvalidRequestError(f"num_slots {message.attach.num_slots} is outside 1..{MAX_WORKER_SLOTS}")
         await serve_worker(StreamWorker(message.attach), self._pool, context, pass_us=self._engine.pass_us)
 
     async def _open(self, message: Any) -> TargetSession:

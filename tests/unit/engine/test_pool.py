@@ -13,7 +13,7 @@ from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.request import GenerationRequest
 from inference.speculation.tree import Branch
-from tests.support.scripted import ScriptedDecoder, tokens_at
+from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
 NUM_TOKENS = 300
 
@@ -133,3 +133,21 @@ async def test_no_worker_gets_more_than_the_operator_allows() -> None:
         await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
     assert good.most == 2
     await engine.stop()
+
+
+async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
+    """It keeps what it has room for; the rest goes to others, and may come back."""
+    first, second = GoodWorker("first", 8, pool), GoodWorker("second", 8, pool)
+    pool.attach(first)
+    asking = [asyncio.create_task(drafted(pool, length)) for length in (3, 4, 5)]
+    await until(lambda: len(first.sessions) == 3)
+    first.num_slots = 1
+    pool.attach(second)
+    pool.resized(first)
+    assert (len(first.sessions), len(second.sessions)) == (1, 2)
+    pool.detach(second)
+    first.num_slots = 8
+    pool.resized(first)
+    assert len(first.sessions) == 3
+    for (token_ids, _), length in zip(await asyncio.gather(*asking), (3, 4, 5), strict=True):
+        assert token_ids == tokens_at(length, NUM_TOKENS)

@@ -17,6 +17,7 @@ from inference.gateway.app import create_app
 from inference.gateway.requests import MAX_AT_ONCE
 from inference.request import SamplingParams
 from inference.text.chat import Chat
+from tests.support import llmperf
 from tests.support.completers import ScriptedCompleter, gateway
 
 PASSES = [["Once", " upon"], [" a", " time", ""], ["!"]]
@@ -503,29 +504,13 @@ async def test_usage_so_far_as_guidellm_asks_for_it() -> None:
     assert (chunks[-1]["choices"], len(chunks[-2]["choices"])) == ([], 1)
 
 
-def llmperf_reads(content: bytes) -> tuple[int, str]:
-    """As LLMPerf's client parses a chat stream: (events it counts as tokens, text)."""
-    num_events, text = 0, ""
-    for line in content.splitlines():
-        if not (chunk := line.strip()):
-            continue
-        if (chunk := chunk[len("data: ") :]) == b"[DONE]":
-            continue
-        num_events += 1
-        data = json.loads(chunk)
-        assert "error" not in data
-        text += data["choices"][0]["delta"].get("content") or ""
-    return num_events, text
-
-
 async def test_what_llmperf_sends_and_reads() -> None:
     """A path as the model, an empty system message, a first choice in every event, an event per token."""
-    messages = [{"role": "system", "content": ""}, {"role": "user", "content": "x"}]
-    body = {"model": "/models/tiny", "messages": messages, "stream": True, "max_tokens": 9}
     async with client_of(ScriptedCompleter(PASSES)) as client:
-        headers = {"Authorization": "Bearer secret"}
-        response = await client.post("/v1/chat/completions", json=body, headers=headers)
-    assert llmperf_reads(response.content) == (6, TEXT)
+        response = await client.post(
+            "/v1/chat/completions", json=llmperf.body("x", 9, model="tiny"), headers=llmperf.HEADERS
+        )
+    assert llmperf.reads(response.content) == (6, TEXT)
 
 
 async def test_what_vllms_benchmark_sends_and_reads() -> None:

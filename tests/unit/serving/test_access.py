@@ -26,7 +26,7 @@ from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD, ScriptedCompleter
 from tests.support.ports import Served, https, served
 
-ROLES = ("client", "draft", "worker", "ops")
+ROLES = ("client", "draft", "worker", "ops", "admin")
 EDGE = "spiffe://example.org/edge"
 
 
@@ -80,6 +80,8 @@ METHODS = {
     "model": "/specdec.v1.GenerationService/GetModel",
     "draft": "/specdec.v1.VerificationService/Verify",
     "worker": "/specdec.v1.VerificationService/Assist",
+    "load": "/specdec.v1.GenerationService/GetLoad",
+    "drain": "/specdec.v1.GenerationService/Drain",
     "ops": "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     "health": "/grpc.health.v1.Health/Check",
 }
@@ -118,10 +120,11 @@ async def refusal(begin: Any) -> str | None:
 
 
 ALLOWED = {
-    "client": {"client", "model", "health"},
+    "client": {"client", "model", "load", "health"},
     "draft": {"draft", "model", "health"},
     "worker": {"worker", "health"},
-    "ops": {"ops", "health"},
+    "ops": {"ops", "load", "health"},
+    "admin": {"load", "drain", "health"},
 }
 
 
@@ -130,7 +133,7 @@ async def test_a_role_is_what_it_may_do_and_no_more(at: Served, trust: Pki) -> N
         refused = await refusals(at.grpc, dialling(trust, token=token_of(role)))
         assert set(refused) == set(METHODS) - ALLOWED[role]
         for name, words in refused.items():
-            wanted = "client or draft" if name == "model" else name
+            wanted = {"model": "client or draft", "load": "admin or client or ops", "drain": "admin"}.get(name, name)
             assert words == f"PERMISSION_DENIED: {role} has role {role}, and this needs {wanted}"
 
 
@@ -166,10 +169,10 @@ async def test_http_asks_for_the_same_tokens(at: Served, trust: Pki) -> None:
             headers = {"Authorization": f"Bearer {token_of(role)}"}
             return (await client.get(f"https://127.0.0.1:{port}{path}", headers=headers)).status_code
 
-        assert [await status("/v1/models", role) for role in ROLES] == [200, 403, 403, 403]
-        assert [await status("/metrics", role) for role in ROLES] == [403, 403, 403, 200]
-        assert [await status("/", role, at.metrics) for role in ROLES] == [403, 403, 403, 200]
-        assert [await status("/health", role) for role in ROLES] == [200, 200, 200, 200]
+        assert [await status("/v1/models", role) for role in ROLES] == [200, 403, 403, 403, 403]
+        assert [await status("/metrics", role) for role in ROLES] == [403, 403, 403, 200, 403]
+        assert [await status("/", role, at.metrics) for role in ROLES] == [403, 403, 403, 200, 403]
+        assert [await status("/health", role) for role in ROLES] == [200] * 5
         assert (await client.get(f"https://127.0.0.1:{at.http}/")).status_code == 200  # the page asks for a token
         assert (await client.get(f"http://127.0.0.1:{at.probes}/readyz")).status_code == 200
         body, key = {"prompt": "x"}, {"Authorization": f"Bearer {token_of('draft')}"}
@@ -179,7 +182,7 @@ async def test_http_asks_for_the_same_tokens(at: Served, trust: Pki) -> None:
 
 async def test_a_certificate_is_a_role_on_its_own_port(at: Served, trust: Pki, tmp_path: Path) -> None:
     edge = dialling(trust, certificate=EDGE)
-    assert set(await refusals(at.mtls, edge)) == {"client", "worker", "ops"}
+    assert set(await refusals(at.mtls, edge)) == set(METHODS) - ALLOWED["draft"]
     assert (await refusals(at.mtls, edge))["worker"] == "PERMISSION_DENIED: edge has role draft, and this needs worker"
     other = await refusals(at.mtls, dialling(trust, certificate="spiffe://example.org/other"))
     words = "PERMISSION_DENIED: the certificate of spiffe://example.org/other has no role here"
@@ -241,7 +244,7 @@ BROKEN = {
     "[[token]]": "name None is none of",
     '[[token]]\nname = "a"\nroles = ["client"]': "a: sha256 is missing",
     '[[token]]\nname = "a"\nroles = ["client"]\nsha256 = "12"': "a: sha256 is not 64 hexadecimal digits",
-    entry("a", "root"): "roles .'root'. are none of client, draft, worker, ops",
+    entry("a", "root"): "roles .'root'. are none of client, draft, worker, ops, admin",
     entry("a", "client") * 2: "name a is there twice",
     entry("a", "client", "limit = 3"): "a has limit; known are limits, name",
     entry("a", "client", "limits = { n = 0 }"): "a: limit n 0 is no whole number from 1 on",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import signal
 import socket
 import sys
@@ -59,6 +60,10 @@ class Recorder:
 
     async def open(self) -> None:
         self.told.append("open")
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {"grpc": 1}
 
     async def refuse_new(self) -> None:
         self.told.append("refuse")
@@ -162,3 +167,32 @@ async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals
 )
 def test_which_addresses_nobody_else_can_dial(host: str, ours: bool) -> None:
     assert ServerConfig(host, security=PortSecurity(insecure=True)).on_loopback is ours
+
+
+async def test_the_end_of_stdin_is_no_signal(tmp_path: Path) -> None:
+    """A drain that began otherwise must live through the SIGTERM that comes next: a pod's, at its deletion."""
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK.replace("grace_s=600)", 'grace_s=600, lifeline="stdin", ready_json=True)'))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(script),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    ready = json.loads(await process.stdout.readline())
+    assert ready == {"ready": True, "pid": process.pid, "host": "127.0.0.1", "ports": {}}
+    assert await process.stdout.readline() == b"serving\n"
+    process.stdin.close()
+    assert await process.stdout.readline() == b"draining\n"
+    assert b"the end of stdin" in await process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(process.wait(), timeout=0.2)
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(60):
+        assert await process.wait() == 128 + signal.SIGTERM

@@ -39,6 +39,10 @@ class Diary:
     def report(self, *, ready: bool, alive: bool = True) -> None:
         self._note(f"ready={ready} alive={alive}")
 
+    @property
+    def ports(self) -> dict[str, int]:
+        return {"grpc": 1}
+
     async def refuse_new(self) -> None:
         self._note("refuse")
 
@@ -107,6 +111,26 @@ async def test_a_pass_that_hangs_is_not_ready_and_does_not_hold_up_the_end(
         engine.close(session)
     finally:
         decoder.gate.open()
+
+
+async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
+    """The story: a drain moved all requests, the pass they had been in took a moment longer, and the process ended as
+    if it had broken, with code 1."""
+    decoder, diary = ScriptedDecoder(), Diary()
+    engine = TargetEngine(decoder)
+    engine.start()
+    decoder.gate.close()
+    running = asyncio.create_task(Host(engine, [diary], config=QUICK).run())
+    session = engine.open(GenerationRequest((1, 2)), drafted=False)
+    await until(lambda: engine._thread.is_busy)
+    engine.close(session)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: diary.told[-1:] == ["refuse"])
+    await asyncio.sleep(0.1)
+    decoder.gate.open()
+    await running
+    assert engine.broken is None
+    assert forced == []
 
 
 async def test_a_loop_that_came_late_is_a_figure(forced: list[float]) -> None:

@@ -57,10 +57,11 @@ class Counting:
 class Place:
     """A completer behind a port of this process."""
 
-    def __init__(self, completer: Counting) -> None:
+    def __init__(self, completer: Counting, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
         self.moving = MoveInterceptor()
-        self.server = self._made("127.0.0.1:0")
+        self._host = host
+        self.server = self._made(f"{host}:{port}")
 
     def _made(self, address: str) -> Server:
         servicer = GenerationServicer(self.completer, CARD)
@@ -68,7 +69,7 @@ class Place:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.server.port}"
+        return f"{self._host}:{self.server.port}"
 
     async def die(self) -> None:
         await self.server._server.stop(0)

@@ -91,7 +91,7 @@ def test_the_words_have_what_was_asked() -> None:
         "serve with fused (draft draft, gamma 8). It gives 3.00",
         "120 tokens/s instead of 40",
         "pays from 16 output tokens on, not at 4",
-        "it loses from about 16 in flight on",
+        "loses from about 16 in flight on",
         "At round trip 80 ms, all else as usual: distributed async",
         "At 32 in flight, all else as usual: the target alone",
         "Slower than the target alone in 2 of 9 trials",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from grpc_comm import names
 from grpc_comm.server import Gate, Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
@@ -90,8 +91,9 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
 
-    def __init__(self, *, takes_declines: bool = True) -> None:
-        self.takes_declines = takes_declines
+    def __init__(self, *, takes_declines: bool = True, takes_slots: bool = True) -> None:
+        self.attached = pb.Attached(takes_declines=takes_declines, takes_slots=takes_slots)
+        self.num_offered: list[int] = []
         self.said: asyncio.Queue[pb.AssistResponse] = asyncio.Queue()
         self.heard: list[pb.AssistRequest] = []
 
@@ -99,8 +101,8 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
     async def Assist(self, _: object, context: Any) -> None:
-        await context.read()
-        await context.write(pb.AssistResponse(attached=pb.Attached(takes_declines=self.takes_declines)))
+        self.num_offered.append((await context.read()).attach.num_slots)
+        await context.write(pb.AssistResponse(attached=self.attached))
         listening = asyncio.create_task(self._listen(context))
         try:
             while True:
@@ -111,6 +113,8 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
     async def _listen(self, context: Any) -> None:
         while isinstance(message := await context.read(), pb.AssistRequest):
             self.heard.append(message)
+            if message.HasField("slots"):
+                self.num_offered.append(message.slots.num_slots)
 
     def opens(self, name: str, *prompt: int) -> None:
         opening = pb.Open(prompt_token_ids=prompt, max_new_tokens=20, sampling=pb.SamplingParams(seed=1))
@@ -198,3 +202,36 @@ async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.Mon
         await until(lambda: proxy.num_answers >= 3)
         assert not help_._task.done()
         await help_.stop(grace_s=0)
+
+
+async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that stay keep their streams; a target of before is not told, and goes on with what it was told first."""
+    monkeypatch.setattr(names, "LOOK_S", 0.01)
+    targets = [Target(), Target(takes_slots=False), Target()]
+    servers = [Server("127.0.0.1:0", [target], status_of=lambda _: None) for target in targets]
+    for server in servers:
+        await server.open()
+    where = [f"127.0.0.1:{server.port}" for server in servers]
+    path = tmp_path / "targets"
+
+    def serve(*numbers: int) -> None:
+        part = tmp_path / "part"
+        part.write_text("".join(f"{where[number]}\n" for number in numbers))
+        part.replace(path)
+
+    def offered() -> list[list[int]]:
+        return [target.num_offered for target in targets]
+
+    serve(0)
+    help_ = helping(f"file://{path}")
+    await until(lambda: offered() == [[4], [], []])
+    serve(0, 1)
+    await until(lambda: offered() == [[4, 2], [2], []])
+    serve(0, 1, 2)
+    await until(lambda: offered() == [[4, 2, 1], [2], [1]])
+    serve(0)
+    await until(lambda: offered() == [[4, 2, 1, 4], [2], [1]])
+    assert all(member.is_attached for member in help_._members.values())
+    await help_.stop(grace_s=0)
+    for server in servers:
+        await server.close()

@@ -1,0 +1,96 @@
+"""An ordinary server of this project as a child process: begun, asked for its load, drained, and never an orphan."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.config import PLAIN, ROOT, DialSecurity, address
+from inference.workers.dialling import credentials_of
+
+CALL_S = 10.0
+"""That a call of the child may take."""
+
+
+DRAIN_S = 40.0
+"""That it may take to end: room for a `--grace_s` of 30 s."""
+
+
+class ChildEndedError(Exception):
+    """The process has ended, and should not have."""
+
+
+class Child:
+    """A running `main.py`, ready for requests. Its stdin is a lifeline: it drains when its supervisor is gone."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, Any], security: DialSecurity) -> None:
+        self._process = process
+        self.ports: dict[str, int] = ready["ports"]
+        self.address = address(ready["host"], self.ports["grpc"]) if "grpc" in self.ports else None
+        self._channel = None if self.address is None else open_channel(self.address, credentials_of(security))
+
+    @classmethod
+    async def start(cls, role: str, flags: Sequence[str], security: DialSecurity = PLAIN) -> Child:
+        """Begin one, and wait until its ports are open: as long as its model takes to load.
+
+        Raises:
+            ChildEndedError: it ended first; its log, which is the supervisor's, says why.
+        """
+        words = [sys.executable, str(ROOT / "main.py"), "--role", role, *flags, "--lifeline", "stdin", "--ready_json"]
+        pipe = subprocess.PIPE  # no preexec_fn, and so no fork() under gRPC's threads
+        process = await asyncio.to_thread(subprocess.Popen[bytes], words, stdin=pipe, stdout=pipe)
+        assert process.stdout is not None
+        try:
+            line = await asyncio.to_thread(process.stdout.readline)
+            if not line:
+                code = await asyncio.to_thread(process.wait)
+                raise ChildEndedError(f"{role} ended with code {code} before it was ready")
+            return cls(process, json.loads(line), security)
+        except BaseException:
+            process.kill()
+            raise
+
+    async def ended(self) -> int:
+        """Wait for its end; its exit code."""
+        return await asyncio.to_thread(self._process.wait)
+
+    async def load(self) -> pb.GetLoadResponse:
+        """How busy it is.
+
+        Raises:
+            grpc.aio.AioRpcError: it does not answer.
+        """
+        stub = rpc.GenerationServiceStub(self._channel)
+        load: pb.GetLoadResponse = await stub.GetLoad(pb.GetLoadRequest(), timeout=CALL_S)
+        return load
+
+    async def drain(self) -> int:
+        """Let it end as on SIGTERM, or kill it then; its exit code."""
+        if self._channel is not None:
+            try:
+                await rpc.GenerationServiceStub(self._channel).Drain(pb.DrainRequest(), timeout=CALL_S)
+            except grpc.aio.AioRpcError as exc:  # refused off loopback without an auth file: the lifeline does
+                if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # it hangs, and would not drain either
+                    self._process.kill()
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                return await self.ended()
+        except TimeoutError:
+            self._process.kill()
+            return await self.ended()
+        finally:
+            if self._channel is not None:
+                await self._channel.close()

@@ -1,0 +1,282 @@
+"""A cluster on one machine, in figures: load, a killed node, and from one target to three and back. By `make ray-demo`.
+
+Every answer is compared with the one that the first target gave undisturbed. Processes of Ray are this script's, in a
+folder and with a token of their own, and end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from inference.config import ROOT
+from inference.serving.processes import free_port
+
+NUM_NODES = 3
+NUM_TOKENS = 300
+NUM_SLOTS, CROWD = 5, 10
+"""Slots of a target, and clients at once: they fill two targets, which is more than `scaling.FULL`."""
+PROMPTS = ("1, 2, 3,", "Once upon a time", "The little dog", "and the wind", "One day, Lily", "The sun")
+PATIENCE_S = 120.0
+WORKER = {"num_cpus": 0.1, "resources": {"target": 1}}
+HEAD = {"num_cpus": 0.1, "resources": {"node:__internal_head__": 0.001}}
+AUTOSCALING = {
+    "min_replicas": 1,
+    "max_replicas": NUM_NODES,
+    "upscale_delay_s": 1,
+    "downscale_delay_s": 4,
+    "look_back_period_s": 2,
+    "metrics_interval_s": 1,
+    "policy": {"policy_function": "deploy.ray.scaling:by_slots"},
+}
+
+
+def _here(flags: list[str]) -> dict[str, Any]:
+    return {"flags": flags, "host": "127.0.0.1"}
+
+
+class Town:
+    """A Ray cluster, with the gateway's port. Every node but the head has room for one target."""
+
+    def __init__(self, cluster: Any, folder: str) -> None:
+        self._cluster = cluster
+        self.folder = folder
+        self.port = free_port()
+
+    def add_node(self) -> None:
+        self._cluster.add_node(num_cpus=2, resources={"target": 1})
+
+    def serve(self, **options: Any) -> None:
+        """Targets as `options` say, a draft worker, and a gateway; returns when they serve."""
+        from ray import serve
+
+        from deploy.ray.registry import registry
+        from deploy.ray.replicas import Draft, Gateway, Target, application
+
+        serve.start(proxy_location="Disabled")
+        self._registry = registry()
+        one, several = ["--threads", "1"], ["--threads", "1", "--batch", str(NUM_SLOTS), "--grace_s", "30"]
+        applications = {
+            "targets": application(Target, _here(several), ray_actor_options=WORKER, **options),
+            "drafts": application(Draft, _here(one), ray_actor_options=HEAD),
+            "gateway": application(Gateway, _here(["--http_port", str(self.port)]), ray_actor_options=HEAD),
+        }
+        for name, each in applications.items():
+            serve.run(each, name=name, route_prefix=None)
+
+    async def targets(self) -> dict[str, str]:
+        """Nodes that have a target, and its address."""
+        leases = await self._registry.leases.remote()
+        return {lease.node: lease.address for lease in leases.values()}
+
+    async def until(self, condition: Callable[[dict[str, str]], bool]) -> float:
+        """Seconds until the targets are so.
+
+        Raises:
+            TimeoutError: they never were.
+        """
+        began = time.monotonic()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if condition(await self.targets()):
+                    return time.monotonic() - began
+                await asyncio.sleep(0.1)
+
+    async def kill(self, node_id: str) -> None:
+        """As if the machine lost its power: all processes of a node at once, without a word."""
+        import psutil
+
+        node = next(each for each in self._cluster.worker_nodes if each.node_id == node_id)
+        (raylet,) = node.all_processes["raylet"]
+        processes = [psutil.Process(raylet.process.pid)]
+        for process in [*processes, *processes[0].children(recursive=True)]:
+            process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(self._cluster.remove_node, node, allow_graceful=False)
+
+
+def processes_of(place: Town) -> list[str]:
+    """What runs of a town: Ray's processes, and ours below them."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get("RAY_TMPDIR") == place.folder:
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
+@contextmanager
+def town(num_nodes: int = NUM_NODES) -> Generator[Town, None, None]:
+    """A cluster on this machine while the block runs."""
+    folder = tempfile.mkdtemp(prefix="specdec-")
+    os.environ.update(TMPDIR=folder, RAY_TMPDIR=folder, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="1")
+    os.environ["PYTHONPATH"] = str(ROOT)  # of workers, which import this project
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        place = Town(cluster, folder)
+        for _ in range(num_nodes):
+            place.add_node()
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.WARNING)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        yield place
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Answers:
+    """What clients saw in one part of the show; times in seconds."""
+
+    num_done: int = 0
+    num_failed: int = 0
+    num_other: int = 0
+    num_tokens: int = 0
+    first_after: list[float] = field(default_factory=list)
+    longest_gap: float = 0.0
+    lasted: float = 0.0
+
+
+class Clients:
+    """Ask a gateway, stream, and compare."""
+
+    def __init__(self, port: int) -> None:
+        self._http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
+        self._expected: dict[int, str] = {}
+
+    async def learn(self) -> Answers:
+        """Ask for all answers, one after the other, of whatever serves now."""
+        answers = Answers()
+        began = time.monotonic()
+        for number in range(len(PROMPTS)):
+            self._expected[number] = await self._ask(number, answers)
+        answers.lasted = time.monotonic() - began
+        return answers
+
+    async def during(self, num_clients: int, what: Callable[[], Awaitable[Any]]) -> Answers:
+        """Ask again and again, so many at once, while something goes on; what was asked then is waited for."""
+        answers, over, began = Answers(), asyncio.Event(), time.monotonic()
+
+        async def one(number: int) -> None:
+            while not over.is_set():
+                number = (number + 1) % len(PROMPTS)
+                try:
+                    text = await self._ask(number, answers)
+                    answers.num_other += text != self._expected[number]
+                except (httpx.HTTPError, RuntimeError):
+                    answers.num_failed += 1
+
+        clients = [asyncio.create_task(one(number)) for number in range(num_clients)]
+        try:
+            await what()
+        finally:
+            over.set()
+            await asyncio.gather(*clients)
+        answers.lasted = time.monotonic() - began
+        return answers
+
+    async def _ask(self, number: int, answers: Answers) -> str:
+        """One answer's text.
+
+        Raises:
+            httpx.HTTPError: the gateway is not there.
+            RuntimeError: it says that something failed.
+        """
+        body = {"prompt": PROMPTS[number], "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        text, last, began = "", 0.0, time.monotonic()
+        shape = {"temperature": 0.8, "seed": number, "stream": True}
+        async with self._http.stream("POST", "/v1/completions", json={**body, **shape}) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event, now = json.loads(line.removeprefix("data: ")), time.monotonic()
+                if "error" in event:
+                    raise RuntimeError(event["error"])
+                if last:
+                    answers.longest_gap = max(answers.longest_gap, now - last)
+                else:
+                    answers.first_after.append(now - began)
+                last = now
+                text += event["choices"][0]["text"]
+        if answer.status_code != 200:
+            raise RuntimeError(f"status {answer.status_code}")
+        answers.num_done += 1
+        answers.num_tokens += NUM_TOKENS
+        return text
+
+
+async def show(place: Town) -> int:
+    """The whole story; the number of answers that were lost or different."""
+    clients, table, wrong = Clients(place.port), Table(title="Ray on one machine", box=box.SIMPLE), 0
+    for head in ("part", "targets", "same answer", "tokens/s", "TTFT p50", "longest gap", "took"):
+        table.add_column(head, justify="left" if head in ("part", "took") else "right", no_wrap=True)
+
+    def row(name: str, targets: str, answers: Answers, took: str = "") -> None:
+        nonlocal wrong
+        wrong += answers.num_failed + answers.num_other
+        same = f"{answers.num_done - answers.num_other} of {answers.num_done + answers.num_failed}"
+        first = f"{statistics.median(answers.first_after or [0.0]):.2f} s"
+        speed, gap = f"{answers.num_tokens / answers.lasted:.0f}", f"{answers.longest_gap:.2f} s"
+        table.add_row(name, targets, same, speed, first, gap, took)
+        print(f"  {name}: {took or 'done'}", flush=True)
+
+    took: list[float] = []
+
+    async def until(num_targets: int) -> None:
+        took.append(await place.until(lambda targets: len(targets) == num_targets))
+        await asyncio.sleep(3.0)
+
+    async def power_cut() -> None:
+        await until(NUM_NODES)
+        dead, *_ = await place.targets()
+        await place.kill(dead)
+        took.append(await place.until(lambda targets: dead not in targets))
+        await asyncio.sleep(3.0)
+
+    row("undisturbed, one at a time", "1", await clients.learn())
+    row(f"{CROWD} clients", "1 -> 3", await clients.during(CROWD, lambda: until(3)), f"3 after {took[-1]:.1f} s")
+    row("a node is killed", "3 -> 2", await clients.during(CROWD, power_cut), f"known after {took[-1]:.1f} s")
+    place.add_node()  # Ray wants the main thread
+    row("another node comes", "2 -> 3", await clients.during(CROWD, lambda: until(3)), f"3 after {took[-1]:.1f} s")
+    row("2 clients stay", "3 -> 1", await clients.during(2, lambda: until(1)), f"1 after {took[-1]:.1f} s")
+    Console(width=112).print(table)
+    return wrong
+
+
+def main() -> int:
+    print("A head and 3 nodes, one target on a node at most; a minute or two ...", flush=True)
+    with town() as place:
+        place.serve(autoscaling_config=AUTOSCALING)
+        wrong = asyncio.run(show(place))
+    print("every answer was the undisturbed one" if not wrong else f"{wrong} answers were lost, or others")
+    return min(1, wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""What a supervisor does with servers, as Ray, Kubernetes or a script would: real processes, ports of their choice.
+
+It learns their ports from one line, names them in a file that others follow, asks for their load, has them drain, and
+is not outlived by them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.config import ROOT
+from tests.conftest import ModelDirectories
+from tests.support.scripted import until
+from tests.support.servers import ENVIRONMENT
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 600
+BODY = {"prompt": "the wind", "seed": 3, "temperature": 0.8, "max_tokens": NUM_TOKENS, "stream": True}
+FLAGS = ("--threads", "1", "--sequence_length", "2048")
+
+
+@dataclass(frozen=True)
+class Child:
+    """A supervised server."""
+
+    process: asyncio.subprocess.Process
+    ports: dict[str, int]
+    log: Path
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.ports['grpc']}"
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(60):
+            return await self.process.wait()
+
+    async def until_logged(self, text: str, times: int = 1) -> None:
+        await until(lambda: self.said.count(text) >= times)
+
+
+@asynccontextmanager
+async def child(log: Path, *arguments: str | Path) -> AsyncGenerator[Child, None]:
+    """A server with a lifeline, once it has said that it is ready."""
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(ROOT / "main.py"), *map(str, arguments), "--lifeline", "stdin", "--ready_json"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env=ENVIRONMENT,
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(90):
+                line = json.loads(await process.stdout.readline() or "null")
+            assert line is not None, "it ended without a line"
+            assert (line["ready"], line["pid"], line["host"]) == (True, process.pid, "127.0.0.1")
+            yield Child(process, line["ports"], log)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
+
+
+def put(path: Path, *children: Child) -> None:
+    part = path.with_suffix(".part")
+    part.write_text("".join(f"{each.address}\n" for each in children))
+    part.replace(path)
+
+
+async def answer_of(port: int) -> AsyncGenerator[str, None]:
+    async with (
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
+        client.stream("POST", "/v1/completions", json=BODY) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+
+
+async def load_of(address: str) -> pb.GetLoadResponse:
+    async with open_channel(address) as channel:
+        load: pb.GetLoadResponse = await rpc.GenerationServiceStub(channel).GetLoad(pb.GetLoadRequest())
+        return load
+
+
+async def drain(address: str) -> None:
+    async with open_channel(address) as channel:
+        await rpc.GenerationServiceStub(channel).Drain(pb.DrainRequest())
+
+
+async def test_targets_come_and_go_by_a_file_and_a_call(models: ModelDirectories, tmp_path: Path) -> None:
+    target = ("--role", "target", "--model", models.endless, *FLAGS, "--port", "0")
+    every_port = ("--http_port", "0", "--metrics_port", "0", "--probe_port", "0")
+    draft = ("--role", "draft", "--model", models.endless, *FLAGS)
+    gateway = ("--role", "gateway", "--http_port", "0")
+    path = tmp_path / "targets"
+    async with AsyncExitStack() as stack:
+
+        async def start(name: str, *flags: str | Path) -> Child:
+            return await stack.enter_async_context(child(tmp_path / name, *flags))
+
+        first, second = await asyncio.gather(start("first", *target, *every_port), start("second", *target))
+        assert set(first.ports) == {"grpc", "http", "metrics", "probes"}
+        assert len(set(first.ports.values()) - {0}) == 4
+        put(path, first)
+        worker, front = await asyncio.gather(
+            start("worker", *draft, "--attach", f"file://{path}"),
+            start("front", *gateway, "--target_host", f"file://{path}"),
+        )
+        assert worker.ports == {}
+        assert set(front.ports) == {"http"}
+        await worker.until_logged("attached as")
+        expected = "".join([piece async for piece in answer_of(first.ports["http"])])
+        # 1. Another target joins: the worker attaches there, and stays where it is.
+        put(path, first, second)
+        await worker.until_logged("attached as", times=2)
+        await front.until_logged("the servers are now")
+        # 2. The one that answers is told to drain: the answer goes on at the other, unless it has ended before.
+        pieces: list[str] = []
+
+        async def read() -> None:
+            async for piece in answer_of(front.ports["http"]):
+                pieces.append(piece)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(read())
+            await until(lambda: bool(pieces))
+            load = await load_of(first.address)
+            assert (load.num_slots, load.draining) == (8, False)
+            busy, other = (first, second) if load.num_running else (second, first)
+            await drain(busy.address)
+            assert await busy.ended() == 0
+            put(path, other)
+        assert "a call of Drain: running requests get 10 s" in busy.said
+        assert "".join(pieces) == expected
+
+
+async def test_whoever_holds_the_other_end_of_stdin_is_not_outlived(models: ModelDirectories, tmp_path: Path) -> None:
+    async with child(tmp_path / "log", "--role", "target", "--model", models.endless, *FLAGS, "--port", "0") as server:
+        assert server.process.stdin is not None
+        server.process.stdin.write(b"words mean nothing\n")
+        await server.process.stdin.drain()
+        assert not (await load_of(server.address)).draining
+        server.process.stdin.close()
+        assert await server.ended() == 0
+        assert "the end of stdin: running requests get 10 s" in server.said

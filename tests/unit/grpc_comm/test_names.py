@@ -1,0 +1,87 @@
+"""Lists of servers in files: what is written there while somebody follows it, well or badly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from grpc_comm import names
+from grpc_comm.channel import UnreachableError
+from grpc_comm.names import Addresses, addresses_of
+from inference.config import ConnectionConfig, DialSecurity, targets
+from inference.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "LOOK_S", 0.01)
+
+
+def put(path: Path, *lines: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text("".join(f"{line}\n" for line in lines))
+    part.replace(path)
+
+
+async def said(found: AsyncGenerator[Addresses, None]) -> list[str]:
+    return list(await anext(found))
+
+
+async def test_a_list_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "targets"
+    put(path, "# ours", "", "a:1", " [::1]:2 ")
+    async with aclosing(addresses_of(["z:9", f"file://{path}"])) as found:
+        assert await said(found) == ["z:9", "a:1", "[::1]:2"]
+        put(path, "b:1")
+        assert await said(found) == ["z:9", "b:1"]
+
+
+@pytest.mark.parametrize("lines", [[], ["# none"], ["a"], ["a:b"], ["a:0"], ["a:65536"], ["dns:///a:1"], [":1"]])
+async def test_what_is_no_list_changes_nothing_later_and_is_an_error_at_first(
+    tmp_path: Path, lines: Sequence[str]
+) -> None:
+    """An empty file is one that somebody is writing: nobody leaves all servers for that."""
+    path = tmp_path / "targets"
+    put(path, "a:1")
+    async with aclosing(addresses_of([f"file://{path}"])) as found:
+        assert await said(found) == ["a:1"]
+        put(path, *lines)
+        with pytest.raises(UnreachableError, match=str(path)):
+            await anext(addresses_of([f"file://{path}"]))
+        path.unlink()
+        put(path, "b:1")
+        assert await said(found) == ["b:1"]
+
+
+async def test_names_beside_a_list_are_asked_no_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def resolved(target: str) -> Addresses:
+        asked.append(target)
+        return {"c:1": "c"}
+
+    monkeypatch.setattr(names, "_addresses", resolved)
+    path = tmp_path / "targets"
+    put(path, "a:1")
+    async with aclosing(addresses_of([f"file://{path}", "dns:///c:1"])) as found:
+        await said(found)
+        put(path, "b:1")
+        assert await said(found) == ["b:1", "c:1"]
+    assert asked == ["dns:///c:1"]
+
+
+def test_a_list_is_one_of_the_ways_to_name_servers() -> None:
+    assert targets("a:1,file:///etc/targets") == ("a:1", "file:///etc/targets")
+    for wrong in ("file://etc/targets:1", "file:/etc/targets"):
+        with pytest.raises(ConfigError, match="or file:///PATH"):
+            targets(wrong)
+
+
+def test_a_token_goes_to_a_list_only_with_a_word_about_who_reads_along(tmp_path: Path) -> None:
+    """Nobody knows what hosts it will have."""
+    security = DialSecurity(token_file=tmp_path / "token")
+    with pytest.raises(ConfigError, match="would go to file:///etc/targets in plain text"):
+        ConnectionConfig("file:///etc/targets", 1, security=security)

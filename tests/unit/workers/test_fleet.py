@@ -1,0 +1,108 @@
+"""Servers of a name: who joins it is used, and who leaves it ends what it has."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from grpc_comm import names
+from grpc_comm.channel import UnreachableError
+from grpc_comm.names import addresses_of
+from inference.config import ConnectionConfig
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import Fleet
+from tests.unit.workers.test_failover import WHOLE, Counting, Place, answer
+
+NAME = "targets.example"
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
+class Resolver:
+    """What the name is said to stand for; None: nobody has heard of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
+        self.hosts: tuple[str, ...] | None = hosts
+        self.num_asked = 0
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", self._answer)
+        monkeypatch.setattr(names, "RESOLVE_S", 0.02)
+
+    async def _answer(self, host: str, port: int, **_: Any) -> list[Any]:
+        assert host == NAME
+        self.num_asked += 1
+        if self.hosts is None:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        kinds = [socket.AF_INET6 if ":" in each else socket.AF_INET for each in self.hosts]
+        return [(kind, 0, 0, "", (each, port)) for kind, each in zip(kinds, self.hosts, strict=True)]
+
+    async def until_asked(self, num_times: int) -> None:
+        end = self.num_asked + num_times
+        await until(lambda: self.num_asked >= end)
+
+
+async def test_a_name_is_looked_up_again_and_only_changes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = Resolver(monkeypatch, "10.0.0.2", "10.0.0.1")
+    told = addresses_of(["c:1", f"dns:///{NAME}:7"])
+    assert await anext(told) == {"c:1": None, "10.0.0.1:7": NAME, "10.0.0.2:7": NAME}
+    change = asyncio.create_task(anext(told))
+    await resolver.until_asked(2)
+    resolver.hosts = None
+    await resolver.until_asked(2)
+    assert not change.done(), "the servers are kept while nobody knows the name"
+    resolver.hosts = ("::1",)
+    async with asyncio.timeout(20):
+        assert await change == {"c:1": None, "[::1]:7": NAME}
+    await told.aclose()
+
+
+async def test_a_name_that_nobody_knows_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    Resolver(monkeypatch).hosts = None
+    with pytest.raises(UnreachableError, match="the host is not known"):
+        await anext(addresses_of([f"dns:///{NAME}:7"]))
+
+
+def is_ready(fleet: Fleet, place: Place) -> bool:
+    return place.address in fleet.addresses and fleet.is_ready(fleet._replicas[place.address])
+
+
+async def test_a_server_that_joins_is_used_and_one_that_leaves_ends_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolver = Resolver(monkeypatch, "127.0.0.1")
+    old = Place(Counting())
+    new = Place(Counting(), "127.0.0.2", old.server.port)
+    where = f"dns:///{NAME}:{old.server.port}"
+    async with AsyncExitStack() as stack:
+        for place in (old, new):
+            await place.server.open()
+            stack.push_async_callback(place.die)
+        fleet = await stack.enter_async_context(Fleet([where]))
+        fleet._policy._nearest = lambda addresses, prefix: fleet._policy._least(addresses)  # type: ignore[method-assign]
+        completer = FailoverCompleter(fleet, ConnectionConfig(where, 1))
+        await until(lambda: is_ready(fleet, old))
+        old.completer.go.clear()
+        running = asyncio.create_task(answer(completer))
+        await until(lambda: bool(old.completer.asked))
+
+        resolver.hosts = ("127.0.0.1", "127.0.0.2")
+        await until(lambda: is_ready(fleet, new))
+        assert await answer(completer) == WHOLE
+        assert len(new.completer.asked) == 1, "it has nothing to do yet"
+
+        resolver.hosts = ("127.0.0.2",)
+        await until(lambda: old.address not in fleet.addresses)
+        assert [await answer(completer) for _ in range(3)] == [WHOLE] * 3
+        assert (len(old.completer.asked), len(new.completer.asked)) == (1, 4)
+        assert not running.done()
+        old.completer.go.set()
+        assert await running == WHOLE
+        assert len(new.completer.asked) == 4, "it has ended where it began"
