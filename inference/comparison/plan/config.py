@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from inference.comparison.plan.backend import NGRAM, BackendConfig, Server
 from inference.comparison.plan.datasets import Prompt
@@ -24,6 +25,8 @@ MAX_RTT_MS = 10_000.0
 MAX_CONCURRENCY = 4096
 MAX_REQUEST_RATE = 10_000.0
 MAX_ARRIVALS = 100_000
+Load: TypeAlias = tuple[int, float | None]
+"""Requests in flight, and None; or 0, and requests per second that come on their own; see `Cell`."""
 OPEN_LOOP_BATCH = 8
 """Of a server whose requests come on their own: what main.py has, too."""
 
@@ -162,8 +165,7 @@ class WorkloadConfig:
         return max(*self.concurrencies, OPEN_LOOP_BATCH if self.request_rates else 1)
 
     @property
-    def loads(self) -> tuple[tuple[int, float | None], ...]:
-        """(concurrency, request rate) of every way in which requests come; see `Cell`."""
+    def loads(self) -> tuple[Load, ...]:
         closed = tuple((concurrency, None) for concurrency in self.concurrencies)
         return (*closed, *((0, rate) for rate in sorted(self.request_rates)))
 

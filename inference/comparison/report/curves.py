@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from inference.comparison.plan.config import Series
 from inference.comparison.report.distribution import ecdf, knee
 from inference.comparison.report.findings import Findings
-from inference.comparison.report.looks import COLOURS, LINES, MARKS, from_zero, grid, legend
+from inference.comparison.report.looks import COLOURS, LINES, MARKS, from_zero, grid, legend, line_handle
 from inference.comparison.report.service import Service
 
 SHOWN = {
@@ -37,7 +37,7 @@ def latency_shares(findings: Findings) -> Figure:
                     _share(axes, series, service.values[name])
             axes.set_xlabel(text)
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\nshare of values")
-    legend(figure, [_handle(series) for series in findings.config.series])
+    legend(figure, _handles(findings))
     return figure
 
 
@@ -52,8 +52,8 @@ def _style(series: Series) -> dict[str, Any]:
     return {"color": COLOURS[series], "linestyle": LINES[series], "marker": MARKS[series], "markersize": 5}
 
 
-def _handle(series: Series) -> Line2D:
-    return Line2D([], [], label=series.name, **_style(series))
+def _handles(findings: Findings) -> list[Line2D]:
+    return [line_handle(series, linestyle=LINES[series], markersize=5) for series in findings.config.series]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def latency_over_load(findings: Findings) -> Figure:
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\nend to end, p{PERCENT}, ms")
     from_zero(rows)
     ring = Line2D([], [], linestyle="none", label="knee", **_RING)
-    legend(figure, [*(_handle(series) for series in findings.config.series), ring])
+    legend(figure, [*_handles(findings), ring])
     return figure
 
 

@@ -12,6 +12,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from inference.comparison.plan.config import ComparisonConfig, Series, Topology
 from inference.comparison.report.findings import emulation_of, short_conditions
@@ -97,6 +98,18 @@ def legend(figure: Figure, handles: Sequence[Artist]) -> None:
     figure.legend(handles=list(handles), loc="outside lower center", ncols=num_columns)
 
 
-def line_handle(series: Series) -> Line2D:
+def line_handle(series: Series, **style: Any) -> Line2D:
     """A series in a legend."""
-    return Line2D([], [], color=COLOURS[series], marker=MARKS[series], label=series.name)
+    return Line2D([], [], color=COLOURS[series], marker=MARKS[series], label=series.name, **style)
+
+
+def powers_of_two(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic x axis that names these values alone."""
+    axes.set_xscale("log", base=2)
+    name_values(axes, values)
+
+
+def name_values(axes: Axes, values: Sequence[float]) -> None:
+    axes.xaxis.set_major_locator(FixedLocator(sorted(values)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())

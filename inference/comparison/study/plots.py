@@ -8,7 +8,6 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.report.looks import (
@@ -20,6 +19,8 @@ from inference.comparison.report.looks import (
     errors,
     from_zero,
     grid,
+    name_values,
+    powers_of_two,
     save,
 )
 from inference.comparison.report.pictures import Drawn
@@ -66,8 +67,5 @@ def _panel(axes: Axes, name: str, lines: dict[str, dict[float, Trial]]) -> None:
             axes.axvline(crossed, color=colour, linestyle=":", linewidth=1.2)
     axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
     axes.set_xlabel(_NUMBERS[name])
-    if name in _LOGARITHMIC:
-        axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted({at for trials in lines.values() for at in trials})))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    show = powers_of_two if name in _LOGARITHMIC else name_values
+    show(axes, sorted({at for trials in lines.values() for at in trials}))

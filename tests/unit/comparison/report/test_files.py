@@ -15,13 +15,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Series, Topology, WorkloadConfig
+from inference.comparison.plan.config import NetworkConfig, PromptSet, Series, Topology, WorkloadConfig
 from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings
 from inference.comparison.report.html import _CSS
 from inference.comparison.report.looks import save
 from inference.comparison.report.pictures import PICTURES
-from inference.comparison.report.plots import interpolate
 from inference.config import Emulation
 from inference.errors import ConfigError
 from inference.request import Schedule
@@ -56,7 +55,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
     """The second run is slower for all: speeds spread, their ratio does not."""
     found = findings(config(tmp_path))
-    fused = found.best(Series(Topology.FUSED), "structured", 0.0, 1)
+    fused = found.best(Series(Topology.FUSED), "structured", 0.0)
     assert fused is not None
     assert fused.speedup is not None
     expected = 3 * PASS_S / (3 * STEP_S + VERIFY_S)
@@ -68,7 +67,7 @@ def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
 
 
 def test_target_alone_reaches_its_bound(tmp_path: Path) -> None:
-    alone = findings(config(tmp_path)).best(Series(Topology.TARGET), "structured", 0.0, 1)
+    alone = findings(config(tmp_path)).best(Series(Topology.TARGET), "structured", 0.0)
     assert alone is not None
     assert alone.bound_tokens_per_s == pytest.approx(1 / PASS_S)
     assert alone.bound_speedup == 1.0
@@ -209,17 +208,6 @@ def test_unwritable_directory_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         prepare_directory(tmp_path / "file" / "report")
-
-
-def test_every_group_has_a_theory(tmp_path: Path) -> None:
-    found = findings(config(tmp_path))
-    assert found.theories[Contender(Topology.TARGET), "structured", 1].alpha is None
-    assert len(found.theories) == 4 * 2
-
-
-def test_interpolation_is_linear_between_neighbours() -> None:
-    assert interpolate({0: 1.0, 4: 3.0, 8: 3.0}, 2) == 2.0
-    assert interpolate({0: 1.0, 4: 3.0, 8: 3.0}, 6) == 3.0
 
 
 def test_files_say_that_they_are_emulated(tmp_path: Path) -> None:
