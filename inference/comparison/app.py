@@ -21,7 +21,7 @@ from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, find
 from inference.comparison.report.summary import Summarizer
 from inference.comparison.report.table import print_tables
-from inference.comparison.run.load import require_http, require_locust
+from inference.comparison.run.load import require_clients
 from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.proxy import precise_event_loop
@@ -60,10 +60,7 @@ def compare(arguments: Sequence[str]) -> int:
         if config.backend.compile_policy == "only":
             _run(compile_models(config))
             return 0
-        if config.uses_locust:
-            require_locust()
-        if not all(endpoint.is_grpc for endpoint in config.endpoints):
-            require_http()
+        require_clients(config)
         prepare_directory(config.output)
         findings = _run(_compare(config, console))
     except (SpecDecError, _InterruptedError) as exc:

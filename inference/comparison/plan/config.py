@@ -365,8 +365,7 @@ class ComparisonConfig:
     def uses_locust(self) -> bool:
         """Who sends requests at once. All are asked alike, so what Locust cannot ask decides for all."""
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
-        asks_simply = self.workload.grammar is None and all(texts)
-        return max(self.workload.concurrencies) > 1 and not self.endpoints and asks_simply
+        return max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
 
     @property
     def baseline(self) -> Contender:

@@ -42,15 +42,18 @@ class GrpcClient:
         """See `Client`."""
         events: list[tuple[float, Event]] = []
         try:
-            async with aclosing(self._completer.complete(_request(prompt, self._workload, self._contender))) as stream:
+            async with aclosing(
+                self._completer.complete(request_of(prompt, self._workload, self._contender))
+            ) as stream:
                 async for event in stream:
                     events.append((time.monotonic() - sent_s, event))
         except SpecDecError as exc:
             return RequestRecord(prompt_index, sent_s, 0, (), (), code_name(exc), str(exc))
-        return _record(events, prompt_index, sent_s)
+        return record_of(events, prompt_index, sent_s)
 
 
-def _request(prompt: str | Chat, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
+def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
+    """What is asked of everybody, and how this contender is to draft."""
     return CompletionRequest(
         prompt=prompt,
         sampling=SamplingParams(temperature=workload.temperature),
@@ -65,7 +68,8 @@ def _request(prompt: str | Chat, workload: WorkloadConfig, contender: Contender)
     )
 
 
-def _record(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
+def record_of(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
+    """Of one answer: its events, each with the seconds since it was sent."""
     deltas = [(arrived_s, event) for arrived_s, event in events if isinstance(event, Delta)]
     started = next(event for _, event in events if isinstance(event, Started))
     return RequestRecord(

@@ -14,7 +14,7 @@ from inference.comparison.plan.config import ComparisonConfig, Contender, Topolo
 from inference.comparison.report.agreement import check_agreement
 from inference.comparison.report.files import prepare_directory
 from inference.comparison.report.summary import CellSummary, Summarizer
-from inference.comparison.run.load import require_locust
+from inference.comparison.run.load import require_clients
 from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.topologies import Deployment, deployment
@@ -34,8 +34,7 @@ def prepare(arguments: Sequence[str]) -> StudyConfig:
         ConfigError: naming it.
     """
     config = parse_study(arguments)
-    if config.comparison.uses_locust:
-        require_locust()
+    require_clients(config.comparison)
     prepare_directory(config.comparison.output)
     return config
 

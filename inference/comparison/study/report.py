@@ -105,7 +105,6 @@ def _page(study: Study, directory: Path) -> str:
     first, others = study.sentences[:told_first], [escape(sentence) for sentence in study.sentences[told_first:]]
     pictures = draw(study.evidence, study.config, directory / "study.png")
     skipped = [escape(str(group)) for group in study.evidence.skipped]
-    told = [f"{escape(name)}: {escape(text)}" for name, text in conditions(study.config)]
     mood = "verdict bad" if emulation_of(study.config) or study.differences else "verdict"
     parts = {
         "Advice": html.listed(others),
@@ -114,7 +113,7 @@ def _page(study: Study, directory: Path) -> str:
             f"All trials. {emulation_of(study.config)}", _COLUMNS, list(map(_row, study.evidence.trials))
         ),
         "Not tried, for want of time": html.listed(skipped or ["Nothing that the search wanted."]),
-        "Conditions": html.listed(told),
+        "Conditions": html.told(study.config),
     }
     return html.page("When speculation pays", f'<p class="{mood}">{escape(" ".join(first))}</p>', parts)
 

@@ -36,7 +36,7 @@ def test_equal_answers_agree(tmp_path: Path) -> None:
 def test_a_planted_difference_names_topology_prompt_and_position(tmp_path: Path) -> None:
     agreement = check_agreement(_planted(samples(config(tmp_path)), position=5))
     (difference,) = agreement.differences
-    assert (difference.contender, difference.kind) == ("fused (draft draft, gamma 3)", "structured")
+    assert (difference.cell.contender.label, difference.cell.kind) == ("fused (draft draft, gamma 3)", "structured")
     assert (difference.prompt_index, difference.position) == (1, 5)
     assert (difference.expected, difference.actual) == (TOKENS[5], 9)
     assert "fused (draft draft, gamma 3), structured prompt 2, output position 5: token 9" in str(difference)
@@ -89,4 +89,4 @@ def test_nothing_is_claimed_of_strangers_unless_the_user_says_that_their_weights
     assert (agreement.is_known, agreement.holds, agreement.not_comparable) == (False, True, ("a", "b"))
     assert str(agreement) == "not comparable, models are not known to be the same: a, b"
     (difference,) = check_agreement(strangers, equal_weights=True).differences
-    assert (difference.contender, difference.position) == ("b", 1)
+    assert (difference.cell.contender.label, difference.position) == ("b", 1)
