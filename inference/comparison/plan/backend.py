@@ -50,13 +50,9 @@ class BackendConfig:
     emulation: Emulation = NOT_EMULATED
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("tp_degree", self.tp_degree, 1),
-            ("draft_tp_degree", self.draft_tp_degree, 1),
-            ("first_core", self.first_core, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"{name} {value} is below {least}")
+        for name, least in (("tp_degree", 1), ("draft_tp_degree", 1), ("first_core", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} {getattr(self, name)} is below {least}")
         if self.method is not None and self.name != NEURON:
             raise ConfigError(f"speculation_method {self.method} needs backend {NEURON}, not {self.name}")
         if self.compile_policy != "auto" and NEURON not in (self.name, self.draft_name):

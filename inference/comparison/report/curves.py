@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from inference.comparison.plan.config import Series
 from inference.comparison.report.distribution import ecdf, knee
 from inference.comparison.report.findings import Findings
-from inference.comparison.report.looks import COLOURS, LINES, MARKS, from_zero, grid, legend, line_handle
+from inference.comparison.report.looks import from_zero, grid, legend, line_handle, look_of
 from inference.comparison.report.service import Service
 
 SHOWN = {
@@ -49,11 +49,12 @@ def _share(axes: Axes, series: Series, seconds: Sequence[float]) -> None:
 
 
 def _style(series: Series) -> dict[str, Any]:
-    return {"color": COLOURS[series], "linestyle": LINES[series], "marker": MARKS[series], "markersize": 5}
+    look = look_of(series)
+    return {"color": look.colour, "linestyle": look.line, "marker": look.mark, "markersize": 5}
 
 
 def _handles(findings: Findings) -> list[Line2D]:
-    return [line_handle(series, linestyle=LINES[series], markersize=5) for series in findings.config.series]
+    return [line_handle(series, linestyle=look_of(series).line, markersize=5) for series in findings.config.series]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,14 @@ from matplotlib.patches import Patch
 from inference.comparison.plan.config import Series
 from inference.comparison.report.findings import Findings
 from inference.comparison.report.looks import (
-    COLOURS,
-    DRAFT_COLOURS,
-    DRAFT_MARKS,
-    HATCHES,
-    MARKS,
+    DRAFTS,
     TARGET,
     errors,
     from_zero,
     grid,
     legend,
     line_handle,
+    look_of,
     powers_of_two,
 )
 from inference.comparison.report.summary import CellSummary
@@ -50,23 +47,24 @@ def speedup_by_kind(findings: Findings) -> Figure:
     for axes, rtt_ms in zip(row, rtts_ms, strict=True):
         for index, series in enumerate(drafting(findings)):
             _bars(axes, findings, series, rtt_ms, index)
-        axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
+        axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
         axes.set_title(f"round trip {rtt_ms:g} ms")
         axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
         axes.grid(visible=False, axis="x")
     row[0].set_ylabel(f"speed-up over {findings.config.baseline_name}")
     handles: list[Artist] = [_bar_handle(series) for series in drafting(findings)]
-    alone = Line2D([], [], color=COLOURS[TARGET], label=findings.config.baseline_name.removeprefix("the "))
+    alone = Line2D([], [], color=look_of(TARGET).colour, label=findings.config.baseline_name.removeprefix("the "))
     legend(figure, [*handles, _bound_handle(), alone])
     return figure
 
 
 def _bar_handle(series: Series) -> Patch:
-    return Patch(facecolor=COLOURS[series], hatch=HATCHES[series], edgecolor="white", label=series.name)
+    look = look_of(series)
+    return Patch(facecolor=look.colour, hatch=look.hatch, edgecolor="white", label=series.name)
 
 
 def _bars(axes: Axes, findings: Findings, series: Series, rtt_ms: float, index: int) -> None:
-    num_bars = len(drafting(findings))
+    num_bars, look = len(drafting(findings)), look_of(series)
     width = 0.8 / num_bars
     for group, kind in enumerate(findings.kinds):
         best = findings.best(series, kind, rtt_ms)
@@ -74,7 +72,7 @@ def _bars(axes: Axes, findings: Findings, series: Series, rtt_ms: float, index: 
             continue
         x = group + (index - (num_bars - 1) / 2) * width
         speedup = best.speedup
-        axes.bar(x, speedup.median, width * 0.92, color=COLOURS[series], hatch=HATCHES[series], edgecolor="white")
+        axes.bar(x, speedup.median, width * 0.92, color=look.colour, hatch=look.hatch, edgecolor="white")
         axes.errorbar(x, speedup.median, errors([speedup]), color="black", capsize=3, linewidth=1)
         if best.bound_speedup is not None:
             axes.hlines(best.bound_speedup, x - width * 0.46, x + width * 0.46, color="black", linestyle="--")
@@ -96,7 +94,9 @@ def tokens_over_rtt(findings: Findings) -> Figure:
             at_ms = [summary.cell.rtt_ms for summary in found]
             _rates(axes, series, at_ms, found)
             if series.endpoint is None:
-                _dashes(axes, at_ms, [it.bound_tokens_per_s for it in found], COLOURS[series], MARKS[series])
+                _dashes(
+                    axes, at_ms, [it.bound_tokens_per_s for it in found], look_of(series).colour, look_of(series).mark
+                )
         axes.set_title(f"{kind.replace('_', ' ')} prompts")
         axes.set_xlabel("round trip time between edge and target (ms)")
     from_zero([row])
@@ -126,9 +126,8 @@ def tokens_over_concurrency(findings: Findings) -> Figure:
 
 
 def _rates(axes: Axes, series: Series, at: Sequence[float], found: Sequence[CellSummary]) -> None:
-    rates = [summary.tokens_per_s for summary in found]
-    style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
-    axes.errorbar(at, [rate.median for rate in rates], errors(rates), **style)
+    rates, look = [summary.tokens_per_s for summary in found], look_of(series)
+    axes.errorbar(at, [rate.median for rate in rates], errors(rates), color=look.colour, marker=look.mark, capsize=3)
 
 
 def _dashes(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour: str, mark: str) -> None:
@@ -163,16 +162,16 @@ def _rtts_of(findings: Findings, series: Series) -> list[float]:
 
 def _draft_handles(findings: Findings) -> list[Line2D]:
     names = [model_name(Path(draft)) for draft in findings.config.draft_models]
-    styles = zip(names, DRAFT_COLOURS, DRAFT_MARKS, strict=False)
-    return [Line2D([], [], color=colour, marker=mark, label=f"draft: {name}") for name, colour, mark in styles]
+    looks = zip(names, DRAFTS, strict=False)
+    return [Line2D([], [], color=colour, marker=mark, label=f"draft: {name}") for name, (colour, mark) in looks]
 
 
 def _over_gamma(axes: Axes, findings: Findings, series: Series, kind: str, rtt_ms: float) -> None:
     here = [summary for summary in findings.at_place(series, kind, rtt_ms) if summary.speedup is not None]
-    for draft, colour, mark in zip(findings.config.draft_models, DRAFT_COLOURS, DRAFT_MARKS, strict=False):
+    for draft, (colour, mark) in zip(findings.config.draft_models, DRAFTS, strict=False):
         _gamma_line(axes, _fastest_by_gamma(it for it in here if it.cell.contender.draft == draft), colour, mark)
     axes.set_xticks(findings.config.gammas)
-    axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
+    axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
     where = f"{series.name}, round trip {rtt_ms:g} ms" if series.topology.is_split else series.name
     best = findings.best(series, kind, rtt_ms)
     if best is not None and best.speedup is not None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
+from inference.comparison.plan.config import ALONE, ComparisonConfig, Contender
 from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.report import bound
 from inference.comparison.report.service import Service
@@ -137,7 +137,7 @@ class Summarizer:
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
         """The bound's parts, pooled over round trip times: the network changes neither passes nor acceptance."""
         records = self._by_group.get((contender, kind, concurrency), [])
-        alone = self._by_group.get((Contender(Topology.TARGET), kind, concurrency))
+        alone = self._by_group.get((ALONE, kind, concurrency))
         return Theory(
             contender=contender,
             costs=bound.measured_costs(records, contender.gamma or 0, alone=alone),
