@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from inference.comparison.app import _report as report
-from inference.comparison.plan.config import Contender, Topology
+from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.report.agreement import check_agreement, first_difference
 from inference.comparison.report.files import prepare_directory
@@ -43,7 +43,8 @@ def test_a_planted_difference_names_topology_prompt_and_position(tmp_path: Path)
 
 
 def test_a_planted_difference_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = config(tmp_path)
+    sets = (PromptSet("structured", ("1 2 3", "a b c")),)
+    settings = config(tmp_path, network=NetworkConfig((0.0,)), workload=WorkloadConfig(sets, num_runs=1))
     prepare_directory(settings.output)
     console = Console(stderr=True)
     assert report(findings(settings), console) == 0
