@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TOOLS := build/tools
 RAY := build/ray
 
-.PHONY: install demo test manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
+.PHONY: install demo test test-long manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
         trainium-report bench bench-llama proto format clean
 
 install: $(STAMP)
@@ -24,6 +24,10 @@ demo: install
 # order of the folders, since the long ones stand first: at the end, one process would have all that is left of a file.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
+# Studies, comparisons and reports from end to end, each half a minute or more.
+test-long: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
 
 # deploy/: manifests, units, images' recipes and alerts, as far as that goes without a cluster. What needs a program that is
 # missing (kubectl from 1.21 on, promtool, systemd-analyze) is skipped and named.
@@ -55,7 +59,7 @@ sbom: $(TOOLS)/.installed
 	$(TOOLS)/bin/cyclonedx-py requirements deploy/images/cpu.lock --output-file build/sbom.cpu.json
 
 # In an environment of their own: they are no part of what is served, tested or locked.
-$(TOOLS)/.installed: requirements-deploy.txt
+$(TOOLS)/.installed: requirements-deploy.txt requirements-cloudwatch.txt
 	$(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-deploy.txt
 	touch $@

@@ -36,6 +36,7 @@ LLMPERF = {
     *("model", "mean-input-tokens", "stddev-input-tokens", "mean-output-tokens", "stddev-output-tokens", "llm-api"),
     *("num-concurrent-requests", "timeout", "max-num-completed-requests", "additional-sampling-params", "results-dir"),
 }
+"""Flags that token_benchmark_ray.py has at the commit of deploy/kubernetes/benchmark/llmperf.sh, by its source."""
 BODIES = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_llama3.2-1b_trn1")
 

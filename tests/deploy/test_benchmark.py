@@ -1,61 +1,188 @@
-"""deploy/kubernetes/benchmark: its Job's command, against a real server with the bundled pair."""
+"""deploy/kubernetes/benchmark: its Jobs' commands, with real servers and moto's CloudWatch; LLMPerf is a stand-in."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from inference.config import ROOT, model_name
+from inference.gateway.schema import ChatBody
 from inference.serving.processes import free_port, server_process
+from tests.deploy.cloudwatch import CloudWatch, moto, python_with_boto3
 from tests.deploy.consistency import pod_of
-from tests.deploy.kustomize import KUBERNETES, manifests, of_kind
+from tests.deploy.kustomize import KUBERNETES, Manifest, manifests, of_kind
+from tests.deploy.test_scripts import stand_in
+from tests.test_tutorials import LLMPERF
 
 pytestmark = pytest.mark.deploy
 
-NAMES = {"TTFT", "InterTokenLatency", "EndToEndLatency", "OutputTokens", "RequestOutputThroughput"}
+NUM_CASES = 9
+METRICS = {"TTFT", "InterTokenLatency", "EndToEndLatency", "OutputTokens", "RequestOutputThroughput"}
+PYTHON = """#!/bin/sh
+case $1 in
+    *publish.py) exec "{publishing}" "$@" ;;
+    *) exec "{measuring}" "$@" ;;
+esac
+"""
+"""The image's Python has everything; here, boto3 has an environment of its own."""
+BENCHMARK = """#!/bin/sh
+for word in "$@"; do echo "$word"; done >> "$TOLD"
+echo "base $OPENAI_API_BASE" >> "$TOLD"
+sort -u "$PYTHONPATH/llmperf/sonnet.txt" >> "$TOLD"
+"""
 
 
-def output_of(command: Sequence[object]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+class Pod:
+    """What a Job's only container is given: its command here, its variables, and its files in a folder."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._documents = manifests(KUBERNETES / "benchmark")
+        (self.job,) = (job for job in of_kind(self._documents, "Job") if job["metadata"]["name"] == name)
+        self.container: Manifest = pod_of(self.job)["containers"][0]
+        self.variables = self._map("benchmark")
+        self.cases = self._map("cases")
+        (folder / "cases").mkdir()
+        for file, text in self.cases.items():
+            (folder / "cases" / file).write_text(text)
+        self.paths = {"CASES": str(folder / "cases"), "RESULTS": str(folder / "results")}
+        self.paths |= {"SCRIPT": str(ROOT / "deploy" / "cloudwatch" / "publish.py"), "LLMPERF_HOME": str(folder)}
+
+    def _map(self, name: str) -> dict[str, str]:
+        found = (each for each in of_kind(self._documents, "ConfigMap") if each["metadata"]["name"].startswith(name))
+        data: dict[str, str] = next(found)["data"]
+        return data
+
+    def run(self, environment: Mapping[str, str], *further: str) -> subprocess.CompletedProcess[str]:
+        """Its command to the end; of a flag that is given again the last one counts."""
+        shell, script = self.container["command"]
+        command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *self.container["args"], *further]
+        known = {**environment, **self.variables, **self.paths}
+        return subprocess.run(command, env=known, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-async def test_both_endpoints_are_measured_and_published(tmp_path: Path) -> None:
-    (tmp_path / "cases.json").write_text(json.dumps({"counting": "1, 2, 3,", "greeting": "Hello"}))
-    http, port = free_port(), free_port()
-    arguments = ["--threads", "1", "--http_port", str(http), "--port", str(port)]
-    async with server_process("fused", "fused_target", *arguments, port=port):
-        url = f"http://127.0.0.1:{http}"
-        words = ["--cases", tmp_path / "cases.json", "--endpoints", f"Base={url} SD={url}"]
-        sizes = ["--output_tokens", "6", "--num_requests", "2", "--concurrency", "2"]
-        command = [sys.executable, KUBERNETES / "benchmark" / "measure.py", *words, *sizes]
-        done = await asyncio.to_thread(output_of, command)
+@pytest.fixture
+def cloudwatch(tmp_path: Path) -> Iterator[CloudWatch]:
+    with moto(tmp_path) as service:
+        yield service
+
+
+@asynccontextmanager
+async def both_servers() -> AsyncGenerator[str]:
+    """The target alone, and with its draft; yields what ENDPOINTS says of them."""
+    base, sd, *ports = (free_port() for _ in range(4))
+    flags = ["--threads=1", "--log_level=warning"]
+    async with (
+        server_process("Base", "target", *flags, f"--http_port={base}", f"--port={ports[0]}", port=ports[0]),
+        server_process("SD", "fused_target", *flags, f"--http_port={sd}", f"--port={ports[1]}", port=ports[1]),
+    ):
+        yield f"Base=http://127.0.0.1:{base}/v1 SD=http://127.0.0.1:{sd}/v1"
+
+
+async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwatch: CloudWatch) -> None:
+    pod = Pod("measure", tmp_path)
+    python = PYTHON.format(publishing=python_with_boto3(), measuring=sys.executable)
+    environment = cloudwatch.environment | {"PATH": stand_in(tmp_path, "python3", python)["PATH"]}
+    async with both_servers() as pod.variables["ENDPOINTS"]:
+        done = await asyncio.to_thread(pod.run, environment, "--max_new_tokens=6", "--num_runs=1")
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(line["TestCase"], line["Variant"]) for line in lines] == [
-        *(("counting", "Base"), ("counting", "SD"), ("greeting", "Base"), ("greeting", "SD")),
-    ]
-    for line in lines:
-        directive = line["_aws"]["CloudWatchMetrics"][0]
-        assert directive["Namespace"] == "Qwen/LLMPerf"
-        assert directive["Dimensions"] == [["Variant", "TestCase"]]
-        assert {metric["Name"] for metric in directive["Metrics"]} == NAMES
-        assert line["OutputTokens"] == 6
-        assert 0 < line["TTFT"] <= line["EndToEndLatency"]
+    assert done.stdout.startswith('{"emulated"')  # as docs/deployment.md has it
+    places = {(variant, Path(case).stem) for variant in ("Base", "SD") for case in pod.cases}
+    assert len(places) == 2 * NUM_CASES
+    assert {(cell["endpoint"], cell["kind"]) for cell in json.loads(done.stdout)["statistics"]} == places
+    seconds = cloudwatch.values("Qwen/LLMPerf", "Seconds")
+    assert {key[:2] for key in seconds} == places
+    assert {key[2] for key in cloudwatch.values("Qwen/LLMPerf", "Count/Second")} | {key[2] for key in seconds} == (
+        METRICS - {"OutputTokens"}
+    )
+    assert cloudwatch.values("Qwen/LLMPerf", "Count") == {(*place, "OutputTokens"): [6.0] for place in places}
+    for place in places:
+        assert 0 < seconds[*place, "TTFT"][0] <= seconds[*place, "EndToEndLatency"][0]
 
 
-def test_the_job_asks_services_of_the_overlays() -> None:
+def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) -> None:
+    """Nor what an earlier run has left."""
+    pod = Pod("measure", tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "results.json").touch()
+    pod.variables["ENDPOINTS"] = f"Base=http://127.0.0.1:{free_port()}/v1"
+    environment = stand_in(tmp_path, "python3", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    done = pod.run(environment, "--max_new_tokens=6")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "endpoint Base" in done.stderr
+    assert "results.json" not in done.stderr
+
+
+@pytest.mark.parametrize("published", [0, 1])
+def test_what_differs_is_published_and_fails_the_job(published: int, tmp_path: Path) -> None:
+    """In bfloat16 two topologies may part at a near-tie: exit code 1, with everything measured."""
+    measured = (
+        'results=$(echo "$*" | sed "s/.*--output=//"); mkdir -p "$results"; touch "$results/results.json"; exit 1'
+    )
+    python = f'#!/bin/sh\ncase $1 in *publish.py) echo "$@" ; exit {published} ;; *) {measured} ;; esac\n'
+    pod = Pod("measure", tmp_path)
+    done = pod.run(stand_in(tmp_path, "python3", python))
+    assert done.returncode == 1
+    assert done.stdout.split()[1:] == [str(tmp_path / "results" / "results.json"), "--namespace=Qwen/LLMPerf"]
+
+
+def told_to_llmperf(folder: Path) -> tuple[Pod, list[str]]:
+    """What its program is called with, line by line; its sources and packages are taken to be there."""
+    script = (KUBERNETES / "benchmark" / "llmperf.sh").read_text()
+    commit = re.findall(r"^commit=([0-9a-f]{40})$", script, re.MULTILINE)[0]
+    (folder / f"llmperf-{commit}" / "src" / "llmperf").mkdir(parents=True)
+    (folder / "venv").mkdir()
+    stand_in(folder / "venv", "python", BENCHMARK)
+    pod, told = Pod("llmperf", folder), folder / "told"
+    done = pod.run({**os.environ, "TOLD": str(told)})
+    assert done.returncode == 0, done.stderr
+    return pod, told.read_text().splitlines()
+
+
+def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
+    """Its flags as they stand in token_benchmark_ray.py at that commit; the prompts are lines of its sonnet.txt."""
+    pod, lines = told_to_llmperf(tmp_path)
+    bases = [endpoint.partition("=")[2] for endpoint in pod.variables["ENDPOINTS"].split()]
+    assert [line for line in lines if line.startswith("base ")] == [f"base {base}" for base in bases] * NUM_CASES
+    cases = [text for _, text in sorted(pod.cases.items()) for _ in bases]
+    assert [lines[at + 1] for at, line in enumerate(lines) if line.startswith("base ")] == cases
+    flags = [line.removeprefix("--").partition("=") for line in lines if line.startswith("--")]
+    assert {name for name, _, _ in flags} <= LLMPERF
+    assert len({value for name, _, value in flags if name == "results-dir"}) == len(bases) * NUM_CASES
+    sampling = {value for name, _, value in flags if name == "additional-sampling-params"}
+    body = {"messages": [{"role": "user", "content": "a"}], **json.loads(sampling.pop())}
+    assert ChatBody.model_validate(body).temperature == 0
+
+
+def endpoints_of(documents: Sequence[Manifest]) -> list[str]:
+    found = [each["data"]["ENDPOINTS"] for each in documents if "ENDPOINTS" in each.get("data", {})]
+    return str(found[0]).split()
+
+
+def test_the_jobs_ask_services_of_the_overlays(tmp_path: Path) -> None:
     documents = manifests(KUBERNETES / "benchmark")
-    endpoints = of_kind(documents, "ConfigMap")[0]["data"]["ENDPOINTS"].split()
-    container = pod_of(of_kind(documents, "Job")[0])["containers"][0]
-    done = output_of([sys.executable, KUBERNETES / "benchmark" / "measure.py", *container["args"], "--help"])
-    assert done.returncode == 0
-    for endpoint in endpoints:
+    models = {each["data"]["MODEL"] for each in documents if "MODEL" in each.get("data", {})}
+    for endpoint in endpoints_of(documents):
         service, namespace = endpoint.partition("http://")[2].partition(":")[0].split(".")
         overlay = manifests(KUBERNETES / "overlays" / namespace.removeprefix("specdec-"))
         assert service in {each["metadata"]["name"] for each in of_kind(overlay, "Service")}
         assert overlay[0]["metadata"]["name"] == namespace
+        served = {each["data"]["TARGET_MODEL"] for each in overlay if "TARGET_MODEL" in each.get("data", {})}
+        assert {model_name(Path(model)) for model in served} == models
+
+
+def test_the_jobs_do_not_run_at_once() -> None:
+    """And have the images that they need: ours from the own registry, Python's as it is."""
+    jobs = {each["metadata"]["name"]: each["spec"] for each in of_kind(manifests(KUBERNETES / "benchmark"), "Job")}
+    assert {name: spec.get("suspend", False) for name, spec in jobs.items()} == {"measure": False, "llmperf": True}
+    images = {name: spec["template"]["spec"]["containers"][0]["image"] for name, spec in jobs.items()}
+    assert images["llmperf"].startswith("docker.io/library/python:")
+    assert images["measure"].endswith(".amazonaws.com/specdec:cpu")

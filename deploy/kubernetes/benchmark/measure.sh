@@ -1,0 +1,13 @@
+#!/bin/sh
+# Measure all $ENDPOINTS on every test case of $CASES, and publish. Arguments are compare_architectures.py's; its exit code
+# counts after what it measured is published, since a bfloat16 pair may differ in a near-tie.
+set -u
+results=${RESULTS:-/results}
+for endpoint in $ENDPOINTS; do set -- "$@" "--endpoint=$endpoint"; done
+for prompt in "${CASES:-/cases}"/*; do set -- "$@" "--dataset=$prompt"; done
+code=0
+rm -f "$results/results.json" # of an earlier run, where a claim keeps them
+python3 compare_architectures.py "$@" "--output=$results" || code=$?
+[ -e "$results/results.json" ] || exit "$code"
+# shellcheck disable=SC2086  # several words
+python3 "${SCRIPT:-/publish/publish.py}" "$results/results.json" $PUBLISH && exit "$code"

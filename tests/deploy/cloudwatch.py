@@ -1,0 +1,106 @@
+"""CloudWatch's API as moto serves it on loopback, asked by boto3 from the environment of the deploy extra."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.serving.processes import free_port
+
+START_S = 60.0
+QUERY = """
+import boto3, datetime, json, sys
+namespace, unit = sys.argv[1:]
+client = boto3.client("cloudwatch")
+pages = client.get_paginator("list_metrics").paginate(Namespace=namespace)
+metrics = [metric for page in pages for metric in page["Metrics"]]
+stats = [{"Metric": metric, "Period": 60, "Stat": "Average", "Unit": unit} for metric in metrics]
+hour, now = datetime.timedelta(hours=1), datetime.datetime.now(datetime.timezone.utc)
+found = client.get_metric_data(
+    MetricDataQueries=[{"Id": f"m{i}", "MetricStat": stat} for i, stat in enumerate(stats[:500])],
+    StartTime=now - hour, EndTime=now + hour,
+)["MetricDataResults"]
+print(json.dumps([metrics, [each["Values"] for each in found]]))
+"""
+"""All metrics of a namespace, and the values of the first 500 of them that are in that unit."""
+
+
+def python_with_boto3() -> Path:
+    """That of the deploy extra, which is on PATH with its programs."""
+    server = shutil.which("moto_server")
+    assert server is not None, "moto_server is missing: make manifests installs it"
+    return Path(server).with_name("python")
+
+
+@dataclass(frozen=True, slots=True)
+class CloudWatch:
+    """`environment`: of programs that are to take it for AWS. `log`: a line for each request that it got."""
+
+    environment: dict[str, str]
+    log: Path
+
+    def metrics(self, namespace: str) -> list[dict[str, Any]]:
+        """What ListMetrics returns."""
+        return list(self._ask(namespace, "None")[0])
+
+    def values(self, namespace: str, unit: str) -> dict[tuple[str, str, str], list[float]]:
+        """What GetMetricData returns in that unit, by variant, test case and metric."""
+        metrics, values = self._ask(namespace, unit)
+        return {_place(metric): found for metric, found in zip(metrics, values, strict=True) if found}
+
+    def _ask(self, namespace: str, unit: str) -> Any:
+        command = [str(python_with_boto3()), "-c", QUERY, namespace, unit]
+        return json.loads(subprocess.run(command, env=self.environment, capture_output=True, check=True).stdout)
+
+
+def _place(metric: dict[str, Any]) -> tuple[str, str, str]:
+    dimensions = {each["Name"]: each["Value"] for each in metric["Dimensions"]}
+    assert dimensions.keys() == {"Variant", "TestCase"}
+    return dimensions["Variant"], dimensions["TestCase"], metric["MetricName"]
+
+
+def credentials(url: str) -> dict[str, str]:
+    """An environment in which boto3 finds a region, keys and that service."""
+    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+    return without_credentials() | keys | {"AWS_ENDPOINT_URL": url}
+
+
+def without_credentials() -> dict[str, str]:
+    """An environment in which it finds nothing."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+    return {**ours, **nowhere, "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+@contextmanager
+def moto(folder: Path) -> Iterator[CloudWatch]:
+    """A service without metrics; its log is in `folder`."""
+    port, log = free_port(), folder / "moto.log"
+    command: Sequence[str] = ["moto_server", "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+        try:
+            _wait(port, log)
+            yield CloudWatch(credentials(f"http://127.0.0.1:{port}"), log)
+        finally:
+            server.terminate()
+
+
+def _wait(port: int, log: Path) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError(log.read_text())
