@@ -23,7 +23,7 @@ from inference.comparison.plan.config import (
 )
 from inference.comparison.plan.datasets import read_dataset
 from inference.comparison.plan.endpoint import endpoint_of
-from inference.comparison.plan.lengths import Characters, InputTokens, Tokens, prompts_of_lengths
+from inference.comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
 from inference.comparison.plan.slo import FIGURES, Slo, parse_slo
 from inference.config import (
     BUNDLED_DRAFT,
@@ -135,7 +135,7 @@ def _of_lengths(source: str, args: argparse.Namespace, limit: int | None, pieces
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise ConfigError(f"input_tokens: dataset {source} has conversations, whose lengths are their own")
-    lengths = InputTokens(*args.input_tokens).draw(limit or len(texts) or NUM_BUNDLED_PROMPTS, args.seed)
+    lengths = draw_lengths(limit or len(texts) or NUM_BUNDLED_PROMPTS, args.seed, *args.input_tokens)
     return PromptSet(Path(source).stem, prompts_of_lengths(texts, lengths, args.seed, pieces))
 
 

@@ -168,11 +168,9 @@ def _network(config: ComparisonConfig) -> str:
 
 _SITES = {
     ClientSite.EDGE: "The thin client sits at the edge: for target-only and fused the round trip lies between client "
-    "and server (tokens stream one way, so it adds to TTFT only); for distributed it lies between draft and target, "
-    "once in every round (schedule sync); for pool it lies in both places.",
+    "and server (it adds to TTFT only); for distributed between draft and target; for pool in both places.",
     ClientSite.TARGET: "The thin client sits beside the target: for target-only and fused no link is slow; for "
-    "distributed the round trip lies both between client and draft and between draft and target; for pool between "
-    "draft and target.",
+    "distributed it lies between client and draft and between draft and target; for pool between draft and target.",
 }
 
 

@@ -94,9 +94,8 @@ def tokens_over_rtt(findings: Findings) -> Figure:
             at_ms = [summary.cell.rtt_ms for summary in found]
             _rates(axes, series, at_ms, found)
             if series.endpoint is None:
-                _dashes(
-                    axes, at_ms, [it.bound_tokens_per_s for it in found], look_of(series).colour, look_of(series).mark
-                )
+                look, bounds = look_of(series), [it.bound_tokens_per_s for it in found]
+                _dashes(axes, at_ms, bounds, look.colour, look.mark)
         axes.set_title(f"{kind.replace('_', ' ')} prompts")
         axes.set_xlabel("round trip time between edge and target (ms)")
     from_zero([row])

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64decode, b64encode
+from collections import deque
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import gevent
@@ -41,13 +41,7 @@ class Load:
         self.records: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self._results_file = results_file
-        self._waiting: SimpleQueue[tuple[int, str]] = SimpleQueue()
-        for index, prompt in plan["requests"]:
-            self._waiting.put((index, prompt))
-
-    def next_request(self) -> tuple[int, str]:
-        """Raises queue.Empty when every request has been taken."""
-        return self._waiting.get_nowait()
+        self.waiting: deque[tuple[int, str]] = deque(plan["requests"])
 
     @property
     def is_complete(self) -> bool:
@@ -96,10 +90,9 @@ class GenerationUser(User):
     @task
     def complete(self) -> None:
         load = self.environment.load
-        try:
-            index, prompt = load.next_request()
-        except Empty:
-            raise StopUser from None
+        if not load.waiting:
+            raise StopUser
+        index, prompt = load.waiting.popleft()
         request, messages = pb.GenerateRequest.FromString(b64decode(prompt)), list[tuple[float, str]]()
         record = {"prompt_index": index, "sent_s": (sent_s := time.monotonic()), "messages": messages, "error": None}
         try:

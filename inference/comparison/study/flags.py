@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.cli.flags import NGRAM
+from inference.cli.settings import text_of
 from inference.comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Topology
 from inference.comparison.plan.flags import list_of, one_or_two, parse_config, with_underscores
 from inference.comparison.study.advice import Prices
@@ -67,15 +68,8 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
         for temperature in args.temperature:
             replace(comparison.workload, max_new_tokens=length, temperature=temperature)
     prices = Prices(*args.price_per_hour) if args.price_per_hour else None
-    schema = None if args.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, _text_of(args.json_schema))
+    schema = None if args.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, text_of(args.json_schema))
     return StudyConfig(comparison, _space(comparison, args), args.budget, prices, schema)
-
-
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"json_schema {file} cannot be read: {error}") from error
 
 
 def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
