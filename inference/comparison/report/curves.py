@@ -15,7 +15,6 @@ from inference.comparison.plan.config import Series
 from inference.comparison.report.distribution import ecdf, knee
 from inference.comparison.report.findings import Findings
 from inference.comparison.report.looks import from_zero, grid, legend, line_handle, look_of
-from inference.comparison.report.service import Service
 
 SHOWN = {
     "ttft_s": "TTFT, ms",
@@ -73,17 +72,16 @@ class LoadCurve:
 
 def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCurve]:
     """By series: p95 end to end over requests per second (open loop) or requests in flight, at the shortest way."""
-    curves = [_curve(findings, series, kind, is_open=is_open) for series in findings.config.series]
+    loads = [load for load in findings.config.workload.loads if (load[1] is not None) is is_open]
+    curves = []
+    for series in findings.config.series:
+        points: dict[float, float] = {}
+        for concurrency, rate in sorted(loads):
+            if service := findings.served(series, kind, (concurrency, rate)):
+                found = np.percentile(service.values["end_to_end_latency_s"], PERCENT)
+                points[rate or concurrency] = float(found)
+        curves.append(LoadCurve(series, tuple(points), tuple(points.values())))
     return [curve for curve in curves if curve.loads]  # of others nothing was answered
-
-
-def _curve(findings: Findings, series: Series, kind: str, *, is_open: bool) -> LoadCurve:
-    loads = [load for load in sorted(findings.config.workload.loads) if (load[1] is not None) is is_open]
-    found = [findings.served(series, kind, load) for load in loads]
-    services: list[Service] = [service for service in found if service is not None]
-    seconds = (float(np.percentile(service.values["end_to_end_latency_s"], PERCENT)) for service in services)
-    at = (service.cell.request_rate or service.cell.concurrency for service in services)
-    return LoadCurve(series, tuple(at), tuple(seconds))
 
 
 def latency_over_load(findings: Findings) -> Figure:
@@ -108,13 +106,7 @@ def loads_to_draw(findings: Findings) -> list[bool]:
     return [is_open for is_open in (False, True) if sum((rate is not None) is is_open for rate in rates) > 1]
 
 
-_RING: dict[str, Any] = {
-    "marker": "o",
-    "markersize": 14,
-    "markerfacecolor": "none",
-    "markeredgecolor": "black",
-    "markeredgewidth": 1.5,
-}
+_RING: dict[str, Any] = {"marker": "o", "markersize": 14, "mfc": "none", "mec": "black", "mew": 1.5}
 
 
 def _load_curve(axes: Axes, curve: LoadCurve) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
         *([("Passes", emulation)] if emulation else []),
         ("Target model", str(config.target_model)),
         ("Draft models", ", ".join(config.draft_models)),
-        ("Gamma", f"{', '.join(map(str, config.gammas))} draft tokens per round"),
+        ("Gamma", f"{_listed(config.gammas)} draft tokens per round"),
         ("Machines", _machines(config)),
         ("Network", _network(config)),
     ]
@@ -121,25 +122,28 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
 def short_conditions(config: ComparisonConfig) -> str:
     """The same in a line or two, for a picture."""
     workload, names = config.workload, [model_name(Path(draft)) for draft in config.draft_models]
-    rtts = ", ".join(f"{rtt_ms:g}" for rtt_ms in config.network.rtts_ms)
-    rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
+    rates = _listed(workload.request_rates)
     parts = (
         f"{cpu_model()}, {config.cores_per_machine} of {len(config.usable_cores)} cores per model",
         f"{model_name(config.target_model)} with {', '.join(names)}" if config.topologies else "endpoints",
         dict(conditions(config))["Prompts"],
-        f"{', '.join(map(str, workload.concurrencies))} in flight" + (f", {rates} requests/s" if rates else ""),
-        f"round trip {rtts} ms",
+        f"{_listed(workload.concurrencies)} in flight" + (f", {rates} requests/s" if rates else ""),
+        f"round trip {_listed(config.network.rtts_ms)} ms",
         f"{workload.num_runs} runs",
     )
     return ". ".join(parts)
 
 
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
 def _load(config: ComparisonConfig) -> str:
     workload = config.workload
-    text = f"{', '.join(map(str, workload.concurrencies))} requests in flight"
+    text = f"{_listed(workload.concurrencies)} requests in flight"
     parts = [f"{text}; above 1 sent by Locust on gevent" if config.uses_locust else text]
     if workload.request_rates:
-        rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
+        rates = _listed(workload.request_rates)
         parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), whoever waits")
     if workload.slo.limits:
         parts.append(f"goodput: {workload.slo}")
@@ -147,7 +151,7 @@ def _load(config: ComparisonConfig) -> str:
 
 
 def _machines(config: ComparisonConfig) -> str:
-    spare = ", ".join(map(str, config.spare_cores))
+    spare = _listed(config.spare_cores)
     rest = f"cores {spare} are free for them" if spare else "no core is left over, so they share these"
     return (
         f"{'; '.join(map(str, config.machines))}. Target-only and fused run on the target side alone, distributed and "
@@ -158,7 +162,7 @@ def _machines(config: ComparisonConfig) -> str:
 
 def _network(config: ComparisonConfig) -> str:
     network = config.network
-    parts = [f"round trip {', '.join(f'{rtt:g}' for rtt in network.rtts_ms)} ms between edge and target side"]
+    parts = [f"round trip {_listed(network.rtts_ms)} ms between edge and target side"]
     if network.jitter_ms:
         parts.append(f"jitter up to {network.jitter_ms:g} ms per direction")
     if network.bandwidth_mbps is not None:

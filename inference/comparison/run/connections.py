@@ -54,7 +54,7 @@ def _client(
 
 async def _check_lengths(config: ComparisonConfig, contender: Contender, client: Client) -> None:
     """Ask for its context, and how long prompts are for it; a server that does not tell is not held to it."""
-    limit, max_new_tokens = (await client.model()).max_length, config.workload.max_new_tokens
+    limit, max_new_tokens = await client.context(), config.workload.max_new_tokens
     if limit is None:
         return
     for prompt_set in config.workload.prompt_sets:

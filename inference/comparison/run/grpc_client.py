@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from grpc_comm.channel import open_channel, wait_until_ready
 from inference.commit import Delta, Event, Started
 from inference.comparison.plan.config import Contender, WorkloadConfig
-from inference.comparison.run.client import CONNECT_TIMEOUT_S, Served
+from inference.comparison.run.client import CONNECT_TIMEOUT_S
 from inference.comparison.run.record import RequestRecord, Round
 from inference.config import DialSecurity
 from inference.errors import SpecDecError
@@ -29,10 +29,9 @@ class GrpcClient:
         self._workload = workload
         self._contender = contender
 
-    async def model(self) -> Served:
+    async def context(self) -> int | None:
         """See `Client`."""
-        card = await self._completer.model(timeout_s=CONNECT_TIMEOUT_S)
-        return Served(card.max_length, card.model_id)
+        return (await self._completer.model(timeout_s=CONNECT_TIMEOUT_S)).max_length
 
     async def count(self, prompt: str | Chat) -> int | None:
         """See `Client`."""

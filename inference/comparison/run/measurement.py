@@ -83,7 +83,7 @@ class Measurement:
         client = self.clients[contender]
         if contender.endpoint is not None:
             with suppress(SpecDecError):  # what has idled is connected before the clock runs; what is gone, will fail
-                await client.model()
+                await client.context()
         ask = asking(client, prompts)
         if cell.request_rate is None:
             return await closed_loop(ask, len(prompts), cell.concurrency)
