@@ -31,6 +31,7 @@ from inference.config import (
     COMPILE_POLICIES,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
+    DTYPES,
     ROOT,
     SPECULATION_METHODS,
 )
@@ -115,6 +116,7 @@ def _backend(args: argparse.Namespace) -> BackendConfig:
         args.device_sampling,
         args.compile,
         args.emulate,
+        args.draft_dtype,
     )
 
 
@@ -315,6 +317,8 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     text = "what is not compiled yet (main.py's; %(default)s); only measures nothing"
     group.add_argument("--compile", choices=COMPILE_POLICIES, default=COMPILE_POLICIES[0], help=text)
     group.add_argument("--dtype", metavar="NAME", help="arithmetic on neuron (main.py's)")
+    text = "arithmetic of a draft worker on the CPU (main.py's); int8 needs backend onnx"
+    group.add_argument("--draft_dtype", choices=DTYPES, help=text)
     group.add_argument("--sequence_length", type=int, metavar="N", help="tokens per slot on neuron (main.py's)")
     add_emulate(group)
 

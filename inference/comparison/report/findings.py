@@ -104,7 +104,7 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
     started = [
         *([("Passes", emulation)] if emulation else []),
         ("Target model", str(config.target_model)),
-        ("Draft models", ", ".join(config.draft_models)),
+        ("Draft models", ", ".join([*config.draft_models, *filter(None, [config.backend.draft_dtype])])),
         ("Gamma", f"{_listed(config.gammas)} draft tokens per round"),
         ("Machines", _machines(config)),
         ("Network", _network(config)),
