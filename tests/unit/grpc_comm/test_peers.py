@@ -73,6 +73,11 @@ def status_of(error: Exception) -> Status | None:
     return None
 
 
+def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Of our servers: gRPC's poller may still wake the closed loop of an earlier test, which asyncio logs."""
+    return [record.getMessage() for record in caplog.records if record.exc_info and record.name != "asyncio"]
+
+
 @pytest.mark.parametrize(
     ("message", "words"),
     [
@@ -96,7 +101,7 @@ async def test_refuses_what_it_does_not_even_parse(
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         details = await call.details()
         assert all(word in details for word in words)
-    assert "Traceback" not in caplog.text
+    assert not tracebacks(caplog)
 
 
 @pytest.mark.parametrize("method", ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", REFLECTION])
@@ -109,7 +114,7 @@ async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pyt
             await call.write(message)
             await call.done_writing()
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "Traceback" not in caplog.text
+    assert not tracebacks(caplog)
 
 
 async def test_a_bomb_is_refused_before_it_goes_off() -> None:
