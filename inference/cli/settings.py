@@ -235,11 +235,16 @@ def _grammar(args: argparse.Namespace) -> Grammar | None:
         return Grammar(GrammarKind.CHOICE, json.dumps(args.choice))
     for kind, path in ((GrammarKind.JSON_SCHEMA, args.json_schema), (GrammarKind.GRAMMAR, args.grammar)):
         if path is not None:
-            return Grammar(kind, _text_of(path))
+            return Grammar(kind, text_of(path))
     return None
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The grammar that a file holds.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:

@@ -21,12 +21,14 @@ from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, find
 from inference.comparison.report.summary import Summarizer
 from inference.comparison.report.table import print_tables
-from inference.comparison.run.load import require_http, require_locust
+from inference.comparison.run.load import require_clients
 from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.proxy import precise_event_loop
 from inference.comparison.run.topologies import compile_models, deployment
-from inference.comparison.study import app as study_app
+from inference.comparison.study.app import conduct_study
+from inference.comparison.study.flags import parse_study
+from inference.comparison.study.report import write_study
 from inference.errors import ConfigError, SpecDecError
 
 T = TypeVar("T")
@@ -60,11 +62,7 @@ def compare(arguments: Sequence[str]) -> int:
         if config.backend.compile_policy == "only":
             _run(compile_models(config))
             return 0
-        if config.uses_locust:
-            require_locust()
-        if not all(endpoint.is_grpc for endpoint in config.endpoints):
-            require_http()
-        prepare_directory(config.output)
+        _prepare(config)
         findings = _run(_compare(config, console))
     except (SpecDecError, _InterruptedError) as exc:
         return _fail(exc)
@@ -74,10 +72,23 @@ def compare(arguments: Sequence[str]) -> int:
 def study(arguments: Sequence[str]) -> int:
     """Run the study; returns as `compare` does."""
     try:
-        done = _run(study_app.study(study_app.prepare(arguments), _console()))
+        config = parse_study(arguments)
+        _prepare(config.comparison)
+        done = _run(conduct_study(config, _console()))
     except (SpecDecError, _InterruptedError) as exc:
         return _fail(exc)
-    return 0 if study_app.report(done) else EXIT_FAILED
+    results, output = write_study(done, done.config.output), done.config.output
+    for sentence in done.sentences:
+        print(f"- {sentence}", file=sys.stderr)
+    print(f"report: {output / 'study.html'}, service: {output / 'service.toml'}", file=sys.stderr)
+    print(json.dumps(results, separators=(",", ":")), flush=True)
+    return EXIT_FAILED if done.differences else 0
+
+
+def _prepare(config: ComparisonConfig) -> None:
+    """Refuse before anything is started what cannot be done."""
+    require_clients(config)
+    prepare_directory(config.output)
 
 
 def _console() -> Console:
@@ -131,7 +142,7 @@ async def _compare(config: ComparisonConfig, console: Console) -> Findings:
         for part in config.parts:
             progress.phase(f"starting servers: {'; '.join(map(str, part.machines)) or 'none'}")
             async with deployment(part) as servers:
-                samples += await servers.guard(measure(part, servers, progress))
+                samples += await servers.watch.guard(measure(part, servers, progress))
                 progress.phase("stopping servers")
     return _findings(config, samples, time.monotonic() - started)
 

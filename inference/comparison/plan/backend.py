@@ -35,6 +35,7 @@ class BackendConfig:
         model_flags: further flags of every server with a model on neuron.
         compile_policy: one of COMPILE_POLICIES; "only" measures nothing.
         device_sampling: target and fused pair choose tokens on the device; so neither is compared with the other's way.
+        draft_dtype: arithmetic of a draft worker on the CPU; None is main.py's.
         emulation: how long passes take at least; figures are not this machine's then.
     """
 
@@ -48,19 +49,18 @@ class BackendConfig:
     device_sampling: bool = False
     compile_policy: str = "auto"
     emulation: Emulation = NOT_EMULATED
+    draft_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("tp_degree", self.tp_degree, 1),
-            ("draft_tp_degree", self.draft_tp_degree, 1),
-            ("first_core", self.first_core, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"{name} {value} is below {least}")
+        for name, least in (("tp_degree", 1), ("draft_tp_degree", 1), ("first_core", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} {getattr(self, name)} is below {least}")
         if self.method is not None and self.name != NEURON:
             raise ConfigError(f"speculation_method {self.method} needs backend {NEURON}, not {self.name}")
         if self.compile_policy != "auto" and NEURON not in (self.name, self.draft_name):
             raise ConfigError(f"compile {self.compile_policy} needs backend {NEURON}, not {self.name}")
+        if self.draft_dtype is not None and self.draft_name == NEURON:
+            raise ConfigError(f"draft_dtype {self.draft_dtype} is for a draft on the CPU, not on {NEURON}")
         if self.device_sampling and self.name != NEURON:
             raise ConfigError(f"device_sampling needs backend {NEURON}, not {self.name}")
         if self.emulation != NOT_EMULATED and NEURON in (self.name, self.draft_name):
@@ -114,6 +114,7 @@ def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Serve
         return []
     flags = [] if name == AUTO else ["--backend", name]
     flags += [] if backend.emulation == NOT_EMULATED else ["--emulate", str(backend.emulation)]
+    flags += ["--dtype", backend.draft_dtype] if server.role == "draft" and backend.draft_dtype else []
     flags += [*backend.model_flags, backend.compile_flag] if name == NEURON else []
     return flags + (_neuron_flags(backend, server, servers, gammas) if name == NEURON else [])
 

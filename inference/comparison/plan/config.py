@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from inference.comparison.plan.backend import NGRAM, BackendConfig, Server
 from inference.comparison.plan.datasets import Prompt
@@ -24,6 +25,8 @@ MAX_RTT_MS = 10_000.0
 MAX_CONCURRENCY = 4096
 MAX_REQUEST_RATE = 10_000.0
 MAX_ARRIVALS = 100_000
+Load: TypeAlias = tuple[int, float | None]
+"""Requests in flight, and None; or 0, and requests per second that come on their own; see `Cell`."""
 OPEN_LOOP_BATCH = 8
 """Of a server whose requests come on their own: what main.py has, too."""
 
@@ -31,6 +34,10 @@ OPEN_LOOP_BATCH = 8
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _require_within(name: str, value: float, least: float, most: float) -> None:
+    _require(least <= value <= most, f"{name} {value:g} is outside {least:g}..{most:g}")
 
 
 class Topology(enum.Enum):
@@ -99,8 +106,8 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         _require_distinct("rtt_ms", self.rtts_ms)
         for rtt_ms in self.rtts_ms:
-            _require(0 <= rtt_ms <= MAX_RTT_MS, f"rtt_ms {rtt_ms:g} is outside 0..{MAX_RTT_MS:g}")
-        _require(0 <= self.jitter_ms <= MAX_RTT_MS, f"jitter_ms {self.jitter_ms:g} is outside 0..{MAX_RTT_MS:g}")
+            _require_within("rtt_ms", rtt_ms, 0, MAX_RTT_MS)
+        _require_within("jitter_ms", self.jitter_ms, 0, MAX_RTT_MS)
         bandwidth = self.bandwidth_mbps
         _require(bandwidth is None or bandwidth > 0, f"bandwidth_mbps {bandwidth} is not above 0")
 
@@ -143,17 +150,15 @@ class WorkloadConfig:
         _require_distinct("prompt kind", [prompt_set.kind for prompt_set in self.prompt_sets])
         _require(self.num_runs >= 1, f"num_runs {self.num_runs} is below 1")
         _require(self.max_new_tokens >= 2, f"max_new_tokens {self.max_new_tokens} is below 2: there is no rate in one")
-        _require(0 <= self.temperature <= 100, f"temperature {self.temperature:g} is outside 0..100")
+        _require_within("temperature", self.temperature, 0, 100)
         _require(0 <= self.seed <= MAX_SEED, f"seed {self.seed} is outside 0..{MAX_SEED}")
         _require_distinct("concurrency", self.concurrencies)
         for concurrency in self.concurrencies:
-            limits = f"1..{MAX_CONCURRENCY}"
-            _require(1 <= concurrency <= MAX_CONCURRENCY, f"concurrency {concurrency} is outside {limits}")
+            _require_within("concurrency", concurrency, 1, MAX_CONCURRENCY)
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s:g} is not above 0")
         for rate in self.request_rates:
             _require(0 < rate <= MAX_REQUEST_RATE, f"request_rate {rate:g} is outside 0..{MAX_REQUEST_RATE:g}")
-        limits = f"1..{MAX_ARRIVALS}"
-        _require(1 <= self.num_arrivals <= MAX_ARRIVALS, f"num_arrivals {self.num_arrivals} is outside {limits}")
+        _require_within("num_arrivals", self.num_arrivals, 1, MAX_ARRIVALS)
         _require(self.warm_up >= 1, f"warm_up {self.warm_up} is below 1: first requests are slower than all others")
 
     @property
@@ -162,8 +167,7 @@ class WorkloadConfig:
         return max(*self.concurrencies, OPEN_LOOP_BATCH if self.request_rates else 1)
 
     @property
-    def loads(self) -> tuple[tuple[int, float | None], ...]:
-        """(concurrency, request rate) of every way in which requests come; see `Cell`."""
+    def loads(self) -> tuple[Load, ...]:
         closed = tuple((concurrency, None) for concurrency in self.concurrencies)
         return (*closed, *((0, rate) for rate in sorted(self.request_rates)))
 
@@ -224,6 +228,10 @@ class Contender:
     def runs_ahead(self) -> bool:
         """The draft does not wait for the target."""
         return self.topology is Topology.POOL or (self.schedule is not None and self.schedule.runs_ahead)
+
+
+ALONE = Contender(Topology.TARGET)
+"""The target alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +296,7 @@ class ComparisonConfig:
 
     def _require_models(self) -> None:
         _require_distinct("draft model", [model_name(Path(draft)) for draft in self.draft_models])
-        _require_model(self.target_model)
+        _require(_has_model(self.target_model), f"target model {self.target_model}: no config.json there")
         for draft in self.draft_models:
             _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
 
@@ -363,13 +371,12 @@ class ComparisonConfig:
     def uses_locust(self) -> bool:
         """Who sends requests at once. All are asked alike, so what Locust cannot ask decides for all."""
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
-        asks_simply = self.workload.grammar is None and all(texts)
-        return max(self.workload.concurrencies) > 1 and not self.endpoints and asks_simply
+        return max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
 
     @property
     def baseline(self) -> Contender:
         """What speed-ups are over: the target alone, or of endpoints alone the first."""
-        return Contender(Topology.TARGET) if self.topologies else self.contenders[0]
+        return ALONE if self.topologies else self.contenders[0]
 
     @property
     def baseline_name(self) -> str:
@@ -381,17 +388,14 @@ class ComparisonConfig:
         """Everything that is compared; the target alone first, if it takes part."""
         if self.chosen:
             return self.chosen
-        alone = [Contender(Topology.TARGET)] if Topology.TARGET in self.topologies else []
-        return (
-            *alone,
-            *(
-                Contender(topology, draft, gamma, schedule, branches)
-                for topology in self.topologies
-                for schedule, branches in self._ways_to_run(topology)
-                for draft, gamma in itertools.product(self.draft_models, self.gammas)
-            ),
-            *(Contender(Topology.ENDPOINT, endpoint=endpoint.name) for endpoint in self.endpoints),
-        )
+        alone = [ALONE] if Topology.TARGET in self.topologies else []
+        started = [
+            Contender(topology, draft, gamma, schedule, branches)
+            for topology in self.topologies
+            for schedule, branches in self._ways_to_run(topology)
+            for draft, gamma in itertools.product(self.draft_models, self.gammas)
+        ]
+        return (*alone, *started, *(Contender(Topology.ENDPOINT, endpoint=it.name) for it in self.endpoints))
 
     def _ways_to_run(self, topology: Topology) -> Iterator[tuple[Schedule | None, int | None]]:
         """Schedules and branches of a topology; none for the target alone."""
@@ -416,10 +420,6 @@ class ComparisonConfig:
 
 def _has_model(path: Path) -> bool:
     return (path / "config.json").is_file()
-
-
-def _require_model(path: Path) -> None:
-    _require(_has_model(path), f"target model {path}: no config.json there")
 
 
 def _require_distinct(name: str, values: Sequence[object]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,12 +19,11 @@ from inference.comparison.plan.config import (
     ComparisonConfig,
     NetworkConfig,
     PromptSet,
-    Topology,
     WorkloadConfig,
 )
 from inference.comparison.plan.datasets import read_dataset
 from inference.comparison.plan.endpoint import endpoint_of
-from inference.comparison.plan.lengths import Characters, InputTokens, Tokens, prompts_of_lengths
+from inference.comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
 from inference.comparison.plan.slo import FIGURES, Slo, parse_slo
 from inference.config import (
     BUNDLED_DRAFT,
@@ -31,6 +31,7 @@ from inference.config import (
     COMPILE_POLICIES,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
+    DTYPES,
     ROOT,
     SPECULATION_METHODS,
 )
@@ -47,6 +48,7 @@ RANDOM = "random"
 """The dataset of no file."""
 
 ValueT = TypeVar("ValueT")
+EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 
 def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
@@ -68,17 +70,10 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         network=_network(args),
         workload=WorkloadConfig(
             prompt_sets=_prompt_sets(args),
-            num_runs=args.num_runs,
-            max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature,
-            seed=args.seed,
             concurrencies=args.concurrency,
-            deadline_s=args.deadline_s,
             request_rates=args.request_rate,
-            num_arrivals=args.num_arrivals,
-            warm_up=args.warm_up,
             slo=parse_slo(args.slo) if args.slo else Slo(),
-            ignore_eos=args.ignore_eos,
+            **{name: getattr(args, name) for name in _OF_THE_WORKLOAD},
         ),
         usable_cores=tuple(sorted(os.sched_getaffinity(0))),
         cores_per_machine=args.cores_per_machine,
@@ -90,6 +85,11 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         one_at_a_time=args.one_at_a_time,
         asked=as_toml(args),
     )
+
+
+_SAMPLING = ("max_new_tokens", "temperature", "seed", "ignore_eos")
+_OF_THE_WORKLOAD = (*_SAMPLING, "num_runs", "deadline_s", "num_arrivals", "warm_up")
+"""Flags that are called as the fields of `WorkloadConfig` are."""
 
 
 def _network(args: argparse.Namespace) -> NetworkConfig:
@@ -116,6 +116,7 @@ def _backend(args: argparse.Namespace) -> BackendConfig:
         args.device_sampling,
         args.compile,
         args.emulate,
+        args.draft_dtype,
     )
 
 
@@ -136,7 +137,7 @@ def _of_lengths(source: str, args: argparse.Namespace, limit: int | None, pieces
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise ConfigError(f"input_tokens: dataset {source} has conversations, whose lengths are their own")
-    lengths = InputTokens(*args.input_tokens).draw(limit or len(texts) or NUM_BUNDLED_PROMPTS, args.seed)
+    lengths = draw_lengths(limit or len(texts) or NUM_BUNDLED_PROMPTS, args.seed, *args.input_tokens)
     return PromptSet(Path(source).stem, prompts_of_lengths(texts, lengths, args.seed, pieces))
 
 
@@ -153,11 +154,16 @@ def _local(model: Path) -> Path:
     return model_directory(str(model)) if is_hub_id(str(model)) else model
 
 
-def _mean_and_stddev(text: str) -> tuple[float, ...]:
-    numbers = list_of(float)(text)
-    if not 1 <= len(numbers) <= 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not MEAN or MEAN,STDDEV")
-    return numbers
+def one_or_two(names: str) -> Callable[[str], tuple[float, ...]]:
+    """A parser of FIRST or FIRST,SECOND, both at least 0."""
+
+    def parse(text: str) -> tuple[float, ...]:
+        numbers = list_of(float)(text)
+        if not 1 <= len(numbers) <= 2 or min(numbers) < 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {names}, each at least 0")
+        return numbers
+
+    return parse
 
 
 def list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
@@ -171,18 +177,19 @@ def list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, .
     return parse
 
 
-def _topology(text: str) -> Topology:
-    names = [topology.value for topology in STARTED]
-    if text not in names:
-        raise argparse.ArgumentTypeError(f"topology {text} is none of {', '.join(names)}")
-    return Topology(text)
+def _one_of(kind: str, values: Iterable[EnumT]) -> Callable[[str], EnumT]:
+    """A parser of the names that these have."""
+    by_name = {value.value: value for value in values}
+
+    def parse(text: str) -> EnumT:
+        if text not in by_name:
+            raise argparse.ArgumentTypeError(f"{kind} {text} is none of {', '.join(by_name)}")
+        return by_name[text]
+
+    return parse
 
 
-def _schedule(text: str) -> Schedule:
-    names = [schedule.value for schedule in Schedule]
-    if text not in names:
-        raise argparse.ArgumentTypeError(f"schedule {text} is none of {', '.join(names)}")
-    return Schedule(text)
+_schedules = list_of(_one_of("schedule", Schedule))
 
 
 def _positive(text: str) -> int:
@@ -202,8 +209,8 @@ def _parser() -> ConfigFileParser:
         "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
         allow_abbrev=False,
     )
-    additions = (_add_contenders, _add_endpoints, _add_workload, _add_arrivals, _add_network, _add_machines)
-    for add in (*additions, _add_backend, _add_output):
+    workload = (_add_contenders, _add_endpoints, _add_workload, _add_arrivals)
+    for add in (*workload, _add_network, _add_machines, _add_backend, _add_output):
         add(parser)
     return parser
 
@@ -212,7 +219,7 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is compared")
     names = ",".join(topology.value for topology in STARTED)
     text = f"some of {names} (all; with --endpoint none)"
-    group.add_argument("--topologies", type=list_of(_topology), metavar="LIST", help=text)
+    group.add_argument("--topologies", type=list_of(_one_of("topology", STARTED)), metavar="LIST", help=text)
     text = "target model directory (%(default)s)"
     group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
     text = "draft model directories; ngram is prompt lookup without a model (%(default)s)"
@@ -220,7 +227,7 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     text = "draft tokens per round; several are a sweep (%(default)s)"
     group.add_argument("--gamma", type=list_of(int), default=str(DEFAULT_GAMMA), metavar="LIST", help=text)
     text = "of distributed: sync (rounds), async (the draft runs ahead), or both (%(default)s)"
-    group.add_argument("--schedule", type=list_of(_schedule), default="sync,async", metavar="LIST", help=text)
+    group.add_argument("--schedule", type=_schedules, default="sync,async", metavar="LIST", help=text)
     text = "beside the chain of a draft that runs ahead, at most; 0 is none (%(default)s)"
     group.add_argument("--branches", type=list_of(int), default=str(DEFAULT_BRANCHES), metavar="LIST", help=text)
 
@@ -238,31 +245,25 @@ def _add_endpoints(parser: argparse.ArgumentParser) -> None:
 def _add_workload(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     text = "a text file of a prompt per line, .jsonl of chats, .json of ShareGPT, or random; its name is the prompt "
-    group.add_argument(
-        *("--dataset", "--prompt_file"),
-        action="append",
-        metavar="FILE",
-        help=text + "kind; may be repeated (prompts/structured.txt and prompts/open_ended.txt)",
-    )
+    text += "kind; may be repeated (prompts/structured.txt and prompts/open_ended.txt)"
+    group.add_argument("--dataset", "--prompt_file", action="append", metavar="FILE", help=text)
     text = "lengths of prompts, normally distributed: texts are cut, or go on with the next (as they are)"
-    group.add_argument("--input_tokens", type=_mean_and_stddev, metavar="MEAN,STDDEV", help=text)
+    group.add_argument("--input_tokens", type=one_or_two("MEAN or MEAN,STDDEV"), metavar="MEAN,STDDEV", help=text)
     text = "model directory whose tokenizer counts them (--target_model; of endpoints alone 4 characters a token)"
     group.add_argument("--tokenizer", type=Path, metavar="DIR", help=text)
     text = f"prompts of each file ({NUM_BUNDLED_PROMPTS}, or all of a --prompt-file)"
     group.add_argument("--num_prompts", type=_positive, metavar="N", help=text)
     group.add_argument("--num_runs", type=int, default=3, metavar="N", help="repeats, interleaved (%(default)s)")
-    group.add_argument(
-        "--max_new_tokens", type=int, default=96, metavar="N", help="output tokens per request (%(default)s)"
-    )
+    text = "output tokens per request (%(default)s)"
+    group.add_argument("--max_new_tokens", type=int, default=96, metavar="N", help=text)
     text = "answers do not end by themselves: all have --max_new_tokens"
     group.add_argument("--ignore_eos", action="store_true", help=text)
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="key of the noise, 0 .. 2^64-1 (%(default)s)")
     text = "requests in flight at once; above 1 needs Locust, see requirements-loadtest.txt (%(default)s)"
     group.add_argument("--concurrency", type=list_of(int), default="1", metavar="LIST", help=text)
-    group.add_argument(
-        "--deadline_s", type=float, default=120.0, metavar="S", help="time a request may take (%(default)s s)"
-    )
+    text = "time a request may take (%(default)s s)"
+    group.add_argument("--deadline_s", type=float, default=120.0, metavar="S", help=text)
 
 
 def _add_arrivals(parser: argparse.ArgumentParser) -> None:
@@ -316,6 +317,8 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     text = "what is not compiled yet (main.py's; %(default)s); only measures nothing"
     group.add_argument("--compile", choices=COMPILE_POLICIES, default=COMPILE_POLICIES[0], help=text)
     group.add_argument("--dtype", metavar="NAME", help="arithmetic on neuron (main.py's)")
+    text = "arithmetic of a draft worker on the CPU (main.py's); int8 needs backend onnx"
+    group.add_argument("--draft_dtype", choices=DTYPES, help=text)
     group.add_argument("--sequence_length", type=int, metavar="N", help="tokens per slot on neuron (main.py's)")
     add_emulate(group)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,17 @@ from inference.errors import ConfigError
 MAX_INPUT_TOKENS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class InputTokens:
-    """Lengths of prompts in tokens, normally distributed; none is below 1."""
+def draw_lengths(num_prompts: int, seed: int, mean: float, stddev: float = 0.0) -> list[int]:
+    """So many lengths of prompts in tokens, normally distributed, none below 1; equal for equal seeds.
 
-    mean: float
-    stddev: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.mean <= MAX_INPUT_TOKENS:
-            raise ConfigError(f"input_tokens: mean {self.mean:g} is outside 1..{MAX_INPUT_TOKENS}")
-        if not 0 <= self.stddev <= self.mean:
-            raise ConfigError(f"input_tokens: stddev {self.stddev:g} is outside 0..{self.mean:g}, the mean")
-
-    def draw(self, num_prompts: int, seed: int) -> list[int]:
-        """So many lengths; equal for equal seeds."""
-        chance = random.Random(seed)
-        return [max(1, round(chance.gauss(self.mean, self.stddev))) for _ in range(num_prompts)]
+    Raises:
+        ConfigError: mean or deviation are out of range.
+    """
+    for name, value, least, most in (("mean", mean, 1.0, MAX_INPUT_TOKENS), ("stddev", stddev, 0.0, mean)):
+        if not least <= value <= most:
+            raise ConfigError(f"input_tokens: {name} {value:.12g} is outside {least:g}..{most:.12g}")
+    chance = random.Random(seed)
+    return [max(1, round(chance.gauss(mean, stddev))) for _ in range(num_prompts)]
 
 
 class Characters:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from inference.comparison.plan.grid import Sample
+from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.run.record import RequestRecord
 
 Answer: TypeAlias = Sequence[int] | str
@@ -22,29 +22,26 @@ class Difference:
     """An answer that is not the reference's.
 
     Attributes:
-        contender, reference: whose answers differ.
-        kind, prompt_index: the prompt; the index counts from 0 within its kind.
+        cell, repeat, prompt_index: where it was given; the prompt counts from 0 within its kind.
+        reference: whose answer is another.
         position: of the first difference, in output tokens; in characters where one of the servers tells no tokens.
         expected, actual: token ids or characters there; None where an answer has ended.
     """
 
-    contender: str
-    reference: str
-    kind: str
-    prompt_index: int
-    rtt_ms: float
-    load: str
+    cell: Cell
     repeat: int
+    prompt_index: int
+    reference: str
     position: int
     expected: int | str | None
     actual: int | str | None
 
     def __str__(self) -> str:
-        where = f"{self.kind} prompt {self.prompt_index + 1}, output position {self.position}"
+        where = f"{self.cell.kind} prompt {self.prompt_index + 1}, output position {self.position}"
         unit = "character" if isinstance(self.expected if self.actual is None else self.actual, str) else "token"
         what = f"{unit} {self.actual!r} where {self.reference} has {self.expected!r}"
-        when = f"rtt {self.rtt_ms:g} ms, {self.load}, run {self.repeat + 1}"
-        return f"{self.contender}, {where}: {what} ({when})"
+        when = f"rtt {self.cell.rtt_ms:g} ms, {self.cell.load}, run {self.repeat + 1}"
+        return f"{self.cell.contender.label}, {where}: {what} ({when})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,8 @@ def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False) -
         answers = (expected.token_ids, record.token_ids) if has_tokens else (expected.text, record.text)
         num_requests, by_text = num_requests + 1, by_text or not has_tokens
         if (position := first_difference(*answers)) is not None:
-            differences.append(_difference(sample, record.prompt_index, label, position, answers))
+            at = _at(answers[0], position), _at(answers[1], position)
+            differences.append(Difference(sample.cell, sample.repeat, record.prompt_index, label, position, *at))
     compared = {sample.cell.contender.label for _, sample, _ in members}
     everybody = dict.fromkeys(sample.cell.contender.label for sample in samples)
     others = tuple(label for label in everybody if label not in compared)
@@ -132,23 +130,6 @@ def first_difference(expected: Answer, actual: Answer) -> int | None:
         if left != right:
             return position
     return None if len(expected) == len(actual) else min(len(expected), len(actual))
-
-
-def _difference(
-    sample: Sample, prompt_index: int, reference: str, position: int, answers: tuple[Answer, Answer]
-) -> Difference:
-    return Difference(
-        contender=sample.cell.contender.label,
-        reference=reference,
-        kind=sample.cell.kind,
-        prompt_index=prompt_index,
-        rtt_ms=sample.cell.rtt_ms,
-        load=sample.cell.load,
-        repeat=sample.repeat,
-        position=position,
-        expected=_at(answers[0], position),
-        actual=_at(answers[1], position),
-    )
 
 
 def _at(answer: Answer, position: int) -> int | str | None:

@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 from inference.comparison.plan.config import Series
 from inference.comparison.report.distribution import ecdf, knee
 from inference.comparison.report.findings import Findings
-from inference.comparison.report.looks import COLOURS, LINES, MARKS, from_zero, grid, legend
-from inference.comparison.report.service import Service
+from inference.comparison.report.looks import from_zero, grid, legend, line_handle, look_of
 
 SHOWN = {
     "ttft_s": "TTFT, ms",
@@ -37,7 +36,7 @@ def latency_shares(findings: Findings) -> Figure:
                     _share(axes, series, service.values[name])
             axes.set_xlabel(text)
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\nshare of values")
-    legend(figure, [_handle(series) for series in findings.config.series])
+    legend(figure, _handles(findings))
     return figure
 
 
@@ -49,11 +48,12 @@ def _share(axes: Axes, series: Series, seconds: Sequence[float]) -> None:
 
 
 def _style(series: Series) -> dict[str, Any]:
-    return {"color": COLOURS[series], "linestyle": LINES[series], "marker": MARKS[series], "markersize": 5}
+    look = look_of(series)
+    return {"color": look.colour, "linestyle": look.line, "marker": look.mark, "markersize": 5}
 
 
-def _handle(series: Series) -> Line2D:
-    return Line2D([], [], label=series.name, **_style(series))
+def _handles(findings: Findings) -> list[Line2D]:
+    return [line_handle(series, linestyle=look_of(series).line, markersize=5) for series in findings.config.series]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,16 @@ class LoadCurve:
 
 def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCurve]:
     """By series: p95 end to end over requests per second (open loop) or requests in flight, at the shortest way."""
-    curves = [_curve(findings, series, kind, is_open=is_open) for series in findings.config.series]
+    loads = [load for load in findings.config.workload.loads if (load[1] is not None) is is_open]
+    curves = []
+    for series in findings.config.series:
+        points: dict[float, float] = {}
+        for concurrency, rate in sorted(loads):
+            if service := findings.served(series, kind, (concurrency, rate)):
+                found = np.percentile(service.values["end_to_end_latency_s"], PERCENT)
+                points[rate or concurrency] = float(found)
+        curves.append(LoadCurve(series, tuple(points), tuple(points.values())))
     return [curve for curve in curves if curve.loads]  # of others nothing was answered
-
-
-def _curve(findings: Findings, series: Series, kind: str, *, is_open: bool) -> LoadCurve:
-    loads = [load for load in sorted(findings.config.workload.loads) if (load[1] is not None) is is_open]
-    found = [findings.served(series, kind, load) for load in loads]
-    services: list[Service] = [service for service in found if service is not None]
-    seconds = (float(np.percentile(service.values["end_to_end_latency_s"], PERCENT)) for service in services)
-    at = (service.cell.request_rate or service.cell.concurrency for service in services)
-    return LoadCurve(series, tuple(at), tuple(seconds))
 
 
 def latency_over_load(findings: Findings) -> Figure:
@@ -97,7 +96,7 @@ def latency_over_load(findings: Findings) -> Figure:
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\nend to end, p{PERCENT}, ms")
     from_zero(rows)
     ring = Line2D([], [], linestyle="none", label="knee", **_RING)
-    legend(figure, [*(_handle(series) for series in findings.config.series), ring])
+    legend(figure, [*_handles(findings), ring])
     return figure
 
 
@@ -107,13 +106,7 @@ def loads_to_draw(findings: Findings) -> list[bool]:
     return [is_open for is_open in (False, True) if sum((rate is not None) is is_open for rate in rates) > 1]
 
 
-_RING: dict[str, Any] = {
-    "marker": "o",
-    "markersize": 14,
-    "markerfacecolor": "none",
-    "markeredgecolor": "black",
-    "markeredgewidth": 1.5,
-}
+_RING: dict[str, Any] = {"marker": "o", "markersize": 14, "mfc": "none", "mec": "black", "mew": 1.5}
 
 
 def _load_curve(axes: Axes, curve: LoadCurve) -> None:

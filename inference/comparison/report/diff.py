@@ -69,10 +69,9 @@ def diff(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="compare_architectures.py diff", description=__doc__, allow_abbrev=False)
+    text = "results.json of a comparison, its directory, or what make bench wrote"
     for name in ("old", "new"):
-        parser.add_argument(
-            name, type=Path, help="results.json of a comparison, its directory, or what make bench wrote"
-        )
+        parser.add_argument(name, type=Path, help=text)
     text = "share by which something must be slower to end with exit code 1 (%(default)s)"
     parser.add_argument("--threshold", type=float, default=THRESHOLD, metavar="SHARE", help=text)
     parser.add_argument("--anyway", action="store_true", help="compare results of other machines or settings, too")
@@ -144,6 +143,5 @@ def _print(changes: Sequence[Change], threshold: float) -> None:
         Console(width=160).print(table)
     print(f"{len(changes)} latencies compared: {len(changes) - len(differing)} show no difference")
     num_slower, num_beyond = (sum(it.is_slower(least) for it in changes) for least in (0.0, threshold))
-    print(
-        f"{num_slower} slower, {num_beyond} of them by more than {threshold:.0%}; {len(differing) - num_slower} faster"
-    )
+    beyond = f"{num_beyond} of them by more than {threshold:.0%}"
+    print(f"{num_slower} slower, {beyond}; {len(differing) - num_slower} faster")

@@ -46,10 +46,7 @@ def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
 
 
 def _write_page(findings: Findings, directory: Path) -> None:
-    from inference.comparison.report import (
-        html,
-        pictures,
-    )  # matplotlib takes a second to import, and is needed only now
+    from inference.comparison.report import html, pictures  # matplotlib takes a second to import
 
     drawn = pictures.draw_all(findings, directory)
     (directory / "report.html").write_text(html.render(findings, drawn), encoding="utf-8")

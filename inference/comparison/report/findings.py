@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Series
+from inference.comparison.plan.config import ClientSite, ComparisonConfig, Load, Series
 from inference.comparison.plan.grid import Cell
 from inference.comparison.plan.machine import cpu_model
 from inference.comparison.report.agreement import Agreement
 from inference.comparison.report.bootstrap import Ratio
 from inference.comparison.report.service import LATENCIES, Service
-from inference.comparison.report.summary import CellSummary, Summarizer, Theory
+from inference.comparison.report.summary import CellSummary, Summarizer
 from inference.config import NOT_EMULATED, model_name
 
 
@@ -26,7 +27,6 @@ class Findings:
         summaries: one per cell in which anything was answered.
         agreement: whether all answers were the same.
         services: how the requests of each cell were served, also where none was answered.
-        theories: by contender, prompt kind and concurrency; their bounds can be asked for at any round trip time.
         duration_s: of the whole comparison, starts of servers included.
     """
 
@@ -34,7 +34,6 @@ class Findings:
     summaries: tuple[CellSummary, ...]
     services: tuple[Service, ...]
     agreement: Agreement
-    theories: dict[tuple[Contender, str, int], Theory]
     duration_s: float
 
     @property
@@ -46,10 +45,6 @@ class Findings:
     @property
     def kinds(self) -> list[str]:
         return [prompt_set.kind for prompt_set in self.config.workload.prompt_sets]
-
-    @property
-    def by_cell(self) -> dict[Cell, CellSummary]:
-        return {summary.cell: summary for summary in self.summaries}
 
     @property
     def num_failed(self) -> int:
@@ -65,39 +60,31 @@ class Findings:
         alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 
-    def served(self, series: Series, kind: str, load: tuple[int, float | None] | None = None) -> Service | None:
-        """Of all ways to draft the one that answers first, on the shortest way, at a load or the lowest concurrency."""
-        wanted = load or (min(self.config.workload.concurrencies), None)
-        rtt_ms = min(self.config.network.rtts_ms)
-        here = [it for it in self.summaries if _place(it.cell) == (series, kind, rtt_ms, wanted[0])]
-        found = [summary for summary in here if summary.cell.request_rate == wanted[1]]
-        best = min(found, key=lambda summary: summary.end_to_end_s, default=None)
-        service = None if best is None else self.at(best.cell)
-        return service if service is not None and service.num_answered else None
+    def at_place(self, series: Series, kind: str, rtt_ms: float, load: Load | None = None) -> list[CellSummary]:
+        """All ways to draft in this series, at a load or the lowest concurrency."""
+        wanted = (series, kind, rtt_ms, load or (min(self.config.workload.concurrencies), None))
+        return [summary for summary in self.summaries if _place(summary.cell) == wanted]
 
-    def best(self, series: Series, kind: str, rtt_ms: float, concurrency: int) -> CellSummary | None:
-        """Of all ways to draft in this series, the one with the most tokens/s; None if it takes no part."""
-        wanted = (series, kind, rtt_ms, concurrency)
-        found = [summary for summary in self.summaries if _place(summary.cell) == wanted]
+    def best(self, series: Series, kind: str, rtt_ms: float, load: Load | None = None) -> CellSummary | None:
+        """Of these the one with the most tokens/s; None if the series takes no part."""
+        found = self.at_place(series, kind, rtt_ms, load)
         return max(found, key=lambda summary: summary.tokens_per_s.median, default=None)
 
+    def served(self, series: Series, kind: str, load: Load | None = None) -> Service | None:
+        """Of these, on the shortest way, the one that answers first."""
+        found = self.at_place(series, kind, min(self.config.network.rtts_ms), load)
+        fastest = min(found, key=lambda summary: summary.end_to_end_s, default=None)
+        return None if fastest is None else self.at(fastest.cell)
 
-def _place(cell: Cell) -> tuple[Series, str, float, int]:
-    return cell.contender.series, cell.kind, cell.rtt_ms, cell.concurrency
+
+def _place(cell: Cell) -> tuple[Series, str, float, Load]:
+    return cell.contender.series, cell.kind, cell.rtt_ms, (cell.concurrency, cell.request_rate)
 
 
 def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement, duration_s: float) -> Findings:
     """Put the findings together."""
-    groups = [
-        (contender, prompt_set.kind, concurrency)
-        for contender in config.contenders
-        for prompt_set in config.workload.prompt_sets
-        for concurrency in config.workload.concurrencies
-    ]
-    theories = {group: summarizer.theory(*group) for group in groups}
-    summaries = tuple(summarizer.summaries())
     services = tuple(map(summarizer.service, summarizer.cells()))
-    return Findings(config, summaries, services, agreement, theories, duration_s)
+    return Findings(config, tuple(summarizer.summaries()), services, agreement, duration_s)
 
 
 def emulation_of(config: ComparisonConfig) -> str:
@@ -117,8 +104,8 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
     started = [
         *([("Passes", emulation)] if emulation else []),
         ("Target model", str(config.target_model)),
-        ("Draft models", ", ".join(config.draft_models)),
-        ("Gamma", f"{', '.join(map(str, config.gammas))} draft tokens per round"),
+        ("Draft models", ", ".join([*config.draft_models, *filter(None, [config.backend.draft_dtype])])),
+        ("Gamma", f"{_listed(config.gammas)} draft tokens per round"),
         ("Machines", _machines(config)),
         ("Network", _network(config)),
     ]
@@ -135,25 +122,28 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
 def short_conditions(config: ComparisonConfig) -> str:
     """The same in a line or two, for a picture."""
     workload, names = config.workload, [model_name(Path(draft)) for draft in config.draft_models]
-    rtts = ", ".join(f"{rtt_ms:g}" for rtt_ms in config.network.rtts_ms)
-    rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
+    rates = _listed(workload.request_rates)
     parts = (
         f"{cpu_model()}, {config.cores_per_machine} of {len(config.usable_cores)} cores per model",
         f"{model_name(config.target_model)} with {', '.join(names)}" if config.topologies else "endpoints",
         dict(conditions(config))["Prompts"],
-        f"{', '.join(map(str, workload.concurrencies))} in flight" + (f", {rates} requests/s" if rates else ""),
-        f"round trip {rtts} ms",
+        f"{_listed(workload.concurrencies)} in flight" + (f", {rates} requests/s" if rates else ""),
+        f"round trip {_listed(config.network.rtts_ms)} ms",
         f"{workload.num_runs} runs",
     )
     return ". ".join(parts)
 
 
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
 def _load(config: ComparisonConfig) -> str:
     workload = config.workload
-    text = f"{', '.join(map(str, workload.concurrencies))} requests in flight"
+    text = f"{_listed(workload.concurrencies)} requests in flight"
     parts = [f"{text}; above 1 sent by Locust on gevent" if config.uses_locust else text]
     if workload.request_rates:
-        rates = ", ".join(f"{rate:g}" for rate in workload.request_rates)
+        rates = _listed(workload.request_rates)
         parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), whoever waits")
     if workload.slo.limits:
         parts.append(f"goodput: {workload.slo}")
@@ -161,7 +151,7 @@ def _load(config: ComparisonConfig) -> str:
 
 
 def _machines(config: ComparisonConfig) -> str:
-    spare = ", ".join(map(str, config.spare_cores))
+    spare = _listed(config.spare_cores)
     rest = f"cores {spare} are free for them" if spare else "no core is left over, so they share these"
     return (
         f"{'; '.join(map(str, config.machines))}. Target-only and fused run on the target side alone, distributed and "
@@ -172,7 +162,7 @@ def _machines(config: ComparisonConfig) -> str:
 
 def _network(config: ComparisonConfig) -> str:
     network = config.network
-    parts = [f"round trip {', '.join(f'{rtt:g}' for rtt in network.rtts_ms)} ms between edge and target side"]
+    parts = [f"round trip {_listed(network.rtts_ms)} ms between edge and target side"]
     if network.jitter_ms:
         parts.append(f"jitter up to {network.jitter_ms:g} ms per direction")
     if network.bandwidth_mbps is not None:
@@ -182,11 +172,9 @@ def _network(config: ComparisonConfig) -> str:
 
 _SITES = {
     ClientSite.EDGE: "The thin client sits at the edge: for target-only and fused the round trip lies between client "
-    "and server (tokens stream one way, so it adds to TTFT only); for distributed it lies between draft and target, "
-    "once in every round (schedule sync); for pool it lies in both places.",
+    "and server (it adds to TTFT only); for distributed between draft and target; for pool in both places.",
     ClientSite.TARGET: "The thin client sits beside the target: for target-only and fused no link is slow; for "
-    "distributed the round trip lies both between client and draft and between draft and target; for pool between "
-    "draft and target.",
+    "distributed it lies between client and draft and between draft and target; for pool between draft and target.",
 }
 
 
@@ -216,25 +204,18 @@ def _statistics(findings: Findings, service: Service) -> dict[str, Any]:
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """Six significant digits: more would be noise."""
     rounded: dict[str, Any] = {}
     for name, value in values.items():
         rounded[name] = _rounded(value) if isinstance(value, dict) else value
         if isinstance(value, float):
-            rounded[name] = _digits(value) if math.isfinite(value) else None
+            rounded[name] = float(f"{value:.6g}") if math.isfinite(value) else None
     return rounded
 
 
 PLACE = (
-    "topology",
-    "endpoint",
-    "schedule",
-    "draft",
-    "gamma",
-    "branches",
-    "kind",
-    "rtt_ms",
-    "concurrency",
-    "request_rate",
+    *("topology", "endpoint", "schedule", "draft", "gamma", "branches"),
+    *("kind", "rtt_ms", "concurrency", "request_rate"),
 )
 
 
@@ -251,32 +232,27 @@ def place(cell: Cell) -> dict[str, Any]:
 
 def row(summary: CellSummary) -> dict[str, Any]:
     """One cell, flat: a row of results.csv and an object of results.json; times in seconds."""
-    cell, speedup, costs = summary.cell, summary.speedup, summary.costs
-    return {
-        **place(cell),
+    speedup, costs, tokens_per_s = summary.speedup, summary.costs, summary.tokens_per_s
+    figures = {
         "num_requests": summary.num_requests,
-        "tokens_per_s": _digits(summary.tokens_per_s.median),
-        "tokens_per_s_min": _digits(summary.tokens_per_s.low),
-        "tokens_per_s_max": _digits(summary.tokens_per_s.high),
-        "ttft_s": _digits(summary.ttft_s),
-        "tpot_s": _digits(summary.tpot_s),
-        "end_to_end_s": _digits(summary.end_to_end_s),
-        "acceptance_rate": _digits(summary.acceptance_rate),
-        "acceptance_probability": _digits(summary.alpha),
-        "mean_acceptance_length": _digits(summary.mean_acceptance_length),
-        "wire_bytes_per_token": _digits(summary.wire_bytes_per_token),
-        "speedup": _digits(speedup.median if speedup else None),
-        "speedup_min": _digits(speedup.low if speedup else None),
-        "speedup_max": _digits(speedup.high if speedup else None),
-        "bound_tokens_per_s": _digits(summary.bound_tokens_per_s),
-        "bound_speedup": _digits(summary.bound_speedup),
-        "percent_of_bound": _digits(summary.percent_of_bound),
-        "draft_step_s": _digits(costs.step_s),
-        "pass_s": _digits(costs.pass_s),
-        "verify_s": _digits(costs.verify_s),
+        "tokens_per_s": tokens_per_s.median,
+        "tokens_per_s_min": tokens_per_s.low,
+        "tokens_per_s_max": tokens_per_s.high,
+        "ttft_s": summary.ttft_s,
+        "tpot_s": summary.tpot_s,
+        "end_to_end_s": summary.end_to_end_s,
+        "acceptance_rate": summary.acceptance_rate,
+        "acceptance_probability": summary.alpha,
+        "mean_acceptance_length": summary.mean_acceptance_length,
+        "wire_bytes_per_token": summary.wire_bytes_per_token,
+        "speedup": speedup and speedup.median,
+        "speedup_min": speedup and speedup.low,
+        "speedup_max": speedup and speedup.high,
+        "bound_tokens_per_s": summary.bound_tokens_per_s,
+        "bound_speedup": summary.bound_speedup,
+        "percent_of_bound": summary.percent_of_bound,
+        "draft_step_s": costs.step_s,
+        "pass_s": costs.pass_s,
+        "verify_s": costs.verify_s,
     }
-
-
-def _digits(value: float | None) -> float | None:
-    """Six significant digits: more would be noise."""
-    return None if value is None else float(f"{value:.6g}")
+    return {**place(summary.cell), **_rounded(figures)}

@@ -15,7 +15,7 @@ from inference.comparison.report.distribution import QUANTILES
 from inference.comparison.report.findings import Findings, conditions, emulation_of, short_conditions
 from inference.comparison.report.pictures import Drawn, speedups
 from inference.comparison.report.service import LATENCIES, Service
-from inference.comparison.report.table import columns, place_columns
+from inference.comparison.report.table import FIGURES, place_columns, texts
 
 MAX_DIFFERENCES = 50
 """Shown in the page; results.json has all of them."""
@@ -41,8 +41,6 @@ th, td { padding: .32rem .55rem; border-bottom: 1px solid var(--line); text-alig
 thead th { color: var(--dim); white-space: normal; vertical-align: bottom; }
 tbody th, .text { text-align: left; font-weight: 400; }
 tbody tr:nth-child(even) { background: var(--soft); }
-table.plain th, table.plain td { text-align: left; white-space: normal; vertical-align: top; }
-table.plain th { width: 9rem; font-weight: 600; }
 summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
 figure { margin: 1.2rem 0 2rem; } figure img { max-width: 100%; height: auto; }
 figcaption h3 { margin: 0; }
@@ -56,7 +54,7 @@ def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
         "In short": listed([escape(sentence) for sentence in speedups(findings)]),
         "Pictures": "".join(figure(picture, findings.config) for picture in pictures),
         **{f"{_title(kind)} prompts": _results(findings, kind) for kind in findings.kinds},
-        "Conditions": _conditions(findings),
+        "Conditions": told(findings.config),
         "How to read it": listed(_EXPLANATIONS),
     }
     lead = (
@@ -92,15 +90,11 @@ _EXPLANATIONS = (
     "<b>speed-up</b>: over the target alone (of endpoints alone: over the first) in the same "
     "run, same prompts, same network; median, and the lowest and "
     "highest of the runs.",
-    "<b>bound</b>: what synchronous rounds allow in theory (Leviathan et al., arXiv 2211.17192) with the draft step "
-    "time, target pass times and acceptance measured here and the round trip time set: (1 - &alpha;<sup>&gamma;+1"
-    "</sup>) / (1 - &alpha;) tokens in &gamma; steps + round trip (distributed only) + one pass. &alpha; is the "
-    "probability that a draft token is accepted, given that all before it in its round were. It assumes "
-    "that draft tokens are accepted independently; where they are not, a few per cent more are possible. A draft that "
-    "runs ahead (async, pool) is allowed more: draft and network hidden behind passes, until it is surprised, once in "
-    "1 / (1 - &alpha;) tokens. No new proposal can arrive for a round trip then, unless a branch had foreseen it; the "
-    "target decodes or looks up by itself. The best length up to &gamma; counts, and the session's first round trip. "
-    "ngram often proposes fewer than &gamma; tokens; the bound counts full rounds.",
+    "<b>bound</b>: what theory allows (Leviathan et al., arXiv 2211.17192; see docs/comparison.md) with the draft step "
+    "time, target pass times and acceptance measured here, the round trip time set, and the best length up to &gamma;. "
+    "Service, scheduling and tokenizing are not counted. It assumes that draft tokens are accepted independently; if "
+    "they are not, a few per cent more are possible. ngram often proposes fewer than &gamma; tokens; the bound counts "
+    "full rounds.",
     "<b>times over those of the target alone</b>: geometric mean over pairs of answers to one prompt in one run, with "
     "the interval of 95 % confidence by bootstrap over those pairs. Below 1 is faster; where the interval holds 1, it "
     "says <b>no difference</b>: these runs show none. <b>ITL</b> there: (end-to-end - TTFT) / (output tokens - 1) of "
@@ -144,16 +138,14 @@ def figure(picture: Drawn, config: ComparisonConfig) -> str:
 def _results(findings: Findings, kind: str) -> str:
     summaries = [summary for summary in findings.summaries if summary.cell.kind == kind]
     services = [service for service in findings.services if service.cell.kind == kind]
-    shown, place = columns(findings.config), place_columns(findings.config)
-    where = [[column.text(service.cell) for column in place] for service in services]
-    names, kind_of = [column.name for column in place], f"{_title(kind)} prompts"
-    label = emulation_of(findings.config)
-    speed = [[column.text(summary) for column in shown] for summary in summaries]
-    served = [[*at, *_served(findings, service)] for at, service in zip(where, services, strict=True)]
-    figures = [[*at, *row] for at, service in zip(where, services, strict=True) for row in _figures(service)]
+    place, kind_of, label = place_columns(findings.config), f"{_title(kind)} prompts", emulation_of(findings.config)
+    names = [column.name for column in place]
+    speed = [[*texts(place, summary.cell), *texts(FIGURES, summary)] for summary in summaries]
+    served = [[*texts(place, service.cell), *_served(findings, service)] for service in services]
+    figures = [[*texts(place, service.cell), *row] for service in services for row in _figures(service)]
     return (
         f"{f'<p>{escape(label)}</p>' if label else ''}"
-        f"{table(f'{kind_of}: speed', [column.name for column in shown], speed)}"
+        f"{table(f'{kind_of}: speed', [*names, *(column.name for column in FIGURES)], speed)}"
         f"{table(f'{kind_of}: requests, and times over those of the target alone', [*names, *_SERVED], served)}"
         f"<details><summary>{escape(kind_of)}: every figure's distribution ({len(figures)} rows)</summary>"
         f"{table(f'{kind_of}: distributions', [*names, 'figure', *STATISTICS], figures)}</details>"
@@ -177,10 +169,9 @@ def _figures(service: Service) -> list[list[str]]:
     rows = []
     for name, values in service.statistics().items():
         if isinstance(values, dict) and "p50" in values:
-            scale, unit = (
-                (1e3, name.removesuffix("_s") + "_ms") if name in (*LATENCIES, "message_gap_s") else (1.0, name)
-            )
-            rows.append([unit, *(f"{values[statistic] * scale:.4g}" for statistic in STATISTICS)])
+            is_time = name in (*LATENCIES, "message_gap_s")
+            scale, text = (1e3, f"{name.removesuffix('_s')}_ms") if is_time else (1.0, name)
+            rows.append([text, *(f"{values[statistic] * scale:.4g}" for statistic in STATISTICS)])
     return rows
 
 
@@ -198,9 +189,6 @@ def _row(cells: Sequence[str]) -> str:
     return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in others)
 
 
-def _conditions(findings: Findings) -> str:
-    rows = (
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>'
-        for name, text in conditions(findings.config)
-    )
-    return f'<table class="plain"><caption>How it was measured</caption><tbody>{"".join(rows)}</tbody></table>'
+def told(config: ComparisonConfig) -> str:
+    """Under which conditions it was measured."""
+    return listed([f"<b>{escape(name)}</b>: {escape(text)}" for name, text in conditions(config)])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from inference.comparison.plan.config import ComparisonConfig, Series, Topology
 from inference.comparison.report.findings import emulation_of, short_conditions
@@ -24,27 +26,35 @@ TARGET, FUSED, POOL = (Series(topology) for topology in (Topology.TARGET, Topolo
 SYNC, ASYNC = (Series(Topology.DISTRIBUTED, schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
 
 
-class Looks(dict[Series, Any]):
-    """Of every line; endpoints get theirs in turn."""
+class Look(NamedTuple):
+    """Of a line, and of a bar."""
 
-    def __init__(self, known: dict[Series, Any], others: Sequence[Any]) -> None:
-        super().__init__(known)
-        self._others = itertools.cycle(others)
-
-    def __missing__(self, series: Series) -> Any:
-        return self.setdefault(series, next(self._others))
+    colour: str
+    mark: str
+    line: Any
+    hatch: str
 
 
-_OURS = (TARGET, FUSED, SYNC, ASYNC, POOL)
-_LINES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), ":")
-_HATCHES = ("", "", "//", "..", "xx")
-DRAFT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DRAFT_MARKS = ("o", "^", "D", "v", "P", "X")
-_COLOURS = ("#5f5f5f", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
-COLOURS = Looks(dict(zip(_OURS, _COLOURS, strict=True)), DRAFT_COLOURS[::-1])
-MARKS = Looks(dict(zip(_OURS, "so^Dv", strict=True)), DRAFT_MARKS[::-1])
-LINES = Looks(dict(zip(_OURS, _LINES, strict=True)), _LINES)
-HATCHES = Looks(dict(zip(_OURS, _HATCHES, strict=True)), ("--", "\\\\", "||", "oo", "++"))
+_LOOKS = {
+    TARGET: Look("#5f5f5f", "s", "-", ""),
+    FUSED: Look("#0072B2", "o", (0, (6, 2)), ""),
+    SYNC: Look("#D55E00", "^", (0, (2, 1.5)), "//"),
+    ASYNC: Look("#009E73", "D", (0, (6, 2, 1.5, 2)), ".."),
+    POOL: Look("#CC79A7", "v", ":", "xx"),
+}
+DRAFTS = (("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"))
+"""Colours and marks of lines that are not of topologies."""
+_OTHERS = zip(itertools.cycle(DRAFTS[::-1]), itertools.cycle(_LOOKS.values()), itertools.cycle("-\\|o+"), strict=False)
+
+
+@cache
+def look_of(series: Series) -> Look:
+    """Endpoints get theirs in turn."""
+    if series in _LOOKS:
+        return _LOOKS[series]
+    draft, known, hatch = next(_OTHERS)
+    return Look(*draft, known.line, 2 * hatch)
+
 
 INCHES_PER_NAME = 1.6
 CHARACTERS_PER_INCH = 18
@@ -97,6 +107,19 @@ def legend(figure: Figure, handles: Sequence[Artist]) -> None:
     figure.legend(handles=list(handles), loc="outside lower center", ncols=num_columns)
 
 
-def line_handle(series: Series) -> Line2D:
+def line_handle(series: Series, **style: Any) -> Line2D:
     """A series in a legend."""
-    return Line2D([], [], color=COLOURS[series], marker=MARKS[series], label=series.name)
+    look = look_of(series)
+    return Line2D([], [], color=look.colour, marker=look.mark, label=series.name, **style)
+
+
+def powers_of_two(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic x axis that names these values alone."""
+    axes.set_xscale("log", base=2)
+    name_values(axes, values)
+
+
+def name_values(axes: Axes, values: Sequence[float]) -> None:
+    axes.xaxis.set_major_locator(FixedLocator(sorted(values)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())

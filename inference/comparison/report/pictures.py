@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from inference.comparison.plan.config import Series
+from inference.comparison.plan.config import Load, Series
 from inference.comparison.report import curves, plots
 from inference.comparison.report.findings import Findings
 from inference.comparison.report.looks import STYLE, save
-from inference.comparison.report.summary import CellSummary
+from inference.comparison.report.summary import CellSummary, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,61 +55,59 @@ def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
 def speedups(findings: Findings) -> list[str]:
     """A sentence per topology and prompt kind: from the best network to the worst."""
     return [
-        f"{kind.replace('_', ' ')}, {series.name}: {', '.join(_speedup(findings, summary) for summary in best)}"
-        for kind, series, best in _over_rtt(findings, min(findings.config.workload.concurrencies))
+        f"{_name(kind, series)}: {', '.join(_speedup(findings, it, it.speedup) for it in best if it.speedup)}"
+        for kind, series, best in _over_rtt(findings)
         if series != findings.config.baseline.series and all(summary.speedup for summary in best)
     ]
 
 
-def _speedup(findings: Findings, summary: CellSummary) -> str:
-    contender, speedup = summary.cell.contender, summary.speedup
-    if speedup is None:
-        raise ValueError("a sentence about speed needs a speed-up")
+def _name(kind: str, series: Series) -> str:
+    return f"{kind.replace('_', ' ')}, {series.name}"
+
+
+def _speedup(findings: Findings, summary: CellSummary, speedup: Spread) -> str:
+    contender = summary.cell.contender
     setting = f" with {contender.draft_name}, gamma {contender.gamma}" if findings.config.sweeps else ""
     return f"{speedup.median:.2f} times at {summary.cell.rtt_ms:g} ms{setting}"
 
 
-def _over_rtt(findings: Findings, concurrency: int) -> Iterator[tuple[str, Series, list[CellSummary]]]:
-    for kind in findings.kinds:
-        for series in findings.config.series:
-            rtts_ms = sorted(findings.config.network.rtts_ms)
-            found = [findings.best(series, kind, rtt_ms, concurrency) for rtt_ms in rtts_ms]
-            if best := [summary for summary in found if summary is not None]:
-                yield kind, series, best
+def _over_rtt(findings: Findings, load: Load | None = None) -> Iterator[tuple[str, Series, list[CellSummary]]]:
+    for kind, series in itertools.product(findings.kinds, findings.config.series):
+        found = [findings.best(series, kind, rtt_ms, load) for rtt_ms in sorted(findings.config.network.rtts_ms)]
+        if best := [summary for summary in found if summary is not None]:
+            yield kind, series, best
 
 
-def _rates(findings: Findings, concurrency: int) -> list[str]:
+def _rates(findings: Findings, load: Load | None = None) -> list[str]:
     return [
-        f"{kind.replace('_', ' ')}, {series.name}: "
+        f"{_name(kind, series)}: "
         + ", ".join(f"{it.tokens_per_s.median:.0f} tokens per second at {it.cell.rtt_ms:g} ms" for it in best)
-        for kind, series, best in _over_rtt(findings, concurrency)
+        for kind, series, best in _over_rtt(findings, load)
     ]
 
 
 def _rates_of_many(findings: Findings) -> list[str]:
-    concurrency = max(findings.config.workload.concurrencies)
-    if len(findings.config.workload.concurrencies) < 2:
-        return []
-    return [f"{concurrency} requests in flight", *_rates(findings, concurrency)]
+    concurrencies = findings.config.workload.concurrencies
+    most = max(concurrencies)
+    return [f"{most} requests in flight", *_rates(findings, (most, None))] if len(concurrencies) > 1 else []
 
 
 def _shares(findings: Findings) -> list[str]:
     sentences = []
-    for kind in findings.kinds:
-        for series in findings.config.series:
-            if service := findings.served(series, kind):
-                found = service.statistics()
-                half = ", ".join(
-                    f"{name} {found[figure]['p50'] * 1e3:.3g} and {found[figure]['p95'] * 1e3:.3g} ms"
-                    for figure, name in (("ttft_s", "TTFT"), ("end_to_end_latency_s", "end to end"))
-                )
-                sentences.append(f"{kind.replace('_', ' ')}, {series.name}, median and p95: {half}")
+    for kind, series in itertools.product(findings.kinds, findings.config.series):
+        if service := findings.served(series, kind):
+            found = service.statistics()
+            half = ", ".join(
+                f"{name} {found[figure]['p50'] * 1e3:.3g} and {found[figure]['p95'] * 1e3:.3g} ms"
+                for figure, name in (("ttft_s", "TTFT"), ("end_to_end_latency_s", "end to end"))
+            )
+            sentences.append(f"{_name(kind, series)}, median and p95: {half}")
     return sentences
 
 
 def _knees(findings: Findings) -> list[str]:
     return [
-        f"{kind.replace('_', ' ')}, {curve.series.name}: {_knee(curve, is_open=is_open)}"
+        f"{_name(kind, curve.series)}: {_knee(curve, is_open=is_open)}"
         for is_open in curves.loads_to_draw(findings)
         for kind in findings.kinds
         for curve in curves.load_curves(findings, kind, is_open=is_open)
@@ -122,45 +121,15 @@ def _knee(curve: curves.LoadCurve, *, is_open: bool) -> str:
     return f"latency rises steeply from {curve.knee:g} {unit}"
 
 
-def _over_gamma(findings: Findings) -> list[str]:
+def _speedups_of_sweep(findings: Findings) -> list[str]:
     return speedups(findings) if findings.config.sweeps else []
 
 
 PICTURES = (
-    Picture(
-        "speedup_by_kind",
-        "Speed-up by prompt kind and topology",
-        plots.speedup_by_kind,
-        speedups,
-    ),
-    Picture(
-        "tokens_over_rtt",
-        "Tokens per second over the round trip time, with the bound",
-        plots.tokens_over_rtt,
-        lambda findings: _rates(findings, min(findings.config.workload.concurrencies)),
-    ),
-    Picture(
-        "speedup_over_gamma",
-        "Speed-up over gamma, by draft and prompt kind, with the theoretical curve",
-        plots.speedup_over_gamma,
-        _over_gamma,
-    ),
-    Picture(
-        "tokens_over_concurrency",
-        "Tokens per second of all clients together, over their number",
-        plots.tokens_over_concurrency,
-        _rates_of_many,
-    ),
-    Picture(
-        "latency_shares",
-        "Share of requests that were served so fast: time to first token, gaps, end to end",
-        curves.latency_shares,
-        _shares,
-    ),
-    Picture(
-        "latency_over_load",
-        "Latency over the load, and the knee from which it rises steeply",
-        curves.latency_over_load,
-        _knees,
-    ),
+    Picture("speedup_by_kind", "Speed-up by prompt kind and topology", plots.speedup_by_kind, speedups),
+    Picture("tokens_over_rtt", "Tokens per second over the round trip, with the bound", plots.tokens_over_rtt, _rates),
+    Picture("speedup_over_gamma", "Speed-up over gamma, with the bound", plots.speedup_over_gamma, _speedups_of_sweep),
+    Picture("tokens_over_concurrency", "Tokens/s of all clients", plots.tokens_over_concurrency, _rates_of_many),
+    Picture("latency_shares", "Share of requests that were served so fast", curves.latency_shares, _shares),
+    Picture("latency_over_load", "Latency over the load, and its knee", curves.latency_over_load, _knees),
 )

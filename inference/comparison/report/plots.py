@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from matplotlib.artist import Artist
@@ -11,29 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from inference.comparison.plan.config import Contender, Series, Topology
-from inference.comparison.plan.grid import Cell
+from inference.comparison.plan.config import Series
 from inference.comparison.report.findings import Findings
 from inference.comparison.report.looks import (
-    COLOURS,
-    DRAFT_COLOURS,
-    DRAFT_MARKS,
-    HATCHES,
-    MARKS,
+    DRAFTS,
     TARGET,
     errors,
     from_zero,
     grid,
     legend,
     line_handle,
+    look_of,
+    powers_of_two,
 )
-from inference.comparison.report.summary import CellSummary, Spread, Theory
-from inference.comparison.run.topologies import crosses_network
+from inference.comparison.report.summary import CellSummary
 from inference.config import model_name
-
-NUM_CURVE_POINTS = 60
 
 
 def drafting(findings: Findings) -> list[Series]:
@@ -55,31 +47,32 @@ def speedup_by_kind(findings: Findings) -> Figure:
     for axes, rtt_ms in zip(row, rtts_ms, strict=True):
         for index, series in enumerate(drafting(findings)):
             _bars(axes, findings, series, rtt_ms, index)
-        axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
+        axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
         axes.set_title(f"round trip {rtt_ms:g} ms")
         axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
         axes.grid(visible=False, axis="x")
     row[0].set_ylabel(f"speed-up over {findings.config.baseline_name}")
     handles: list[Artist] = [_bar_handle(series) for series in drafting(findings)]
-    alone = Line2D([], [], color=COLOURS[TARGET], label=findings.config.baseline_name.removeprefix("the "))
+    alone = Line2D([], [], color=look_of(TARGET).colour, label=findings.config.baseline_name.removeprefix("the "))
     legend(figure, [*handles, _bound_handle(), alone])
     return figure
 
 
 def _bar_handle(series: Series) -> Patch:
-    return Patch(facecolor=COLOURS[series], hatch=HATCHES[series], edgecolor="white", label=series.name)
+    look = look_of(series)
+    return Patch(facecolor=look.colour, hatch=look.hatch, edgecolor="white", label=series.name)
 
 
 def _bars(axes: Axes, findings: Findings, series: Series, rtt_ms: float, index: int) -> None:
-    num_bars = len(drafting(findings))
+    num_bars, look = len(drafting(findings)), look_of(series)
     width = 0.8 / num_bars
     for group, kind in enumerate(findings.kinds):
-        best = findings.best(series, kind, rtt_ms, min(findings.config.workload.concurrencies))
+        best = findings.best(series, kind, rtt_ms)
         if best is None or best.speedup is None:
             continue
         x = group + (index - (num_bars - 1) / 2) * width
         speedup = best.speedup
-        axes.bar(x, speedup.median, width * 0.92, color=COLOURS[series], hatch=HATCHES[series], edgecolor="white")
+        axes.bar(x, speedup.median, width * 0.92, color=look.colour, hatch=look.hatch, edgecolor="white")
         axes.errorbar(x, speedup.median, errors([speedup]), color="black", capsize=3, linewidth=1)
         if best.bound_speedup is not None:
             axes.hlines(best.bound_speedup, x - width * 0.46, x + width * 0.46, color="black", linestyle="--")
@@ -88,7 +81,7 @@ def _bars(axes: Axes, findings: Findings, series: Series, rtt_ms: float, index: 
         axes.text(x, speedup.median * 0.04, f"{speedup.median:.2f}", **label)  # type: ignore[arg-type]
 
 
-# Tokens per second over the round trip time ---------------------------------------------------------------------------
+# Tokens per second over the round trip time, and over concurrency -----------------------------------------------------
 
 
 def tokens_over_rtt(findings: Findings) -> Figure:
@@ -96,7 +89,13 @@ def tokens_over_rtt(findings: Findings) -> Figure:
     figure, [row] = grid(1, len(findings.kinds), width=4.6, height=3.6)
     for axes, kind in zip(row, findings.kinds, strict=True):
         for series in findings.config.series:
-            _over_rtt(axes, findings, series, kind)
+            best = [findings.best(series, kind, rtt_ms) for rtt_ms in sorted(findings.config.network.rtts_ms)]
+            found = [summary for summary in best if summary is not None]
+            at_ms = [summary.cell.rtt_ms for summary in found]
+            _rates(axes, series, at_ms, found)
+            if series.endpoint is None:
+                look, bounds = look_of(series), [it.bound_tokens_per_s for it in found]
+                _dashes(axes, at_ms, bounds, look.colour, look.mark)
         axes.set_title(f"{kind.replace('_', ' ')} prompts")
         axes.set_xlabel("round trip time between edge and target (ms)")
     from_zero([row])
@@ -105,44 +104,41 @@ def tokens_over_rtt(findings: Findings) -> Figure:
     return figure
 
 
-def _over_rtt(axes: Axes, findings: Findings, series: Series, kind: str) -> None:
-    rtts_ms = sorted(findings.config.network.rtts_ms)
-    concurrency = min(findings.config.workload.concurrencies)
-    found = [findings.best(series, kind, rtt_ms, concurrency) for rtt_ms in rtts_ms]
-    best = [summary for summary in found if summary is not None]
-    rates = [summary.tokens_per_s for summary in best]
-    style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
-    at_ms = [summary.cell.rtt_ms for summary in best]
-    axes.errorbar(at_ms, [rate.median for rate in rates], errors(rates), **style)
-    if series.endpoint is not None or not best:
-        return
-    end_ms = max(*rtts_ms, 1.0) if len(rtts_ms) > 1 else rtts_ms[0] + 1.0
-    curve_ms = [rtts_ms[0] + (end_ms - rtts_ms[0]) * i / NUM_CURVE_POINTS for i in range(NUM_CURVE_POINTS + 1)]
-    bound = [_best_bound(findings, best, rtt_ms) for rtt_ms in curve_ms]
-    hollow = {"marker": MARKS[series], "markerfacecolor": "white", "markevery": [0, NUM_CURVE_POINTS]}
-    axes.plot(curve_ms, bound, color=COLOURS[series], linestyle="--", linewidth=1.2, **hollow)
+def tokens_over_concurrency(findings: Findings) -> Figure:
+    """A row per prompt kind, a column per round trip time, a line per topology."""
+    rtts_ms, loads = sorted(findings.config.network.rtts_ms), sorted(findings.config.workload.concurrencies)
+    figure, rows = grid(len(findings.kinds), len(rtts_ms), width=3.5, height=2.9)
+    for row, kind in zip(rows, findings.kinds, strict=True):
+        for axes, rtt_ms in zip(row, rtts_ms, strict=True):
+            for series in findings.config.series:
+                best = [findings.best(series, kind, rtt_ms, (load, None)) for load in loads]
+                found = [summary for summary in best if summary is not None]
+                _rates(axes, series, [summary.cell.concurrency for summary in found], found)
+            powers_of_two(axes, loads)
+            axes.set_title(f"round trip {rtt_ms:g} ms")
+        row[0].set_ylabel(f"{kind.replace('_', ' ')}\ntokens per second, all clients")
+    from_zero(rows)
+    for axes in rows[-1]:
+        axes.set_xlabel("requests in flight")
+    legend(figure, [line_handle(series) for series in findings.config.series])
+    return figure
 
 
-def _best_bound(findings: Findings, best: list[CellSummary], rtt_ms: float) -> float:
-    """Tokens/s that theory allows the ways to draft that were the best ones somewhere."""
-    network = findings.config.network
-    rtt_s = (rtt_ms + network.jitter_ms) / 1e3
-    theories = {_theory_of(findings, summary.cell) for summary in best}
-    return max(
-        theory.tokens_per_s(rtt_s, client_is_far=crosses_network(theory.contender.topology, network.client_site))
-        for theory in theories
-    )
+def _rates(axes: Axes, series: Series, at: Sequence[float], found: Sequence[CellSummary]) -> None:
+    rates, look = [summary.tokens_per_s for summary in found], look_of(series)
+    axes.errorbar(at, [rate.median for rate in rates], errors(rates), color=look.colour, marker=look.mark, capsize=3)
 
 
-def _theory_of(findings: Findings, cell: Cell) -> Theory:
-    return findings.theories[cell.contender, cell.kind, cell.concurrency]
+def _dashes(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour: str, mark: str) -> None:
+    """What theory allows where something was measured."""
+    axes.plot(at, bounds, color=colour, linestyle="--", linewidth=1.2, marker=mark, markerfacecolor="white")
 
 
 # Speed-up over gamma --------------------------------------------------------------------------------------------------
 
 
 def speedup_over_gamma(findings: Findings) -> Figure:
-    """A row per prompt kind, a column per place of the network; a line per draft, dashes for theory, a star on top."""
+    """A row per prompt kind, a column per place of the network; a line per draft, dashes for bounds, a star on top."""
     columns = [(series, rtt_ms) for series in drafting(findings) for rtt_ms in _rtts_of(findings, series)]
     figure, rows = grid(len(findings.kinds), len(columns), width=3.5, height=2.9)
     for row, kind in zip(rows, findings.kinds, strict=True):
@@ -152,7 +148,8 @@ def speedup_over_gamma(findings: Findings) -> Figure:
     from_zero(rows)
     for axes in rows[-1]:
         axes.set_xlabel("gamma (draft tokens per round)")
-    legend(figure, [*_draft_handles(findings), _theory_handle(), _star_handle()])
+    star = Line2D([], [], color="black", marker="*", markersize=11, linestyle="none", label="best measured")
+    legend(figure, [*_draft_handles(findings), _bound_handle(), star])
     return figure
 
 
@@ -164,129 +161,34 @@ def _rtts_of(findings: Findings, series: Series) -> list[float]:
 
 def _draft_handles(findings: Findings) -> list[Line2D]:
     names = [model_name(Path(draft)) for draft in findings.config.draft_models]
-    styles = zip(names, DRAFT_COLOURS, DRAFT_MARKS, strict=False)
-    return [Line2D([], [], color=colour, marker=mark, label=f"draft: {name}") for name, colour, mark in styles]
-
-
-def _theory_handle() -> Line2D:
-    return Line2D([], [], color="black", linestyle="--", label="theory")
-
-
-def _star_handle() -> Line2D:
-    return Line2D([], [], color="black", marker="*", markersize=11, linestyle="none", label="best measured")
+    looks = zip(names, DRAFTS, strict=False)
+    return [Line2D([], [], color=colour, marker=mark, label=f"draft: {name}") for name, (colour, mark) in looks]
 
 
 def _over_gamma(axes: Axes, findings: Findings, series: Series, kind: str, rtt_ms: float) -> None:
-    best = findings.best(series, kind, rtt_ms, min(findings.config.workload.concurrencies))
-    for draft, colour, mark in zip(findings.config.draft_models, DRAFT_COLOURS, DRAFT_MARKS, strict=False):
-        cells = [summary for summary in findings.summaries if _is_in(summary, series, kind, rtt_ms, draft)]
-        known = [summary for summary in cells if summary.speedup is not None]
-        concurrency = min(findings.config.workload.concurrencies)
-        line = _fastest_by_gamma(summary for summary in known if summary.cell.concurrency == concurrency)
-        if line:
-            _gamma_line(axes, findings, line, colour, mark)
-    axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
+    here = [summary for summary in findings.at_place(series, kind, rtt_ms) if summary.speedup is not None]
+    for draft, (colour, mark) in zip(findings.config.draft_models, DRAFTS, strict=False):
+        _gamma_line(axes, _fastest_by_gamma(it for it in here if it.cell.contender.draft == draft), colour, mark)
+    axes.set_xticks(findings.config.gammas)
+    axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
     where = f"{series.name}, round trip {rtt_ms:g} ms" if series.topology.is_split else series.name
-    axes.set_title(where if best is None else f"{where}\n{_setting(best)}")
+    best = findings.best(series, kind, rtt_ms)
     if best is not None and best.speedup is not None:
-        _mark_best(axes, best, best.speedup)
+        contender, speedup = best.cell.contender, best.speedup.median
+        where += f"\nbest: {contender.draft_name}, gamma {contender.gamma}: {speedup:.2f}"
+        star = {"marker": "*", "markersize": 15, "color": "black", "markeredgecolor": "white", "zorder": 5}
+        axes.plot(contender.gamma or 0, speedup, linestyle="none", **star)  # type: ignore[arg-type]
+    axes.set_title(where)
 
 
-def _fastest_by_gamma(summaries: Iterable[CellSummary]) -> list[CellSummary]:
+def _fastest_by_gamma(summaries: Iterable[CellSummary]) -> dict[int, CellSummary]:
     """Where several numbers of branches were measured, the best of them."""
-    by_gamma: dict[int, CellSummary] = {}
-    for summary in sorted(summaries, key=lambda summary: summary.tokens_per_s.median):
-        by_gamma[summary.cell.contender.gamma or 0] = summary
-    return [by_gamma[gamma] for gamma in sorted(by_gamma)]
+    by_speed = sorted(summaries, key=lambda summary: summary.tokens_per_s.median)
+    return dict(sorted({summary.cell.contender.gamma or 0: summary for summary in by_speed}.items()))
 
 
-def _is_in(summary: CellSummary, series: Series, kind: str, rtt_ms: float, draft: str) -> bool:
-    cell = summary.cell
-    place = (cell.contender.series, cell.kind, cell.rtt_ms, cell.contender.draft)
-    return place == (series, kind, rtt_ms, draft)
-
-
-def _gamma_line(axes: Axes, findings: Findings, line: list[CellSummary], colour: str, mark: str) -> None:
-    gammas = [summary.cell.contender.gamma or 0 for summary in line]
-    speedups = [summary.speedup for summary in line if summary.speedup is not None]
+def _gamma_line(axes: Axes, line: dict[int, CellSummary], colour: str, mark: str) -> None:
+    gammas, speedups = list(line), [it.speedup for it in line.values() if it.speedup is not None]
     style = {"color": colour, "marker": mark, "capsize": 3}
     axes.errorbar(gammas, [item.median for item in speedups], errors(speedups), **style)  # type: ignore[arg-type]
-    curve = theoretical_speedups(findings, line)
-    hollow = {"marker": mark, "markerfacecolor": "white", "markevery": [0, len(curve) - 1]} if curve else {}
-    axes.plot(list(curve), list(curve.values()), color=colour, linestyle="--", linewidth=1.2, **hollow)  # type: ignore[arg-type]
-    axes.xaxis.set_major_locator(FixedLocator(gammas))
-
-
-def theoretical_speedups(findings: Findings, line: list[CellSummary]) -> dict[int, float]:
-    """By gamma, from 1 to the largest measured: one acceptance, one step time, passes interpolated over width."""
-    cell, network = line[0].cell, findings.config.network
-    alone = findings.theories.get((Contender(Topology.TARGET), cell.kind, cell.concurrency))
-    if alone is None:
-        return {}
-    theories = {summary.cell.contender.gamma or 0: _theory_of(findings, summary.cell) for summary in line}
-    alphas = [theory.alpha for theory in theories.values() if theory.alpha is not None]
-    alpha = sum(alphas) / len(alphas) if alphas else 0.0
-    step_s = sum(theory.costs.step_s for theory in theories.values()) / len(theories)
-    passes = {0: alone.costs.pass_s, **{gamma: theory.costs.verify_s for gamma, theory in theories.items()}}
-    rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3
-    base = alone.tokens_per_s(rtt_s, client_is_far=crosses_network(Topology.TARGET, network.client_site))
-    far = crosses_network(cell.contender.topology, network.client_site)
-    curve = {}
-    for gamma in range(1, max(theories) + 1):
-        costs = replace(theories[max(theories)].costs, step_s=step_s, verify_s=interpolate(passes, gamma))
-        contender = replace(cell.contender, gamma=gamma)
-        theory = replace(theories[max(theories)], contender=contender, alpha=alpha, costs=costs)
-        curve[gamma] = theory.at_length(gamma, rtt_s, client_is_far=far) / base if base else 0.0
-    return curve
-
-
-def interpolate(known: dict[int, float], x: int) -> float:
-    """On the straight line between the neighbours of x, which lies within what is known."""
-    if x in known:
-        return known[x]
-    left, right = max(at for at in known if at < x), min(at for at in known if at > x)
-    return known[left] + (known[right] - known[left]) * (x - left) / (right - left)
-
-
-def _setting(best: CellSummary) -> str:
-    contender: Contender = best.cell.contender
-    speedup = "" if best.speedup is None else f": {best.speedup.median:.2f}"
-    return f"best: {contender.draft_name}, gamma {contender.gamma}{speedup}"
-
-
-def _mark_best(axes: Axes, best: CellSummary, speedup: Spread) -> None:
-    star = {"marker": "*", "markersize": 15, "color": "black", "markeredgecolor": "white", "zorder": 5}
-    axes.plot(best.cell.contender.gamma or 0, speedup.median, linestyle="none", **star)  # type: ignore[arg-type]
-
-
-# Tokens per second over concurrency -----------------------------------------------------------------------------------
-
-
-def tokens_over_concurrency(findings: Findings) -> Figure:
-    """A row per prompt kind, a column per round trip time, a line per topology."""
-    rtts_ms = sorted(findings.config.network.rtts_ms)
-    figure, rows = grid(len(findings.kinds), len(rtts_ms), width=3.5, height=2.9)
-    for row, kind in zip(rows, findings.kinds, strict=True):
-        for axes, rtt_ms in zip(row, rtts_ms, strict=True):
-            for series in findings.config.series:
-                _over_concurrency(axes, findings, series, kind, rtt_ms)
-            axes.set_title(f"round trip {rtt_ms:g} ms")
-        row[0].set_ylabel(f"{kind.replace('_', ' ')}\ntokens per second, all clients")
-    from_zero(rows)
-    for axes in rows[-1]:
-        axes.set_xlabel("requests in flight")
-    legend(figure, [line_handle(series) for series in findings.config.series])
-    return figure
-
-
-def _over_concurrency(axes: Axes, findings: Findings, series: Series, kind: str, rtt_ms: float) -> None:
-    concurrencies = sorted(findings.config.workload.concurrencies)
-    found = [findings.best(series, kind, rtt_ms, concurrency) for concurrency in concurrencies]
-    best = [summary for summary in found if summary is not None]
-    rates, at = [summary.tokens_per_s for summary in best], [summary.cell.concurrency for summary in best]
-    style = {"color": COLOURS[series], "marker": MARKS[series], "capsize": 3}
-    axes.errorbar(at, [rate.median for rate in rates], errors(rates), **style)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(concurrencies))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    _dashes(axes, gammas, [summary.bound_speedup or 0.0 for summary in line.values()], colour, mark)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
+from inference.comparison.plan.config import ALONE, ComparisonConfig, Contender
 from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.report import bound
 from inference.comparison.report.service import Service
@@ -113,13 +113,14 @@ class Summarizer:
 
     def cells(self) -> list[Cell]:
         """In a reader's order: kind, load, round trip time, contender."""
-        order = {contender: index for index, contender in enumerate(self._config.contenders)}
+        contenders, loads = self._config.contenders, self._config.workload.loads
         kinds = [prompt_set.kind for prompt_set in self._config.workload.prompt_sets]
-        loads = self._config.workload.loads
-        return sorted(
-            self._by_cell,
-            key=lambda cell: (kinds.index(cell.kind), loads.index(_load(cell)), cell.rtt_ms, order[cell.contender]),
-        )
+
+        def rank(cell: Cell) -> tuple[float, ...]:
+            load = loads.index((cell.concurrency, cell.request_rate))
+            return kinds.index(cell.kind), load, cell.rtt_ms, contenders.index(cell.contender)
+
+        return sorted(self._by_cell, key=rank)
 
     def summaries(self) -> list[CellSummary]:
         """Of cells in which anything was answered."""
@@ -136,24 +137,22 @@ class Summarizer:
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
         """The bound's parts, pooled over round trip times: the network changes neither passes nor acceptance."""
         records = self._by_group.get((contender, kind, concurrency), [])
-        alone = self._by_group.get((Contender(Topology.TARGET), kind, concurrency))
-        rounds = (item for record in records for item in record.rounds)
+        alone = self._by_group.get((ALONE, kind, concurrency))
         return Theory(
             contender=contender,
             costs=bound.measured_costs(records, contender.gamma or 0, alone=alone),
-            alpha=bound.acceptance_probability(rounds),
+            alpha=bound.acceptance_probability(item for record in records for item in record.rounds),
             num_tokens=statistics.fmean([record.stats.num_output_tokens for record in records] or [0]),
             concurrency=concurrency,
         )
 
-    def bound_tokens_per_s(self, cell: Cell) -> float:
-        """What theory allows in this cell."""
+    def _bound(self, cell: Cell) -> float:
+        """Tokens/s that theory allows in this cell."""
         network = self._config.network
         # The jitter only ever adds: half of it on average, in each direction.
         rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3
         theory = self.theory(cell.contender, cell.kind, cell.concurrency)
-        is_far = crosses_network(cell.contender.topology, network.client_site)
-        return theory.tokens_per_s(rtt_s, client_is_far=is_far)
+        return theory.tokens_per_s(rtt_s, client_is_far=crosses_network(cell.contender.topology, network.client_site))
 
     def _summary(self, cell: Cell) -> CellSummary:
         samples = self._answered(cell)
@@ -174,7 +173,7 @@ class Summarizer:
             wire_bytes_per_token=sum(item.wire_bytes for item in stats) / max(1, sum(s.num_tokens for s in samples)),
             speedup=self._speedup(cell),
             costs=self.theory(cell.contender, cell.kind, cell.concurrency).costs,
-            bound_tokens_per_s=self.bound_tokens_per_s(cell),
+            bound_tokens_per_s=self._bound(cell),
             bound_speedup=self._bound_speedup(cell),
             is_estimated=any(record.is_estimated for record in records),
         )
@@ -193,14 +192,10 @@ class Summarizer:
         alone = self._alone(cell)
         if alone not in self._by_cell or cell.contender.endpoint is not None:
             return None
-        return _ratio(self.bound_tokens_per_s(cell), self.bound_tokens_per_s(alone))
+        return _ratio(self._bound(cell), self._bound(alone))
 
     def _alone(self, cell: Cell) -> Cell:
         return replace(cell, contender=self._config.baseline)
-
-
-def _load(cell: Cell) -> tuple[int, float | None]:
-    return cell.concurrency, cell.request_rate
 
 
 def _spread(values: Sequence[float]) -> Spread:

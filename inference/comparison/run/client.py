@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from inference.comparison.plan.datasets import Conversation, Prompt
@@ -19,24 +18,11 @@ Ask: TypeAlias = Callable[[int, float], Awaitable[list[RequestRecord]]]
 request failed, its record says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a server says of its model.
-
-    Attributes:
-        max_length: tokens that prompt and answer may have together; None: it does not say.
-        model_id: hash of what its tokens depend on; empty: it does not say.
-    """
-
-    max_length: int | None
-    model_id: str
-
-
 class Client(Protocol):
     """Asks one server."""
 
-    async def model(self) -> Served:
-        """What it serves; afterwards there is a connection.
+    async def context(self) -> int | None:
+        """Tokens that prompt and answer may have together; None: it does not say. Afterwards there is a connection.
 
         Raises:
             SpecDecError: it cannot be reached, or does not answer as it should.

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from grpc_comm.channel import open_channel, wait_until_ready
 from inference.commit import Delta, Event, Started
 from inference.comparison.plan.config import Contender, WorkloadConfig
-from inference.comparison.run.client import CONNECT_TIMEOUT_S, Served
+from inference.comparison.run.client import CONNECT_TIMEOUT_S
 from inference.comparison.run.record import RequestRecord, Round
 from inference.config import DialSecurity
 from inference.errors import SpecDecError
@@ -29,10 +29,9 @@ class GrpcClient:
         self._workload = workload
         self._contender = contender
 
-    async def model(self) -> Served:
+    async def context(self) -> int | None:
         """See `Client`."""
-        card = await self._completer.model(timeout_s=CONNECT_TIMEOUT_S)
-        return Served(card.max_length, card.model_id)
+        return (await self._completer.model(timeout_s=CONNECT_TIMEOUT_S)).max_length
 
     async def count(self, prompt: str | Chat) -> int | None:
         """See `Client`."""
@@ -42,15 +41,18 @@ class GrpcClient:
         """See `Client`."""
         events: list[tuple[float, Event]] = []
         try:
-            async with aclosing(self._completer.complete(_request(prompt, self._workload, self._contender))) as stream:
+            async with aclosing(
+                self._completer.complete(request_of(prompt, self._workload, self._contender))
+            ) as stream:
                 async for event in stream:
                     events.append((time.monotonic() - sent_s, event))
         except SpecDecError as exc:
             return RequestRecord(prompt_index, sent_s, 0, (), (), code_name(exc), str(exc))
-        return _record(events, prompt_index, sent_s)
+        return record_of(events, prompt_index, sent_s)
 
 
-def _request(prompt: str | Chat, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
+def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
+    """What is asked of everybody, and how this contender is to draft."""
     return CompletionRequest(
         prompt=prompt,
         sampling=SamplingParams(temperature=workload.temperature),
@@ -65,7 +67,8 @@ def _request(prompt: str | Chat, workload: WorkloadConfig, contender: Contender)
     )
 
 
-def _record(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
+def record_of(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
+    """Of one answer: its events, each with the seconds since it was sent."""
     deltas = [(arrived_s, event) for arrived_s, event in events if isinstance(event, Delta)]
     started = next(event for _, event in events if isinstance(event, Started))
     return RequestRecord(

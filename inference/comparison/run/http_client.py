@@ -19,7 +19,7 @@ from grpc_comm.watched import UnusableError
 from inference.commit import Timings
 from inference.comparison.plan.config import WorkloadConfig
 from inference.comparison.plan.endpoint import Endpoint
-from inference.comparison.run.client import CONNECT_TIMEOUT_S, Served
+from inference.comparison.run.client import CONNECT_TIMEOUT_S
 from inference.comparison.run.record import RequestRecord, Round
 from inference.config import DialSecurity
 from inference.errors import ConfigError, UnavailableError
@@ -127,20 +127,20 @@ class HttpClient:
         self._endpoint = endpoint
         self._workload = workload
         name = endpoint.security.server_name
-        self._extensions = {} if name is None else {"sni_hostname": name}
+        self._sni = {} if name is None else {"sni_hostname": name}
         self._manner = 0
         self._name = ""
         self._model_id = ""
 
-    async def model(self) -> Served:
+    async def context(self) -> int | None:
         """See `Client`."""
         try:
-            answer = await self._http.get("models", timeout=CONNECT_TIMEOUT_S, extensions=self._extensions)
+            answer = await self._http.get("models", timeout=CONNECT_TIMEOUT_S, extensions=self._sni)
             answer.raise_for_status()
             model = answer.json()["data"][0]
             self._name, self._model_id = str(model["id"]), str(model.get("model_id") or "")
             length = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")
-            return Served(None if length is None else int(length), self._model_id)
+            return None if length is None else int(length)
         except (httpx.HTTPError, ValueError, LookupError, AttributeError, TypeError) as exc:
             what = f"{self._endpoint.url}/models: {exc or type(exc).__name__}"
             raise UnavailableError(f"endpoint {self._endpoint.name} does not name its model at {what}") from exc
@@ -149,9 +149,7 @@ class HttpClient:
         """See `Client`; as vLLM and ours have it, beside the API."""
         body = {"model": self._name, **_said(prompt)}
         try:
-            answer = await self._http.post(
-                "../tokenize", json=body, timeout=CONNECT_TIMEOUT_S, extensions=self._extensions
-            )
+            answer = await self._http.post("../tokenize", json=body, timeout=CONNECT_TIMEOUT_S, extensions=self._sni)
             return int(answer.raise_for_status().json()["count"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return None
@@ -178,7 +176,7 @@ class HttpClient:
     async def _ask(self, prompt: str | Chat, answer: _Answer, sent_s: float) -> bool:
         """Whether it was answered; if not, the next manner is to be tried."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt)
-        async with aconnect_sse(self._http, "POST", path, json=body, extensions=self._extensions) as source:
+        async with aconnect_sse(self._http, "POST", path, json=body, extensions=self._sni) as source:
             status = source.response.status_code
             if status in _REFUSALS and self._manner + 1 < len(_MANNERS):
                 self._manner += 1
@@ -228,7 +226,7 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
         trust_env=False,
     ) as http:
         client = HttpClient(http, endpoint, workload)
-        await client.model()
+        await client.context()
         yield client
 
 

@@ -1,7 +1,7 @@
-"""How requests come: one after another, on their own at a rate (an open loop), or from many clients at once.
+"""How requests come: from so many clients that wait for their answers, or on their own at a rate (an open loop).
 
 Many clients are Locust with a gRPC user on gevent, in a process of its own. gevent in a process with asyncio or torch
-would stall both, so nothing of Locust is imported here: requests go out in one JSON file, records come back in another.
+would stall both, so nothing of Locust is imported here: messages go out in one JSON file, and come back in another.
 """
 
 from __future__ import annotations
@@ -15,33 +15,37 @@ import os
 import sys
 import tempfile
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from inference.comparison.plan.config import Contender, WorkloadConfig
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.run.client import Ask
-from inference.comparison.run.record import RequestRecord, record_from_json
+from inference.comparison.run.grpc_client import record_of
+from inference.comparison.run.record import RequestRecord
 from inference.config import ROOT
 from inference.errors import ConfigError, UnavailableError
+from inference.workers.completion import CompletionRequest
+from inference.workers.convert import completion_to_message, event_from_message
 
 LOCUST_FILE = Path(__file__).with_name("locust_user.py")
-REQUESTS_PER_USER = 2
+REQUESTS_PER_CLIENT = 2
 START_S = 30.0
 """For Locust to start and connect."""
 
 
-async def one_by_one(ask: Ask, count: int) -> list[RequestRecord]:
-    """Ask for each of `count` prompts when the one before it is answered."""
-    return [record for index in range(count) for record in await ask(index, time.monotonic())]
+def num_requests(count: int, concurrency: int) -> int:
+    """Each prompt once, and of many clients each keeps busy."""
+    return count if concurrency == 1 else max(count, REQUESTS_PER_CLIENT * concurrency)
 
 
-async def several_at_once(ask: Ask, count: int, concurrency: int) -> list[RequestRecord]:
-    """Ask for `count` prompts, which take turns, and always for so many at once; as often as `run_at_once` does."""
-    waiting = iter(range(max(count, REQUESTS_PER_USER * concurrency)))
+async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRecord]:
+    """Ask for `count` prompts, which take turns, and always for so many at once."""
+    waiting = iter(range(num_requests(count, concurrency)))
 
     async def client() -> list[RequestRecord]:
         return [record for number in waiting for record in await ask(number % count, time.monotonic())]
@@ -71,44 +75,17 @@ def poisson_arrivals(request_rate: float, count: int, seed: Sequence[int]) -> li
     return [float(at) for at in np.cumsum(gaps)]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """What the Locust users are told.
-
-    Attributes:
-        address: HOST:PORT of the service.
-        requests: (prompt index, prompt), taken by whichever user is free.
-        gamma, schedule: None leaves them to the server.
-    """
-
-    address: str
-    requests: tuple[tuple[int, str], ...]
-    max_new_tokens: int
-    temperature: float
-    seed: int
-    gamma: int | None
-    schedule: str | None
-    deadline_s: float
-    ignore_eos: bool = False
-
-
-def require_locust() -> None:
-    """Refuse concurrency without the extra.
+def require_clients(config: ComparisonConfig) -> None:
+    """Refuse loads and endpoints whose extra is missing.
 
     Raises:
-        ConfigError: Locust is not installed; the message says how to install it.
+        ConfigError: a package is not installed; the message says how to install it.
     """
-    _require("locust", "concurrency above 1 is driven by Locust", "loadtest")
-
-
-def require_http() -> None:
-    """Refuse endpoints of HTTP without the extra.
-
-    Raises:
-        ConfigError: a package of it is not installed; the message says how to install it.
-    """
-    for package in ("httpx", "httpx_sse"):
-        _require(package, f"an endpoint of HTTP is asked with {package}", "endpoints")
+    if config.uses_locust:
+        _require("locust", "concurrency above 1 is driven by Locust", "loadtest")
+    if not all(endpoint.is_grpc for endpoint in config.endpoints):
+        for package in ("httpx", "httpx_sse"):
+            _require(package, f"an endpoint of HTTP is asked with {package}", "endpoints")
 
 
 def _require(package: str, why: str, extra: str) -> None:
@@ -117,37 +94,40 @@ def _require(package: str, why: str, extra: str) -> None:
         raise ConfigError(f"{why}, which is not installed: {install}")
 
 
-async def run_at_once(
-    address: str, prompts: Sequence[str], workload: WorkloadConfig, contender: Contender, *, concurrency: int
+async def by_locust(
+    address: str, requests: Sequence[CompletionRequest], *, concurrency: int, deadline_s: float
 ) -> list[RequestRecord]:
-    """Complete prompts at HOST:PORT with `concurrency` users at once, each prompt at least once.
+    """A closed loop of Locust users at HOST:PORT, with one of these requests for each prompt.
 
     Raises:
         UnavailableError: a user could not connect, or Locust failed.
     """
-    num_requests = max(len(prompts), REQUESTS_PER_USER * concurrency)
-    plan = LoadPlan(
-        address=address,
-        requests=tuple((i % len(prompts), prompts[i % len(prompts)]) for i in range(num_requests)),
-        max_new_tokens=workload.max_new_tokens,
-        temperature=workload.temperature,
-        seed=workload.seed,
-        gamma=contender.gamma or 0,  # as in `client`
-        schedule=contender.schedule.value if contender.schedule else None,
-        deadline_s=workload.deadline_s,
-        ignore_eos=workload.ignore_eos,
-    )
+    count = len(requests)
+    messages = [b64encode(completion_to_message(request).SerializeToString()).decode() for request in requests]
+    asked = [(i % count, messages[i % count]) for i in range(num_requests(count, concurrency))]
+    plan = {"address": address, "deadline_s": deadline_s, "requests": asked}
+    limit_s = START_S + deadline_s * math.ceil(len(asked) / concurrency)  # every request has a deadline of its own
     with tempfile.TemporaryDirectory(prefix="specdec-load-") as directory:
-        results = await _run_locust(plan, Path(directory), concurrency)
+        results = await _run_locust(plan, Path(directory), concurrency, limit_s)
     if results["errors"]:
         first = results["errors"][0]
         raise UnavailableError(f"{len(results['errors'])} users could not connect: {first}", address=address)
-    return [record_from_json(fields) for fields in results["records"]]
+    return [record_of_messages(**fields) for fields in results["records"]]
 
 
-async def _run_locust(plan: LoadPlan, directory: Path, concurrency: int) -> dict[str, Any]:
+def record_of_messages(
+    prompt_index: int, sent_s: float, messages: Sequence[tuple[float, str]], error: tuple[str, str] | None
+) -> RequestRecord:
+    """Of one request as a user writes it: (seconds since it was sent, message in base64); `error`: status, words."""
+    if error is not None:
+        return RequestRecord(prompt_index, sent_s, 0, (), (), *error)
+    parsed = ((arrived_s, pb.GenerateResponse.FromString(b64decode(text))) for arrived_s, text in messages)
+    return record_of([(arrived_s, event_from_message(message)) for arrived_s, message in parsed], prompt_index, sent_s)
+
+
+async def _run_locust(plan: dict[str, Any], directory: Path, concurrency: int, limit_s: float) -> dict[str, Any]:
     plan_file, results_file, log_file = (directory / name for name in ("plan.json", "results.json", "locust.log"))
-    plan_file.write_text(json.dumps(asdict(plan)))
+    plan_file.write_text(json.dumps(plan))
     flags = ["--users", str(concurrency), "--spawn-rate", str(concurrency), "--headless", "--only-summary"]
     files = ["--plan", str(plan_file), "--results", str(results_file)]
     with log_file.open("wb") as log:
@@ -156,10 +136,10 @@ async def _run_locust(plan: LoadPlan, directory: Path, concurrency: int) -> dict
             stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=asyncio.subprocess.STDOUT, env=_environment(),
         )  # fmt: skip
         try:
-            async with asyncio.timeout(_limit_s(plan, concurrency)):
+            async with asyncio.timeout(limit_s):
                 await process.wait()
         except TimeoutError:
-            raise UnavailableError(f"Locust has not ended after {_limit_s(plan, concurrency):g} s") from None
+            raise UnavailableError(f"Locust has not ended after {limit_s:g} s") from None
         finally:
             if process.returncode is None:
                 process.kill()
@@ -168,11 +148,6 @@ async def _run_locust(plan: LoadPlan, directory: Path, concurrency: int) -> dict
         raise UnavailableError(f"Locust ended with exit code {process.returncode}:\n{log_file.read_text()[-2000:]}")
     results: dict[str, Any] = json.loads(results_file.read_text())
     return results
-
-
-def _limit_s(plan: LoadPlan, concurrency: int) -> float:
-    """Time after which Locust itself must be at fault: every request has its own deadline."""
-    return START_S + plan.deadline_s * math.ceil(len(plan.requests) / concurrency)
 
 
 def _environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A Locust user of GenerationService, on gevent.
+"""A Locust user of GenerationService, on gevent: sends messages that it does not read, and keeps those that come.
 
 compare_architectures.py runs it headless with a plan (see inference/comparison/run/load.py). By hand, with Locust's
 page:
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64decode, b64encode
+from collections import deque
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import gevent
@@ -31,8 +32,6 @@ grpc_gevent.init_gevent()  # before any channel exists; importing locust has pat
 CONNECT_TIMEOUT_S = 10.0
 NATIVE_THREADS = 10
 
-_SCHEDULES = {None: pb.SCHEDULE_UNSPECIFIED, "sync": pb.SCHEDULE_SYNC, "async": pb.SCHEDULE_ASYNC}
-
 
 class Load:
     """The plan, and what became of it."""
@@ -42,13 +41,7 @@ class Load:
         self.records: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self._results_file = results_file
-        self._waiting: SimpleQueue[tuple[int, str]] = SimpleQueue()
-        for index, prompt in plan["requests"]:
-            self._waiting.put((index, prompt))
-
-    def next_request(self) -> tuple[int, str]:
-        """Raises queue.Empty when every request has been taken."""
-        return self._waiting.get_nowait()
+        self.waiting: deque[tuple[int, str]] = deque(plan["requests"])
 
     @property
     def is_complete(self) -> bool:
@@ -97,17 +90,18 @@ class GenerationUser(User):
     @task
     def complete(self) -> None:
         load = self.environment.load
+        if not load.waiting:
+            raise StopUser
+        index, prompt = load.waiting.popleft()
+        request, messages = pb.GenerateRequest.FromString(b64decode(prompt)), list[tuple[float, str]]()
+        record = {"prompt_index": index, "sent_s": (sent_s := time.monotonic()), "messages": messages, "error": None}
         try:
-            index, prompt = load.next_request()
-        except Empty:
-            raise StopUser from None
-        record: dict[str, Any] = {"prompt_index": index, "num_prompt_tokens": 0, "token_ids": [], "rounds": []}
-        record["sent_s"] = time.monotonic()
-        try:
-            self._generate(record, prompt)
-            self._report(record["rounds"][-1]["arrived_s"], len(record["token_ids"]), None)
+            for message in self._stub.Generate(request, timeout=float(load.plan["deadline_s"])):
+                arrived_s = time.monotonic() - sent_s
+                messages.append((arrived_s, b64encode(message.SerializeToString()).decode()))
+            self._report(messages[-1][0], len(messages), None)
         except grpc.RpcError as exc:
-            record.update(error_code=exc.code().name, error_message=exc.details())
+            record["error"] = exc.code().name, exc.details()
             self._report(0.0, 0, exc)
         load.records.append(record)
         if load.is_complete:
@@ -123,50 +117,13 @@ class GenerationUser(User):
         self._report(0.0, 0, error)
         self._end()
 
-    def _generate(self, record: dict[str, Any], prompt: str) -> None:
-        """Fill a record, as inference/comparison/run/record.py reads it."""
-        for message in self._stub.Generate(_request(self.environment.load.plan, prompt), timeout=self._deadline_s):
-            if message.WhichOneof("event") == "started":
-                record["num_prompt_tokens"] = message.started.num_prompt_tokens
-            elif message.delta.token_ids:
-                record["token_ids"].extend(message.delta.token_ids)
-                record["rounds"].append(_round(message.delta, time.monotonic() - record["sent_s"]))
-
-    @property
-    def _deadline_s(self) -> float:
-        return float(self.environment.load.plan["deadline_s"])
-
-    def _report(self, seconds: float, num_tokens: int, error: Exception | None) -> None:
+    def _report(self, seconds: float, size: int, error: Exception | None) -> None:
         """Feed Locust's own statistics and page."""
         self.environment.events.request.fire(
             request_type="grpc",
             name="Generate",
             response_time=seconds * 1e3,
-            response_length=num_tokens,
+            response_length=size,
             exception=error,
             context={},
         )
-
-
-def _request(plan: dict[str, Any], prompt: str) -> pb.GenerateRequest:
-    sampling = pb.SamplingParams(temperature=plan["temperature"], seed=plan["seed"])
-    return pb.GenerateRequest(
-        text=prompt,
-        sampling=sampling,
-        max_new_tokens=plan["max_new_tokens"],
-        ignore_eos=plan["ignore_eos"],
-        gamma=plan["gamma"],
-        schedule=_SCHEDULES[plan["schedule"]],
-    )
-
-
-def _round(delta: pb.Delta, arrived_s: float) -> dict[str, Any]:
-    timings = {field.name: value for field, value in delta.timings.ListFields()}
-    return {
-        "arrived_s": arrived_s,
-        "num_tokens": len(delta.token_ids),
-        "num_draft_tokens": delta.num_draft_tokens,
-        "num_accepted_tokens": delta.num_accepted_tokens,
-        "timings": timings,
-        "own": {name: getattr(delta, name) for name in ("num_lookup_tokens", "num_lookup_accepted")},
-    }

@@ -11,8 +11,8 @@ from inference.comparison.plan.datasets import Prompt
 from inference.comparison.plan.grid import Cell, Sample, walk
 from inference.comparison.run.client import asking
 from inference.comparison.run.connections import Clients, connected
-from inference.comparison.run.limits import check_lengths
-from inference.comparison.run.load import as_they_come, one_by_one, poisson_arrivals, run_at_once, several_at_once
+from inference.comparison.run.grpc_client import request_of
+from inference.comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.record import RequestRecord
 from inference.comparison.run.topologies import Deployment
@@ -31,62 +31,62 @@ async def measure(config: ComparisonConfig, servers: Deployment, progress: Progr
     prompts = {prompt_set.kind: prompt_set.prompts for prompt_set in config.workload.prompt_sets}
     servers.set_rtt(0.0)
     async with connected(config, servers.address) as clients:
-        await check_lengths(config, clients)
-        samples = await _warm_up(config, servers, clients, progress)
+        measurement = Measurement(config, servers, clients)
+        samples = []
+        for cell in _warm_up(config):
+            progress.phase(f"warming up {cell.contender.label}, {cell.kind}")
+            samples.append(await measurement.run(cell, WARM_UP, prompts[cell.kind][: config.workload.warm_up]))
         for repeat, cell in walk(config):
             servers.set_rtt(cell.rtt_ms)
-            samples.append(await _run(config, servers, clients, Turn(cell, repeat, prompts[cell.kind])))
+            samples.append(await measurement.run(cell, repeat, prompts[cell.kind]))
             progress.measured(samples[-1])
     return samples
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One run of a cell that is due."""
-
-    cell: Cell
-    repeat: int
-    prompts: Sequence[Prompt]
-
-
-async def _warm_up(config: ComparisonConfig, servers: Deployment, clients: Clients, progress: Progress) -> list[Sample]:
+def _warm_up(config: ComparisonConfig) -> list[Cell]:
     """Every contender answers the first prompts of every kind, and as many requests at once as ever will be: pages,
     caches, thread pools and the graphs of such passes are there afterwards."""
-    samples, count = [], config.workload.warm_up
-    kinds = [(prompt_set, 1) for prompt_set in config.workload.prompt_sets]
-    most = max(config.workload.concurrencies)
-    for contender in config.contenders:
-        for prompt_set, concurrency in [*kinds, *([(kinds[0][0], most)] if most > 1 else [])]:
-            turn = Turn(Cell(contender, prompt_set.kind, 0.0, concurrency), WARM_UP, prompt_set.prompts[:count])
-            progress.warming_up(turn.cell)
-            samples.append(await _run(config, servers, clients, turn))
-    return samples
+    kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
+    loads, most = [(kind, 1) for kind in kinds], max(config.workload.concurrencies)
+    loads += [(kinds[0], most)] if most > 1 else []
+    return [Cell(contender, kind, 0.0, load) for contender in config.contenders for kind, load in loads]
 
 
-async def _run(config: ComparisonConfig, servers: Deployment, clients: Clients, turn: Turn) -> Sample:
-    records = await _send(config, servers, clients, turn)
-    answered = tuple(record for record in records if record.error_code is None)
-    failures = tuple(record for record in records if record.error_code is not None)
-    if not answered and turn.cell.contender.endpoint is None:
-        message = f"no request was answered; the first failed with: {failures[0].error_message}"
-        raise UnavailableError(f"{turn.cell}: {message}")
-    return Sample(turn.cell, turn.repeat, answered, failures)
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What is asked, and whom."""
 
+    config: ComparisonConfig
+    servers: Deployment
+    clients: Clients
 
-async def _send(config: ComparisonConfig, servers: Deployment, clients: Clients, turn: Turn) -> list[RequestRecord]:
-    cell, prompts, workload = turn.cell, turn.prompts, config.workload
-    if cell.concurrency > 1 and config.uses_locust:
-        address, texts = servers.address(cell.contender), [prompt for prompt in prompts if isinstance(prompt, str)]
-        return await run_at_once(address, texts, workload, cell.contender, concurrency=cell.concurrency)
-    client = clients[cell.contender]
-    if cell.contender.endpoint is not None:
-        with suppress(SpecDecError):  # what has idled is connected again before the clock runs; what is gone, will fail
-            await client.model()
-    ask = asking(client, prompts)
-    if cell.request_rate is not None:
+    async def run(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> Sample:
+        """One run of a cell.
+
+        Raises:
+            UnavailableError: a server that the comparison has started answered no request.
+        """
+        records = await self._send(cell, repeat, prompts)
+        answered = tuple(record for record in records if record.error_code is None)
+        failures = tuple(record for record in records if record.error_code is not None)
+        if not answered and cell.contender.endpoint is None:
+            message = f"no request was answered; the first failed with: {failures[0].error_message}"
+            raise UnavailableError(f"{cell}: {message}")
+        return Sample(cell, repeat, answered, failures)
+
+    async def _send(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> list[RequestRecord]:
+        contender, workload = cell.contender, self.config.workload
+        if cell.concurrency > 1 and self.config.uses_locust:
+            requests = [request_of(prompt, workload, contender) for prompt in prompts if isinstance(prompt, str)]
+            address, deadline_s = self.servers.address(contender), workload.deadline_s
+            return await by_locust(address, requests, concurrency=cell.concurrency, deadline_s=deadline_s)
+        client = self.clients[contender]
+        if contender.endpoint is not None:
+            with suppress(SpecDecError):  # what has idled is connected before the clock runs; what is gone, will fail
+                await client.context()
+        ask = asking(client, prompts)
+        if cell.request_rate is None:
+            return await closed_loop(ask, len(prompts), cell.concurrency)
         # In every run other arrivals, but the same ones for all that are compared.
-        arrivals_s = poisson_arrivals(cell.request_rate, workload.num_arrivals, (workload.seed, turn.repeat))
+        arrivals_s = poisson_arrivals(cell.request_rate, workload.num_arrivals, (workload.seed, repeat))
         return await as_they_come(ask, len(prompts), arrivals_s)
-    if cell.concurrency > 1:
-        return await several_at_once(ask, len(prompts), cell.concurrency)
-    return await one_by_one(ask, len(prompts))

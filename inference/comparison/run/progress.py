@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from inference.comparison.plan.grid import Cell, Sample
+from inference.comparison.plan.grid import Sample
 
 
 class Progress:
@@ -51,9 +51,6 @@ class Progress:
         """Something that is not a measurement has begun."""
         self._bar.update(self._task, description=text)
         self._line(text)
-
-    def warming_up(self, cell: Cell) -> None:
-        self.phase(f"warming up {cell.contender.label}, {cell.kind}")
 
     def measured(self, sample: Sample) -> None:
         self._num_measured += 1

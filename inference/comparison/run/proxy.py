@@ -36,11 +36,11 @@ class LinkConditions:
 
 
 class DelayProxy:
-    """Accepts on a free port of loopback and passes everything on to HOST:PORT; conditions may change at any time."""
+    """Accepts on a free port of loopback and passes everything on to another; conditions may change at any time."""
 
-    def __init__(self, host: str, port: int, conditions: LinkConditions = LinkConditions()) -> None:
+    def __init__(self, port: int, conditions: LinkConditions = LinkConditions()) -> None:
         self.conditions = conditions
-        self._upstream = (host, port)
+        self._upstream = port
         self._server: asyncio.Server | None = None
         self._ends: set[_End] = set()
         self._is_cut = False
@@ -65,7 +65,7 @@ class DelayProxy:
     async def connect(self, end: _End) -> None:
         """Open the way on to the server for a connection that was accepted."""
         try:
-            await asyncio.get_running_loop().create_connection(lambda: end, *self._upstream)
+            await asyncio.get_running_loop().create_connection(lambda: end, "127.0.0.1", self._upstream)
         except OSError:  # nobody listens: the client sees what it would see without us
             end.peer.abort()
 
@@ -239,14 +239,9 @@ class _ServerEnd(_End):
 
 
 @asynccontextmanager
-async def delay_proxy(
-    port: int,
-    conditions: LinkConditions = LinkConditions(),
-    *,
-    host: str = "127.0.0.1",
-) -> AsyncGenerator[DelayProxy, None]:
-    """A proxy in front of HOST:PORT until the block is left."""
-    proxy = DelayProxy(host, port, conditions)
+async def delay_proxy(port: int, conditions: LinkConditions = LinkConditions()) -> AsyncGenerator[DelayProxy, None]:
+    """A proxy in front of a port of this host until the block is left."""
+    proxy = DelayProxy(port, conditions)
     await proxy.start()
     try:
         yield proxy

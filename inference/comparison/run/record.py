@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from inference.commit import NO_OWN_DRAFTS, NOTHING_COUNTED, Counts, OwnDrafts, Timings
 from inference.observe.stats import RequestStats
@@ -63,30 +61,3 @@ class RequestRecord:
         """Figures as every other part of the project defines them."""
         arrivals = ((item.arrived_s, item, item.num_tokens) for item in self.rounds)
         return RequestStats.of(arrivals, num_prompt_tokens=self.num_prompt_tokens)
-
-
-def record_from_json(values: Mapping[str, Any]) -> RequestRecord:
-    """A record as the Locust user writes it."""
-    return RequestRecord(
-        prompt_index=values["prompt_index"],
-        sent_s=values["sent_s"],
-        num_prompt_tokens=values["num_prompt_tokens"],
-        token_ids=tuple(values["token_ids"]),
-        rounds=tuple(map(_round, values["rounds"])),
-        error_code=values.get("error_code"),
-        error_message=values.get("error_message", ""),
-    )
-
-
-def _round(item: Mapping[str, Any]) -> Round:
-    own = OwnDrafts(**item.get("own", {}))
-    return Round(**{**item, **_figures(item["timings"]), "own": own})
-
-
-def _figures(values: Mapping[str, int]) -> dict[str, Timings | Counts]:
-    """A message's timings, which hold the counts too, as the two that they are."""
-    kinds = {"timings": Timings, "counts": Counts}
-    return {
-        name: kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
-        for name, kind in kinds.items()
-    }

@@ -7,11 +7,10 @@ that are not being measured wait for requests and burn nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from inference.comparison.plan.backend import NGRAM, Server, server_flags
 from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, NetworkConfig, Topology
@@ -25,9 +24,6 @@ SERVER_GRACE_S = 1.0
 
 ATTACHED = "attached as"
 """What a worker of the pool logs when its target has taken it in."""
-
-T = TypeVar("T")
-
 
 _Service = tuple[Topology, str | None, int | None]  # what clients tell apart: topology, draft, branches
 
@@ -44,7 +40,7 @@ class Deployment:
 
     def __init__(self, config: ComparisonConfig, watch: ServerWatch) -> None:
         self._config = config
-        self._watch = watch
+        self.watch = watch
         self._client_links: dict[_Service, DelayProxy] = {}
         self._draft_links: dict[Server, DelayProxy] = {}  # by target
         self.servers: list[ServerProcess] = []
@@ -67,10 +63,6 @@ class Deployment:
         for (topology, *_), link in self._client_links.items():
             link.conditions = far if crosses_network(topology, network.client_site) else near
 
-    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """See `ServerWatch.guard`."""
-        return await self._watch.guard(work)
-
     async def start(self, stack: AsyncExitStack) -> None:
         """Start, all at once, what the topologies need; `stack` stops it.
 
@@ -78,7 +70,7 @@ class Deployment:
             UnavailableError: a server ended or did not serve in time.
         """
         ports = await self._link(stack)
-        await self.guard(all_or_none([self._start(stack, server, port) for server, port in ports.items()]))
+        await self.watch.guard(all_or_none([self._start(stack, server, port) for server, port in ports.items()]))
 
     async def compile(self, stack: AsyncExitStack) -> None:
         """Let every server compile what it will load, and end: one after another, since compilers take much memory.
@@ -118,7 +110,7 @@ class Deployment:
                 ready_line=ATTACHED if attaches else None,
             )
         )
-        self._watch.add(process)
+        self.watch.add(process)
         self.servers.append(process)
         if not attaches:
             self._client_links[_service(server)] = await stack.enter_async_context(delay_proxy(port))
@@ -140,9 +132,8 @@ class Deployment:
         if server.role == "target":
             return ["--model", target, "--port", str(port)]
         if server.role == "fused_target":
-            fixed = (
-                ["--no-adaptive_gamma"] if len(self._config.gammas) > 1 else []
-            )  # a sweep is over lengths, not limits
+            is_sweep = len(self._config.gammas) > 1  # over lengths, not limits
+            fixed = ["--no-adaptive_gamma"] if is_sweep else []
             return ["--target_model", target, "--draft_model", draft, "--port", str(port), *gamma, *fixed]
         flags = ["--model", draft, *gamma, "--branches", str(server.branches)]
         flags += ["--tokenizer", target] if draft == NGRAM else []

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import Console
 
-from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
+from inference.comparison.plan.config import ALONE, ComparisonConfig
 from inference.comparison.report.agreement import check_agreement
-from inference.comparison.report.files import prepare_directory
 from inference.comparison.report.summary import CellSummary, Summarizer
-from inference.comparison.run.load import require_locust
 from inference.comparison.run.measurement import WARM_UP, measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.topologies import Deployment, deployment
 from inference.comparison.study.advice import Evidence, Trial
-from inference.comparison.study.flags import AS_JSON, StudyConfig, parse_study
-from inference.comparison.study.report import Study, write_study
+from inference.comparison.study.flags import AS_JSON, StudyConfig
+from inference.comparison.study.report import Study
 from inference.comparison.study.search import Budget, Speeds, conduct
 from inference.comparison.study.space import Group
 
-ALONE = Contender(Topology.TARGET)
 
-
-def prepare(arguments: Sequence[str]) -> StudyConfig:
-    """Read the flags, and refuse before anything is started what cannot be done.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    config = parse_study(arguments)
-    if config.comparison.uses_locust:
-        require_locust()
-    prepare_directory(config.comparison.output)
-    return config
-
-
-async def study(config: StudyConfig, console: Console) -> Study:
+async def conduct_study(config: StudyConfig, console: Console) -> Study:
     """Start the servers, search, and stop them.
 
     Raises:
@@ -51,23 +31,11 @@ async def study(config: StudyConfig, console: Console) -> Study:
         progress.phase(f"starting servers: {'; '.join(map(str, config.comparison.machines))}")
         async with deployment(config.comparison) as servers:
             laboratory = Laboratory(config, servers, progress)
-            skipped = await servers.guard(conduct(config.space, laboratory.measure, laboratory.budget))
+            skipped = await servers.watch.guard(conduct(config.space, laboratory.measure, laboratory.budget))
             progress.phase("stopping servers")
     evidence = Evidence(config.space, laboratory.trials, skipped)
     differences = tuple(laboratory.differences)
     return Study(config.comparison, evidence, differences, config.prices, time.monotonic() - started)
-
-
-def report(done: Study) -> bool:
-    """Write the files, say the advice; return whether all answers were the target's."""
-    results = write_study(done, done.config.output)
-    for sentence in done.sentences:
-        print(f"- {sentence}", file=sys.stderr)
-    print(
-        f"report: {done.config.output / 'study.html'}, service: {done.config.output / 'service.toml'}", file=sys.stderr
-    )
-    print(json.dumps(results, separators=(",", ":")), flush=True)
-    return not done.differences
 
 
 class Laboratory:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.cli.flags import NGRAM
-from inference.comparison.plan.config import LOOKUP, ComparisonConfig, Contender, Topology
-from inference.comparison.plan.flags import list_of, parse_config, with_underscores
+from inference.cli.settings import text_of
+from inference.comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Topology
+from inference.comparison.plan.flags import list_of, one_or_two, parse_config, with_underscores
 from inference.comparison.study.advice import Prices
 from inference.comparison.study.space import Space
 from inference.config import BUNDLED_DRAFT
@@ -67,26 +68,18 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
         for temperature in args.temperature:
             replace(comparison.workload, max_new_tokens=length, temperature=temperature)
     prices = Prices(*args.price_per_hour) if args.price_per_hour else None
-    schema = None if args.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, _text_of(args.json_schema))
+    schema = None if args.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, text_of(args.json_schema))
     return StudyConfig(comparison, _space(comparison, args), args.budget, prices, schema)
-
-
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"json_schema {file} cannot be read: {error}") from error
 
 
 def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
     if Topology.TARGET not in config.topologies:
         raise ConfigError("topologies: a study needs the target alone, which all else is compared with: name target")
-    alone = Contender(Topology.TARGET)
-    by_itself = replace(alone, draft=LOOKUP, gamma=max(config.gammas))
+    by_itself = replace(ALONE, draft=LOOKUP, gamma=max(config.gammas))
     kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
     kinds += [] if args.json_schema is None else [kinds[0] + AS_JSON]
     return Space(
-        (by_itself, *(contender for contender in config.contenders if contender != alone)),
+        (by_itself, *(contender for contender in config.contenders if contender != ALONE)),
         {
             "kind": tuple(kinds),
             "rtt_ms": config.network.rtts_ms,
@@ -108,7 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "time for measuring, such as 90s, 10m, 1h (%(default)s)"
     parser.add_argument("--budget", type=_seconds, default="10m", metavar="TIME", help=text)
     text = "of the target's machine, and of a draft's own, in any currency: costs per million tokens follow"
-    parser.add_argument("--price_per_hour", type=_prices, metavar="TARGET[,DRAFT]", help=text)
+    prices = one_or_two("TARGET or TARGET,DRAFT")
+    parser.add_argument("--price_per_hour", type=prices, metavar="TARGET[,DRAFT]", help=text)
     text = "one more prompt kind: the first one's prompts, with answers that keep to this schema"
     parser.add_argument("--json_schema", type=Path, metavar="FILE", help=text)
     text = "output tokens per request (%(default)s)"
@@ -123,10 +117,3 @@ def _seconds(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 1h")
     return float(match[1]) * _UNITS_S[match[2]]
-
-
-def _prices(text: str) -> tuple[float, ...]:
-    prices = list_of(float)(text)
-    if not 1 <= len(prices) <= 2 or min(prices) < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not TARGET or TARGET,DRAFT, both at least 0")
-    return prices

@@ -8,18 +8,18 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.report.looks import (
-    COLOURS,
-    DRAFT_COLOURS,
-    DRAFT_MARKS,
+    DRAFTS,
     STYLE,
     TARGET,
     errors,
     from_zero,
     grid,
+    look_of,
+    name_values,
+    powers_of_two,
     save,
 )
 from inference.comparison.report.pictures import Drawn
@@ -57,17 +57,13 @@ def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
 
 
 def _panel(axes: Axes, name: str, lines: dict[str, dict[float, Trial]]) -> None:
-    looks = zip(itertools.cycle(DRAFT_COLOURS), itertools.cycle(DRAFT_MARKS), strict=False)
-    for (label, trials), (colour, mark) in zip(lines.items(), looks, strict=False):
+    for (label, trials), (colour, mark) in zip(lines.items(), itertools.cycle(DRAFTS), strict=False):
         spreads = [trial.speedup for trial in trials.values()]
         style = {"color": colour, "marker": mark, "capsize": 3, "label": label}
         axes.errorbar(list(trials), [it.median for it in spreads], errors(spreads), **style)  # type: ignore[arg-type]
         for crossed in crossovers(trials) if name == "concurrency" else ():
             axes.axvline(crossed, color=colour, linestyle=":", linewidth=1.2)
-    axes.axhline(1.0, color=COLOURS[TARGET], linewidth=1.2)
+    axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
     axes.set_xlabel(_NUMBERS[name])
-    if name in _LOGARITHMIC:
-        axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted({at for trials in lines.values() for at in trials})))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    show = powers_of_two if name in _LOGARITHMIC else name_values
+    show(axes, sorted({at for trials in lines.values() for at in trials}))

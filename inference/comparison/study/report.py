@@ -101,20 +101,18 @@ def _page(study: Study, directory: Path) -> str:
     from inference.comparison.report import html  # matplotlib takes a second to import, and is needed only now
     from inference.comparison.study.plots import draw
 
-    told_first = 2 if emulation_of(study.config) else 1
+    label = emulation_of(study.config)
+    told_first = 2 if label else 1
     first, others = study.sentences[:told_first], [escape(sentence) for sentence in study.sentences[told_first:]]
     pictures = draw(study.evidence, study.config, directory / "study.png")
     skipped = [escape(str(group)) for group in study.evidence.skipped]
-    told = [f"{escape(name)}: {escape(text)}" for name, text in conditions(study.config)]
-    mood = "verdict bad" if emulation_of(study.config) or study.differences else "verdict"
+    mood = "verdict bad" if label or study.differences else "verdict"
     parts = {
         "Advice": html.listed(others),
         "Pictures": "".join(html.figure(picture, study.config) for picture in pictures),
-        "Evidence": html.table(
-            f"All trials. {emulation_of(study.config)}", _COLUMNS, list(map(_row, study.evidence.trials))
-        ),
+        "Evidence": html.table(f"All trials. {label}", _COLUMNS, list(map(_row, study.evidence.trials))),
         "Not tried, for want of time": html.listed(skipped or ["Nothing that the search wanted."]),
-        "Conditions": html.listed(told),
+        "Conditions": html.told(study.config),
     }
     return html.page("When speculation pays", f'<p class="{mood}">{escape(" ".join(first))}</p>', parts)
 

@@ -35,6 +35,7 @@ def _roles(config: ComparisonConfig, contender: Contender | None) -> dict[str, T
         return {"fused_target": {"target_model": target, "draft_model": draft, "gamma": gamma, **fixed}}
     table: Table = {"model": draft, "gamma": gamma}
     table |= {"tokenizer": target} if draft == NGRAM else {}
+    table |= {"dtype": config.backend.draft_dtype} if config.backend.draft_dtype and draft != NGRAM else {}
     table |= {"schedule": contender.schedule.value} if contender.schedule else {}
     table |= {} if contender.branches is None else {"branches": contender.branches}
     return {"target": alone, "draft": table}

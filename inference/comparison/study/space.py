@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from inference.comparison.plan.config import LOOKUP, Contender, Topology
+from inference.comparison.plan.config import LOOKUP, Contender
 
 _WORDS = {
     "kind": "{} prompts",
@@ -88,6 +88,4 @@ class Space:
 def way(contender: Contender) -> str:
     """Who computes where, whatever it drafts with."""
     name = contender.series.name
-    return (
-        f"{name} with its own {LOOKUP}" if (contender.topology, contender.draft) == (Topology.TARGET, LOOKUP) else name
-    )
+    return f"{name} with its own {LOOKUP}" if contender.draft == LOOKUP else name

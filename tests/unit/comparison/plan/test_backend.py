@@ -39,6 +39,13 @@ def test_a_draft_on_the_cpu_takes_no_neuron_core() -> None:
     assert flags_of(mixed, SERVERS[2]) == "--backend torch"
 
 
+def test_a_draft_on_the_cpu_has_an_arithmetic_of_its_own() -> None:
+    config = parse_config(["--draft_backend", "onnx", "--draft_dtype", "int8"])
+    assert [flags_of(config.backend, server) for server in SERVERS] == ["", "", "--backend onnx --dtype int8", ""]
+    with pytest.raises(ConfigError, match="draft_dtype int8 is for a draft on the CPU"):
+        parse_config(["--backend", "neuron", "--draft_dtype", "int8"])
+
+
 def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
     vanilla = BackendConfig("neuron", "neuron", method="vanilla")
     assert "--gamma 7 --draft_tp_degree 1 --speculation_method vanilla" in flags_of(vanilla, SERVERS[1], (3, 7))

@@ -14,7 +14,7 @@ from inference.comparison.plan.config import ClientSite, Contender, NetworkConfi
 from inference.comparison.plan.datasets import Conversation
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.plan.flags import parse_config
-from inference.comparison.run.load import require_locust
+from inference.comparison.run.load import require_clients
 from inference.errors import ConfigError
 from inference.request import Schedule
 from tests.support.samples import config, model_directory
@@ -165,7 +165,7 @@ def test_help_is_grouped_with_units_and_defaults(capsys: pytest.CaptureFixture[s
 def test_missing_locust_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install -r requirements-loadtest\.txt"):
-        require_locust()
+        require_clients(parse_config(["--concurrency", "2", "--topologies", "target"]))
 
 
 @settings(max_examples=30)

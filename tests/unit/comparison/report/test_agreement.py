@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from inference.comparison.app import _report as report
-from inference.comparison.plan.config import Contender, Topology
+from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.report.agreement import check_agreement, first_difference
 from inference.comparison.report.files import prepare_directory
@@ -36,14 +36,15 @@ def test_equal_answers_agree(tmp_path: Path) -> None:
 def test_a_planted_difference_names_topology_prompt_and_position(tmp_path: Path) -> None:
     agreement = check_agreement(_planted(samples(config(tmp_path)), position=5))
     (difference,) = agreement.differences
-    assert (difference.contender, difference.kind) == ("fused (draft draft, gamma 3)", "structured")
+    assert (difference.cell.contender.label, difference.cell.kind) == ("fused (draft draft, gamma 3)", "structured")
     assert (difference.prompt_index, difference.position) == (1, 5)
     assert (difference.expected, difference.actual) == (TOKENS[5], 9)
     assert "fused (draft draft, gamma 3), structured prompt 2, output position 5: token 9" in str(difference)
 
 
 def test_a_planted_difference_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = config(tmp_path)
+    sets = (PromptSet("structured", ("1 2 3", "a b c")),)
+    settings = config(tmp_path, network=NetworkConfig((0.0,)), workload=WorkloadConfig(sets, num_runs=1))
     prepare_directory(settings.output)
     console = Console(stderr=True)
     assert report(findings(settings), console) == 0
@@ -89,4 +90,4 @@ def test_nothing_is_claimed_of_strangers_unless_the_user_says_that_their_weights
     assert (agreement.is_known, agreement.holds, agreement.not_comparable) == (False, True, ("a", "b"))
     assert str(agreement) == "not comparable, models are not known to be the same: a, b"
     (difference,) = check_agreement(strangers, equal_weights=True).differences
-    assert (difference.contender, difference.position) == ("b", 1)
+    assert (difference.cell.contender.label, difference.position) == ("b", 1)

@@ -7,7 +7,7 @@ import pytest
 
 from inference.comparison.report.bootstrap import MIN_PAIRS, paired_ratio, stratified_ratio
 
-NUM_TRIALS = 400
+NUM_TRIALS = 200
 
 
 def _paired(rng: np.random.Generator, num_pairs: int, ratio: float) -> tuple[list[float], list[float]]:

@@ -36,10 +36,10 @@ def _simulate(alpha: float, gamma: int, round_s: float) -> tuple[list[Round], fl
     return rounds, num_tokens / (len(rounds) * round_s)
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 10])
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
-@pytest.mark.parametrize("rtt_s", [0.0, 0.03])
-def test_distributed_bound_is_what_simulated_rounds_give(alpha: float, gamma: int, rtt_s: float) -> None:
+@pytest.mark.parametrize("gamma", [1, 10])
+@pytest.mark.parametrize("alpha", [0.3, 0.8, 1.0])
+def test_distributed_bound_is_what_simulated_rounds_give(alpha: float, gamma: int) -> None:
+    rtt_s = 0.03
     round_s = gamma * STEP_S + rtt_s + VERIFY_S
     _, simulated = _simulate(alpha, gamma, round_s)
     contender = Contender(Topology.DISTRIBUTED, "draft", gamma)
@@ -116,7 +116,7 @@ class Simulation:
         return end, lambda position: known_s + self.rtt_s + (position - start + 1) * self.costs.step_s
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(8))
 def test_run_ahead_is_never_simulated_above_its_bound(seed: int) -> None:
     """And within a factor: a bound that nobody could come near would tell nothing."""
     rng = random.Random(seed)
@@ -142,7 +142,7 @@ def test_network_costs_fused_and_target_nothing_but_the_first_token() -> None:
         assert near == theory.tokens_per_s(0.0, client_is_far=True)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9, 1.0])
+@pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
     """Not the acceptance rate: draft tokens behind a rejection were never decided on."""
     rounds, _ = _simulate(alpha, 5, 1.0)

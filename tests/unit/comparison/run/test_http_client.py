@@ -12,7 +12,7 @@ from inference.comparison.plan.datasets import Conversation
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.run.client import asking
 from inference.comparison.run.http_client import HttpClient, _Chunk, _rounds, http_client
-from inference.comparison.run.load import several_at_once
+from inference.comparison.run.load import closed_loop
 from inference.config import DialSecurity
 from inference.errors import ConfigError, UnavailableError
 from tests.support.foreign import TEXT, foreign_server
@@ -72,7 +72,7 @@ async def test_a_server_that_is_gone_is_a_record_once_it_was_there_and_an_error_
 async def test_a_conversation_sends_what_was_answered_before() -> None:
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         prompts = (Conversation(("one", "two"), system="be brief"), "plain", Conversation(("it dies", "never asked")))
-        records = await several_at_once(asking(client, prompts), len(prompts), 2)
+        records = await closed_loop(asking(client, prompts), len(prompts), 2)
         said = [body["messages"] for body in foreign.bodies if "messages" in body]
     # Each prompt more than once, as two clients at once ask; its turns keep their numbers.
     assert {record.prompt_index for record in records} == {0, 1, 2, 3}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import dataclasses
 import json
 import time
+from base64 import b64encode
 
 import numpy as np
 import pytest
 
-from inference.commit import Timings
-from inference.comparison.plan.config import OPEN_LOOP_BATCH, Contender, PromptSet, Topology, WorkloadConfig
-from inference.comparison.run.load import LOCUST_FILE, as_they_come, one_by_one, poisson_arrivals
-from inference.comparison.run.record import RequestRecord, Round, record_from_json
+from inference.commit import Delta, Event, Started, Timings
+from inference.comparison.plan.config import OPEN_LOOP_BATCH, PromptSet, WorkloadConfig
+from inference.comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages
+from inference.comparison.run.record import RequestRecord, Round
 from inference.errors import ConfigError
-from tests.support.samples import record
+from inference.request import Provenance
+from inference.workers.convert import event_to_message
 
 
 def test_locust_processes_import_neither_torch_nor_asyncio() -> None:
@@ -27,9 +28,18 @@ def test_locust_processes_import_neither_torch_nor_asyncio() -> None:
     assert "grpc.experimental.gevent" in names
 
 
-def test_records_survive_json() -> None:
-    sent = record(Contender(Topology.FUSED, "draft", 3))
-    assert record_from_json(json.loads(json.dumps(dataclasses.asdict(sent)))) == sent
+def test_messages_survive_json() -> None:
+    timings = Timings(compute_us=9)
+    told: tuple[Event, ...] = (
+        Started(4, 7, provenance=Provenance("model")),
+        Delta((1, 2), "ab", 3, 1, timings),
+    )
+    written = [(float(at), b64encode(event_to_message(it).SerializeToString()).decode()) for at, it in enumerate(told)]
+    read = record_of_messages(2, 5.0, json.loads(json.dumps(written)), None)
+    assert (read.prompt_index, read.sent_s, read.num_prompt_tokens, read.model_id) == (2, 5.0, 4, "model")
+    assert (read.token_ids, read.text) == ((1, 2), "ab")
+    assert read.rounds == (Round(1.0, 2, 3, 1, timings),)
+    assert record_of_messages(2, 5.0, [], ("INTERNAL", "why")).error_code == "INTERNAL"
 
 
 async def _held_up(prompt_index: int, due_s: float) -> list[RequestRecord]:
@@ -52,8 +62,8 @@ async def test_what_comes_on_its_own_does_not_wait_for_answers_and_its_wait_coun
     assert ends[-1] >= 6 * 0.05 * 0.9
 
 
-async def test_one_by_one_waits_for_the_answer() -> None:
-    first, second = await one_by_one(_held_up, 2)
+async def test_one_client_waits_for_the_answer() -> None:
+    first, second = await closed_loop(_held_up, 2, 1)
     assert second.sent_s >= first.sent_s + first.stats.end_to_end_s
     assert second.stats.end_to_end_s >= 0.05 * 0.9
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.comparison.plan.config import LOOKUP, Contender, Topology
-from inference.comparison.study.app import ALONE, comparison_of
+from inference.comparison.plan.config import ALONE, LOOKUP, Contender, Topology
+from inference.comparison.study.app import comparison_of
 from inference.comparison.study.flags import AS_JSON, StudyConfig, parse_study
 from inference.comparison.study.space import Group
 from inference.errors import ConfigError
@@ -48,7 +48,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
         (["--topologies", "fused"], "a study needs the target alone"),
         (["--max_new_tokens", "32,1"], "max_new_tokens 1 is below 2"),
         (["--temperature", "0,101"], "temperature 101 is outside 0..100"),
-        (["--json_schema", "nowhere.json"], "json_schema nowhere.json cannot be read"),
+        (["--json_schema", "nowhere.json"], "grammar file nowhere.json cannot be read"),
     ],
 )
 def test_what_cannot_be_studied_is_refused(flags: list[str], message: str) -> None:
