@@ -127,7 +127,8 @@ def _sentence(series: str, ranges: Mapping[tuple[str, float], list[float]]) -> s
 def _at(series: str, ranges: Mapping[tuple[str, float], list[float]]) -> Iterator[str]:
     for (name, rtt_ms), speedups in ranges.items():
         if name == series:
-            yield f"{min(speedups):.1f} to {max(speedups):.1f} at a round trip of {rtt_ms:g} ms"
+            least, most = f"{min(speedups):.1f}", f"{max(speedups):.1f}"
+            yield f"{least if least == most else f'{least} to {most}'} at a round trip of {rtt_ms:g} ms"
 
 
 if __name__ == "__main__":
