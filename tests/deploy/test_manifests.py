@@ -80,7 +80,10 @@ def test_custom_resources_fit_their_schemas(tmp_path: Path) -> None:
     kinds = {each["kind"] for each in documents}
     assert {"NodePool", "EC2NodeClass", "PodMonitor", "PrometheusRule"} <= kinds
     for kind in sorted(kinds):
-        assert custom_faults(kind, of_kind(documents, kind), tmp_path) == ""
+        found = of_kind(documents, kind)
+        assert custom_faults(kind, found, tmp_path) == ""
+        unheard_of = {**found[0], "spec": {**found[0]["spec"], "unheardOf": 1}}
+        assert "unheardOf" in custom_faults(kind, [unheard_of], tmp_path)
 
 
 def test_every_kind_has_a_schema() -> None:
