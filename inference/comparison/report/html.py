@@ -48,6 +48,9 @@ code { background: var(--soft); padding: 0 .25em; }
 """
 
 
+_TOPOLOGIES = "Target alone, both models in one server (fused), draft and target on two machines (distributed)"
+
+
 def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
     """The page."""
     parts = {
@@ -57,10 +60,8 @@ def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
         "Conditions": told(findings.config),
         "How to read it": listed(_EXPLANATIONS),
     }
-    lead = (
-        '<p class="lead">Target alone, both models in one server (fused), draft and target on two machines '
-        f"(distributed): speed at equal tokens. Measured in {findings.duration_s:.0f} s.</p>\n"
-    )
+    compared = _TOPOLOGIES if findings.config.topologies else "Servers that were running already"
+    lead = f'<p class="lead">{compared}: speed at equal tokens. Measured in {findings.duration_s:.0f} s.</p>\n'
     return page(TITLE, f"{lead}{_emulated(findings)}{_verdict(findings)}", parts)
 
 

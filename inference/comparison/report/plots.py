@@ -33,8 +33,11 @@ def drafting(findings: Findings) -> list[Series]:
     return [series for series in findings.config.series if series != findings.config.baseline.series]
 
 
-def _bound_handle() -> Line2D:
-    return Line2D([], [], color="black", linestyle="--", label="bound (dashes)")
+def _bound_handles(findings: Findings) -> list[Line2D]:
+    """None where all that is compared are endpoints, of whose passes nobody knows."""
+    if all(series.endpoint is not None for series in findings.config.series):
+        return []
+    return [Line2D([], [], color="black", linestyle="--", label="bound (dashes)")]
 
 
 # Speed-up by prompt kind ----------------------------------------------------------------------------------------------
@@ -54,7 +57,7 @@ def speedup_by_kind(findings: Findings) -> Figure:
     row[0].set_ylabel(f"speed-up over {findings.config.baseline_name}")
     handles: list[Artist] = [_bar_handle(series) for series in drafting(findings)]
     alone = Line2D([], [], color=look_of(TARGET).colour, label=findings.config.baseline_name.removeprefix("the "))
-    legend(figure, [*handles, _bound_handle(), alone])
+    legend(figure, [*handles, *_bound_handles(findings), alone])
     return figure
 
 
@@ -98,9 +101,11 @@ def tokens_over_rtt(findings: Findings) -> Figure:
                 _dashes(axes, at_ms, bounds, look.colour, look.mark)
         axes.set_title(f"{kind.replace('_', ' ')} prompts")
         axes.set_xlabel("round trip time between edge and target (ms)")
+        if len(findings.config.network.rtts_ms) == 1:  # else matplotlib invents times below 0
+            axes.set_xticks(findings.config.network.rtts_ms)
     from_zero([row])
     row[0].set_ylabel("tokens per second, one client")
-    legend(figure, [*(line_handle(series) for series in findings.config.series), _bound_handle()])
+    legend(figure, [*(line_handle(series) for series in findings.config.series), *_bound_handles(findings)])
     return figure
 
 
@@ -149,7 +154,7 @@ def speedup_over_gamma(findings: Findings) -> Figure:
     for axes in rows[-1]:
         axes.set_xlabel("gamma (draft tokens per round)")
     star = Line2D([], [], color="black", marker="*", markersize=11, linestyle="none", label="best measured")
-    legend(figure, [*_draft_handles(findings), _bound_handle(), star])
+    legend(figure, [*_draft_handles(findings), *_bound_handles(findings), star])
     return figure
 
 
