@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 
 from inference.comparison.plan.backend import BackendConfig
 from inference.comparison.plan.config import NetworkConfig, PromptSet, WorkloadConfig
+from inference.comparison.plan.endpoint import Endpoint
+from inference.comparison.report.html import render
 from inference.comparison.report.pictures import draw_all
 from inference.comparison.report.plots import tokens_over_rtt
 from inference.config import Emulation
@@ -34,6 +36,18 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
         assert low == 0.0
         for line in axes.lines:
             assert float(np.max(np.asarray(line.get_ydata(), dtype=float))) <= high
+
+
+def test_a_report_of_endpoints_speaks_of_them_and_of_no_bound(tmp_path: Path) -> None:
+    """The story: it had a bound in its legend that nobody could draw, round trips below 0, and topologies of nobody."""
+    both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
+    measured = findings(config(tmp_path, topologies=(), endpoints=both, network=NetworkConfig((0.0,))))
+    figure = tokens_over_rtt(measured)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert [axes.get_xticks().tolist() for axes in figure.axes] == [[0.0]] * len(figure.axes)
+    page = render(measured, [])
+    assert "Servers that were running already: speed" in page
+    assert "Target alone, both" not in page
 
 
 @pytest.mark.parametrize("emulation", [Emulation(), Emulation(0.025, 0.003)], ids=["real", "emulated"])
