@@ -132,8 +132,9 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
             answer, seen = await cut(first, request, place)
             if not seen:
                 continue
-            rest = [event for event in await events_of(second, answer.rest()) if answer.takes(event)]
-            assert shown([*seen, *rest]) == shown(whole)
+            if answer.reason is None:  # a pass may take more tokens than the last time: then nothing is left to cut
+                seen += [event for event in await events_of(second, answer.rest()) if answer.takes(event)]
+            assert shown(seen) == shown(whole)
             assert Finished(answer.reason or whole[-1].reason) == whole[-1]  # type: ignore[union-attr]
 
 
