@@ -24,7 +24,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._num_header_bytes = self._num_headers = self._num_unread = 0
+        self._num_bytes_between = self._num_headers = self._num_unread = 0
         self._in_headers = True
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -45,34 +45,41 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request's first byte."""
-        self._num_header_bytes = self._num_headers = 0
+        self._num_headers = 0
         self._in_headers = True
         self._expect_within(HEADERS_TIMEOUT_S)
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes; the parser keeps those of an unfinished header to itself."""
+        """Bytes; the parser keeps those of an unfinished header, or of a field behind the body, to itself."""
+        self._num_bytes_between += len(data)
         super().data_received(data)
-        if self._in_headers:
-            self._num_header_bytes += len(data)
-            if self._num_header_bytes > MAX_HEADER_BYTES:
-                self.transport.abort()
+        if self._num_bytes_between > MAX_HEADER_BYTES:
+            self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; raising makes uvicorn answer 400 and close."""
+        """A header, but behind the body, where no proxy looks; raising makes uvicorn answer 400 and close."""
         self._num_headers += 1
         if self._num_headers > MAX_HEADERS or len(value) > MAX_HEADER_BYTES:
             raise ValueError(f"more than {MAX_HEADERS} headers, or one above {MAX_HEADER_BYTES} bytes")
-        super().on_header(name, value)
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The headers are there; the body may follow."""
         self._in_headers = False
+        self._num_bytes_between = 0
         self._expect_within(BODY_TIMEOUT_S)
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._num_bytes_between = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """The request is there: from here on, the time is ours."""
+        self._num_bytes_between = 0
         self._expect_within(None)
         super().on_message_complete()
 

@@ -161,6 +161,34 @@ async def test_a_connection_that_never_comes_to_the_point_is_closed(
         assert await closed_after(port, first, more) < 10
 
 
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"X-Request-Id: mine\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["behind the body", "beside a chunk"])
+async def test_what_stands_beside_a_body_has_the_limit_of_headers(beside: bytes) -> None:
+    """The story: only headers before the body were counted. A field behind it took all that 30 s can carry, and the
+    loop's time by the square of that: 80 MB came to some seconds."""
+    async with serving([["a"]]) as (port, _):
+        assert await closed_after(port, CHUNKED + beside, b"a" * 65536) < 15  # the body's own time is 30 s
+
+
+async def test_what_stands_behind_a_body_is_no_header() -> None:
+    """The story: fields behind a chunked body passed for headers, and the last of a name counts: past a proxy that
+    checks headers, a request changed its id, its token or its deadline."""
+    body = b'{"prompt": "x"}'
+    behind = b"X-Request-Id: forged\r\nX-Deadline-S: nonsense\r\nConnection: close\r\n\r\n"
+    async with serving([["a"]]) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED + b"%x\r\n%b\r\n0\r\n%b" % (len(body), body, behind))
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"x-request-id: mine\r\n" in answer
+
+
 async def test_a_reader_that_stands_still_is_dropped() -> None:
     """Its request ends with it; another reader, however slow, gets its whole answer."""
     passes = [["x" * 200_000]] * 100  # 20 MB: more than what kernels keep for a connection
