@@ -56,7 +56,7 @@ class _Record:
     """What is known of one worker.
 
     Attributes:
-        sessions: those it helps, by id.
+        sessions: those it helps, by what it calls them.
         trust: how many it is given at most.
     """
 
@@ -141,24 +141,24 @@ class DraftPool:
             self._put_back(session)
         self._lend()
 
-    def propose(self, worker: Worker, session_id: str, branches: Sequence[Branch]) -> None:
+    def propose(self, worker: Worker, help_id: str, branches: Sequence[Branch]) -> None:
         """A worker proposes for a session; one that is no longer its own is ignored.
 
         Raises:
             InvalidRequestError: the branches grow from nowhere, or hold tokens that do not exist.
         """
-        session = self._workers[worker].sessions.get(session_id) if worker in self._workers else None
+        session = self._workers[worker].sessions.get(help_id) if worker in self._workers else None
         if session is None:
             return
         if not branches:
             raise InvalidRequestError("a pool worker has nothing to ask for: an empty proposal")
-        self._help[session_id].num_silent = 0
+        self._help[session.id].num_silent = 0
         self._engine.propose(session, branches)
 
-    def decline(self, worker: Worker, session_id: str) -> None:
+    def decline(self, worker: Worker, help_id: str) -> None:
         """A worker will not draft for a session, which moves on; what it has now is what it has room for."""
         record = self._workers.get(worker)
-        session = None if record is None else record.sessions.get(session_id)
+        session = None if record is None else record.sessions.get(help_id)
         if record is not None and session is not None:
             self._take_back(session, worker, trust=len(record.sessions) - 1)
 
@@ -166,7 +166,7 @@ class DraftPool:
         """A worker has room for another number of sessions now; those above it move on."""
         record = self._workers.get(worker, _Record())
         for session in list(record.sessions.values())[worker.num_slots :]:
-            del record.sessions[session.id]
+            del record.sessions[session.help_id]
             worker.close(session)
             self._put_back(session)
         self._lend()
@@ -178,9 +178,9 @@ class DraftPool:
             worker = self._choice(help_.useless)
             if worker is None:
                 continue
-            self._workers[worker].sessions[session.id] = self._alone.pop(session.id)
             help_.worker, help_.num_silent = worker, 0
             self._engine.begin_help(session)
+            self._workers[worker].sessions[session.help_id] = self._alone.pop(session.id)
             worker.open(session)
 
     def _choice(self, useless: set[str]) -> Worker | None:
@@ -214,7 +214,7 @@ class DraftPool:
     def _take_back(self, session: TargetSession, worker: Worker, *, trust: int) -> None:
         """End the help of a worker that gives none: the next one may."""
         record = self._workers[worker]
-        del record.sessions[session.id]
+        del record.sessions[session.help_id]
         record.trust = max(1, trust)
         self._help[session.id].useless.add(worker.id)
         worker.close(session)
@@ -230,6 +230,6 @@ class DraftPool:
         self._alone.pop(session.id, None)
         help_ = self._help.pop(session.id, None)
         if help_ is not None and help_.worker is not None:
-            del self._workers[help_.worker].sessions[session.id]
+            del self._workers[help_.worker].sessions[session.help_id]
             help_.worker.close(session)
             self._lend()

@@ -116,15 +116,22 @@ class TargetSession:
         self._asked = False
         self._heard_at = 0.0
         self._num_acknowledged = 0
+        self._num_helps = 0
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
         self._become_ready(time.monotonic())
 
     def follow(self, schedule: Schedule | None) -> None:
         """Change who proposes: what an earlier draft proposed is forgotten, and its numbers with it."""
+        self._num_helps += 1
         self.schedule = schedule
         self.tree = DraftTree(self.token_ids)
         self.arrivals = Arrivals()
         self._num_acknowledged = 0
+
+    @property
+    def help_id(self) -> str:
+        """What a worker of the pool calls it, another at each help: what is on its way from the last one is too late."""
+        return f"{self.id}.{self._num_helps}"
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
         self.slot = slot

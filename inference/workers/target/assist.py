@@ -46,17 +46,17 @@ class StreamWorker:
         opening = replace(rest, schedule=Schedule.ASYNC, prompt_logprobs=None)
         words = self._vocabulary
         message = open_to_message(opening, fingerprint=words.fingerprint, vocab_size=words.size)
-        self._put(pb.AssistResponse(open=pb.AssistOpen(session_id=session.id, open=message)))
+        self._put(pb.AssistResponse(open=pb.AssistOpen(session_id=session.help_id, open=message)))
 
     def commit(self, session: TargetSession, commit: Commit) -> None:
         """See `Worker`."""
         lean = replace(commit, logprobs=(), prompt_logprobs=())  # a draft has no use for them
-        message = pb.AssistCommit(session_id=session.id, commit=commit_to_message(lean))
+        message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(lean))
         self._put(pb.AssistResponse(commit=message))
 
     def close(self, session: TargetSession) -> None:
         """See `Worker`."""
-        self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.id)))
+        self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.help_id)))
 
     def beat(self) -> None:
         """Give a sign of life, if nothing else is on its way."""

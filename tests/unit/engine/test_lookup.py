@@ -148,7 +148,7 @@ class Helper:
     def commit(self, session: TargetSession, commit: Commit) -> None:
         branches = proposals(session, self._truth, self._rng)
         if branches:
-            asyncio.get_running_loop().call_soon(self._pool.propose, self, session.id, branches)
+            asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, branches)
 
     def close(self, session: TargetSession) -> None:
         pass

@@ -51,7 +51,7 @@ class GoodWorker(SilentWorker):
     def _propose(self, session: TargetSession) -> None:
         length = len(session.token_ids)
         branch = Branch(None, length, tokens_at(length, 32))
-        asyncio.get_running_loop().call_soon(self._pool.propose, self, session.id, [branch])
+        asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, [branch])
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ class FullWorker(SilentWorker):
     def open(self, session: TargetSession) -> None:
         super().open(session)
         if len(self.sessions) > 1:
-            asyncio.get_running_loop().call_soon(self._pool.decline, self, session.id)
+            asyncio.get_running_loop().call_soon(self._pool.decline, self, session.help_id)
 
 
 async def test_what_one_worker_declines_another_gets(pool: DraftPool) -> None:
@@ -151,3 +151,25 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
     assert len(first.sessions) == 3
     for (token_ids, _), length in zip(await asyncio.gather(*asking), (3, 4, 5), strict=True):
         assert token_ids == tokens_at(length, NUM_TOKENS)
+
+
+async def test_what_was_on_its_way_from_an_earlier_help_is_too_late(pool: DraftPool) -> None:
+    """The story: a session that a worker gave back, and got again, had its old name. Branches that crossed the close
+    then counted among the new ones, or named tokens that nobody knew any more, and the worker was thrown out."""
+    worker = SilentWorker("worker", 2, pool)
+    pool.attach(worker)
+    asked = [pool.generate(GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS)) for length in (3, 4)]
+    for commits in asked:
+        await anext(commits)
+    session = next(each for each in pool._workers[worker].sessions.values() if len(each.request.prompt_token_ids) == 4)
+    first = session.help_id
+    pool.propose(worker, first, [Branch(None, 4, tokens_at(4, 8))])
+    worker.num_slots = 1
+    pool.resized(worker)
+    await asked[0].aclose()
+    assert worker.sessions == {session.id}, "there is room again"
+    pool.propose(worker, first, [Branch(7, 0, tokens_at(12, 4))])
+    assert session.tree.num_numbers == 0
+    pool.propose(worker, session.help_id, [Branch(None, 4, tokens_at(4, 8))])
+    assert session.tree.num_numbers == 8
+    await asked[1].aclose()
