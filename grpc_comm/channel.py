@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator
 from typing import cast
 
 import grpc
@@ -78,11 +77,3 @@ async def check_handshake(address: str, tls: ClientTls, timeout_s: float = LOOK_
     fault = await tls.fault(address, timeout_s)
     if fault is not None:
         raise HandshakeError(f"no TLS with {address}: {fault}")
-
-
-async def states(channel: grpc.aio.Channel) -> AsyncGenerator[grpc.ChannelConnectivity, None]:
-    """Yield the connection's state now and whenever it changes, reconnecting when it is lost; ends when cancelled."""
-    while True:
-        state = channel.get_state(try_to_connect=True)
-        yield state
-        await channel.wait_for_state_change(state)

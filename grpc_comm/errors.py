@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,6 +67,12 @@ class StatusError(Exception):
     def __init__(self, status: Status) -> None:
         super().__init__(status.message)
         self.status = status
+
+
+def is_cancelled() -> bool:
+    """Whether a CancelledError means this task: whoever reads a call gets one too when it, or its channel, is closed."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _packed(message: Message) -> any_pb2.Any:

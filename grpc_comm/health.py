@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.channel import states
+from grpc_comm.errors import is_cancelled
 from grpc_comm.interceptors import Context
 
 TIMEOUT_S = 2.0
+WATCH_AGAIN_S = 5.0
+"""After a watch has ended whose connection holds."""
 LIVENESS = "liveness"
 """Service name for whoever restarts the process: NOT_SERVING only when a restart is what helps."""
 READINESS = "readiness"
@@ -21,6 +23,7 @@ READINESS = "readiness"
 MAX_WATCHERS = 1024
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
@@ -35,7 +38,7 @@ async def is_serving(channel: grpc.aio.Channel) -> bool:
 
 
 async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Whether the server at the other end serves, whenever that changes; for as long as one connection holds."""
+    """Whether the server at the other end serves, whenever that changes; until the call ends."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     call = stub.Watch(health_pb2.HealthCheckRequest())
     try:
@@ -44,6 +47,12 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
     except grpc.aio.AioRpcError as exc:
         if exc.code() is grpc.StatusCode.UNIMPLEMENTED:  # a server without health is well, as gRPC's own clients see it
             yield True
+            await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        elif exc.code() in _REFUSED:
+            yield False
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
     finally:
         call.cancel()
 
@@ -51,16 +60,21 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
 async def served(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
     """Whether the server at the other end serves, now and whenever it says so anew: not without a connection; for ever.
 
-    A server that takes another's place says so too, whatever that one said last.
+    A server that takes another's place says so too, whatever that one said last. A watch that ends before its
+    connection, by the patience of a proxy or as a stranger's, begins anew.
     """
-    async with aclosing(states(channel)) as changes:
-        async for state in changes:
-            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                yield False
-            elif state is grpc.ChannelConnectivity.READY:
-                async with aclosing(health_of(channel)) as answers:
-                    async for serves in answers:
-                        yield serves
+    while True:
+        state = channel.get_state(try_to_connect=True)
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            yield False
+        is_ready = state is grpc.ChannelConnectivity.READY
+        if is_ready:
+            async with aclosing(health_of(channel)) as answers:
+                async for serves in answers:
+                    yield serves
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_AGAIN_S if is_ready else None):
+                await channel.wait_for_state_change(state)
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):

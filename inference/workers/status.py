@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 import grpc
 
 from grpc_comm.channel import HandshakeError, UnreachableError
-from grpc_comm.errors import Status, StatusError, status_of
+from grpc_comm.errors import Status, StatusError, is_cancelled, status_of
 from inference import errors
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,10 @@ def calls_to(address: str) -> Generator[None, None, None]:
         yield
     except grpc.aio.AioRpcError as exc:
         raise from_rpc_error(exc, address) from exc
+    except asyncio.CancelledError as exc:
+        if is_cancelled():
+            raise
+        raise errors.UnavailableError("the channel was closed under the call", address=address) from exc
     except HandshakeError as exc:
         raise errors.HandshakeError(str(exc)) from exc
     except UnreachableError as exc:

@@ -6,10 +6,14 @@ import asyncio
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from grpc_comm import health
+from grpc_comm import server as module
 from grpc_comm.channel import open_channel
-from grpc_comm.health import served
+from grpc_comm.health import HealthServicer, served
+from grpc_comm.interceptors import Context
 from grpc_comm.server import Server
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -48,3 +52,37 @@ async def test_health_follows_the_server_behind() -> None:
             await until(stub, NOT_SERVING)
             await worker.close()
     await target.close()
+
+
+class Cut(HealthServicer):
+    """Ends each watch a moment after it has begun."""
+
+    status = grpc.StatusCode.UNAVAILABLE
+
+    async def Watch(self, request: Any, context: Context) -> None:
+        if self.status is grpc.StatusCode.UNAVAILABLE:
+            await context.write(await self.Check(request, context))
+            await asyncio.sleep(0.05)
+        await context.abort(self.status, "the stream was idle for too long")
+
+
+async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: proxies end streams in which nothing happens, after 5 minutes as Envoy does, and keep the connection.
+    Health was not watched again until that was lost: a server that drained behind one was ready for ever. One that
+    takes our token no more is not ready either."""
+    monkeypatch.setattr(module, "HealthServicer", Cut)
+    monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
+    server = await started()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel, asyncio.timeout(20):
+        news = served(channel)
+        assert [await anext(news) for _ in range(3)] == [True] * 3
+        server.report(ready=False)
+        assert False in [await anext(news) for _ in range(3)]
+        server.report(ready=True)
+        while not await anext(news):
+            pass
+        monkeypatch.setattr(Cut, "status", grpc.StatusCode.UNAUTHENTICATED)
+        while await anext(news):
+            pass
+        await news.aclose()
+    await server.close()

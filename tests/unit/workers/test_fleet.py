@@ -6,16 +6,23 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpc_comm import names
+from grpc_comm import health, names, secured
 from grpc_comm.channel import UnreachableError
 from grpc_comm.names import addresses_of
-from inference.config import ConnectionConfig
+from grpc_comm.server import Gate, Server
+from grpc_comm.tls import ServerTls
+from inference.config import ConnectionConfig, DialSecurity
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet
+from inference.workers.generation import GenerationServicer
+from inference.workers.status import to_status
+from tests.support.certificates import pki
+from tests.support.completers import CARD
 from tests.unit.workers.test_failover import WHOLE, Counting, Place, answer
 
 NAME = "targets.example"
@@ -106,3 +113,34 @@ async def test_a_server_that_joins_is_used_and_one_that_leaves_ends_what_it_has(
         old.completer.go.set()
         assert await running == WHOLE
         assert len(new.completer.asked) == 4, "it has ended where it began"
+
+
+async def test_a_replaced_certificate_costs_no_request_and_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: an hour after a client's certificate was replaced, the old channel was closed under the watch of
+    health, which ended as if somebody had cancelled it: from then on nobody heard that a server drains. A request that
+    was still on that channel ended without a word."""
+    monkeypatch.setattr(secured, "RETIRE_S", 0.1)
+    monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
+    trust, completer = pki(tmp_path / "ours"), Counting()
+    gate = Gate(ServerTls(*trust.pair("server"), trust.ca).grpc_credentials(client_certificates=True))
+    server = Server("127.0.0.1:0", [GenerationServicer(completer, CARD)], status_of=to_status, gate=gate)
+    await server.open()
+    security = DialSecurity(trust.ca, *trust.pair("client", "spiffe://here/one"))
+    link = ConnectionConfig("127.0.0.1", server.port, security=security)
+    async with Fleet(link.targets, security) as fleet:
+        replica = fleet._replicas[f"127.0.0.1:{server.port}"]
+        await until(lambda: fleet.is_ready(replica))
+        completer.go.clear()
+        running = asyncio.create_task(answer(FailoverCompleter(fleet, link)))
+        await until(lambda: bool(completer.asked))
+        trust.pair("client", "spiffe://here/two")
+        assert await fleet.is_serving()
+        await until(lambda: len(completer.asked) == 2)
+        completer.go.set()
+        assert await running == WHOLE
+        assert completer.asked[1].resume is not None
+        server.report(ready=False)
+        await until(lambda: not fleet.is_ready(replica))
+    await server.close()
