@@ -70,7 +70,7 @@ class StatusError(Exception):
 
 
 def is_cancelled() -> bool:
-    """Whether a CancelledError means this task: whoever reads a call gets one too when it, or its channel, is closed."""
+    """Whether a CancelledError means this task: who reads a call gets one too when that, or its channel, is closed."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

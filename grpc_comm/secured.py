@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partialmethod
+from dataclasses import dataclass, replace
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,9 @@ class Credentials:
     token: Watched[str] | None = None
 
 
+@cache
 def watched_token(path: Path) -> Watched[str]:
-    """The token in a file.
+    """The token in a file, the same for all who ask: a new channel has one also while the file is being written.
 
     Raises:
         UnusableError: there is none.
@@ -47,6 +48,20 @@ def watched_token(path: Path) -> Watched[str]:
         return text.decode("ascii")
 
     return Watched([path], read)
+
+
+def watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
+    """What channels are made of, likewise the same for all, whatever their servers are called.
+
+    Raises:
+        UnusableError: the files cannot be used.
+    """
+    return _watched_keys(replace(tls, server_name=None))
+
+
+@cache
+def _watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
+    return Watched(tls.paths, tls.grpc_credentials)
 
 
 class SecuredChannel:
@@ -63,7 +78,7 @@ class SecuredChannel:
         self._options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS]
         if tls is not None and tls.server_name is not None:
             self._options.append(("grpc.ssl_target_name_override", tls.server_name))
-        self._tls = None if tls is None else Watched(tls.paths, tls.grpc_credentials)
+        self._tls = None if tls is None else watched_keys(tls)
         self._retiring: set[asyncio.Task[None]] = set()
         self._channel = self._open()
 

@@ -130,7 +130,7 @@ class TargetSession:
 
     @property
     def help_id(self) -> str:
-        """What a worker of the pool calls it, another at each help: what is on its way from the last one is too late."""
+        """What a worker of the pool calls it, anew at each help: what is on its way from the last one is too late."""
         return f"{self.id}.{self._num_helps}"
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grpc_comm.channel import check_handshake
-from grpc_comm.secured import Credentials, watched_token
+from grpc_comm.secured import Credentials, watched_keys, watched_token
 from grpc_comm.tls import ClientTls
 from grpc_comm.watched import UnusableError
 from inference.config import DialSecurity
@@ -25,7 +25,7 @@ def credentials_of(security: DialSecurity) -> Credentials | None:
         token = None if security.token_file is None else watched_token(security.token_file)
         tls = _tls_of(security)
         if tls is not None:
-            tls.grpc_credentials()
+            watched_keys(tls)
     except (UnusableError, OSError) as exc:
         raise ConfigError(str(exc)) from exc
     return Credentials(tls, token)

@@ -144,3 +144,22 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
         server.report(ready=False)
         await until(lambda: not fleet.is_ready(replica))
     await server.close()
+
+
+async def test_who_joins_while_a_token_is_being_written_is_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: a new server's channel read the files anew. One that was cut off at that moment ended the task that
+    follows the list, and nobody who came later was ever found; a pool worker left all of its targets."""
+    monkeypatch.setattr(names, "LOOK_S", 0.02)
+    token, listed = tmp_path / "token", tmp_path / "list"
+    token.write_text("secret")
+    listed.write_text("127.0.0.1:1\n")
+    security = DialSecurity(token_file=token, insecure=True)
+    async with Fleet([f"file://{listed}"], security) as fleet:
+        token.write_text("")
+        listed.write_text("127.0.0.1:1\n127.0.0.1:22\n")
+        await until(lambda: len(fleet.addresses) == 2)
+        token.write_text("another")
+        listed.write_text("127.0.0.1:333\n")
+        await until(lambda: fleet.addresses == ("127.0.0.1:333",))
