@@ -20,7 +20,7 @@ from inference.errors import (
     SpecDecError,
     UnavailableError,
 )
-from inference.workers.fleet import Fleet, Replica
+from inference.workers.fleet import REFUSES_US, Fleet, Replica
 from inference.workers.remote import MAX_DEADLINE_S
 
 logger = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ class Resuming:
             with self._fleet.lease(prefix=prefix, failed=self._failed, unfit=self._unfit) as replica:
                 self._latest = replica
                 yield replica
-        except RequestError as exc:  # of one that cannot go on: another model, too short a context
-            if replica is None or not self._progress.has_begun:
+        except RequestError as exc:  # of one that cannot go on: another model, too short a context, no trust in us
+            if replica is None or not (self._progress.has_begun or isinstance(exc, REFUSES_US)):
                 raise
             self._unfit.add(replica.address)
             if self._unfit.issuperset(self._fleet.addresses):

@@ -12,7 +12,13 @@ from grpc_comm.moving import MoveInterceptor
 from grpc_comm.server import Server
 from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
 from inference.config import ConnectionConfig
-from inference.errors import CapacityError, IncompatibleDraftError, SpecDecError, UnavailableError
+from inference.errors import (
+    CapacityError,
+    IncompatibleDraftError,
+    SpecDecError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from inference.request import UNKNOWN, Provenance
 from inference.workers.completion import CompletionRequest
 from inference.workers.failover import FailoverCompleter
@@ -180,6 +186,18 @@ async def test_a_full_server_sends_a_request_on_and_only_all_of_them_refuse_it()
         with pytest.raises(CapacityError, match="slots are busy"):
             await answer(completer)
         assert [len(place.completer.asked) for place in found] == [1, 1]
+
+
+async def test_a_server_that_does_not_know_us_is_left_out() -> None:
+    """The story: the token of a gateway was revoked at one of two targets. That one refused at once, so it was always
+    the least loaded and never at fault: 38 of 40 requests were refused."""
+    stranger = UnauthenticatedError("the token is not known here")
+    async with places(Counting(refusal=stranger), Counting()) as (completer, (refusing, _)):
+        assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
+        assert len(refusing.completer.asked) == 3, "ejected, like one that fails"
+    async with places(Counting(refusal=stranger)) as (completer, _):
+        with pytest.raises(UnauthenticatedError, match="the token is not known here"):
+            await answer(completer)
 
 
 async def test_what_has_not_begun_is_refused_when_no_server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
