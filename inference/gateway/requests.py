@@ -33,8 +33,7 @@ NOTHING_NEW = Delta((), "", 0, 0, Timings())
 
 def completion_requests(body: CompletionBody, defaults: RequestDefaults) -> list[CompletionRequest]:
     """Choice p * n + i is the i-th continuation of prompt p."""
-    limit = _limit(body, defaults)
-    max_tokens = DEFAULT_MAX_TOKENS if limit is None else limit
+    max_tokens = _max_tokens(body, defaults, DEFAULT_MAX_TOKENS)
     template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=body.logprobs, echo=body.echo)
     return [request for prompt in body.prompts() for request in _repeated(body, prompt, template, defaults)]
 
@@ -45,7 +44,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
     The prompt comes back where its end says whether the output begins within a reasoning.
     """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = _limit(body, card.defaults) or min(card.max_length, caller().limits.max_tokens or card.max_length)
+    max_tokens = _max_tokens(body, card.defaults, card.max_length)
     chat = body.chat()
     dialect.check(body, chat)
     template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs)
@@ -54,10 +53,13 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
     return [replace(each, grammar=grammar, echo=dialect.thinks) for each in requests]
 
 
-def _limit(body: CompletionBody | ChatBody, defaults: RequestDefaults) -> int | None:
-    """What the client said of the length, or else the target's operator."""
+def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
+    """What the client said of the length; else what the target's operator did, or `otherwise`, as far as its key may."""
     said = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return defaults.max_new_tokens if said is None else said
+    if said is not None:
+        return said
+    open_ = otherwise if defaults.max_new_tokens is None else defaults.max_new_tokens
+    return min(open_, caller().limits.max_tokens or open_)
 
 
 def _repeated(

@@ -288,6 +288,8 @@ async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, capl
 
 
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
+    """The story: a completion that says nothing of its length asks for 16 tokens, and a key that may have 8 was told
+    that this is too much."""
     write(auth_file, entry("client", "client", "limits = { max_tokens = 8, n = 2, in_flight = 4 }"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
     scripted = ScriptedCompleter([["a"]])
@@ -300,6 +302,9 @@ async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
             answer = await client.post(f"{url}/completions", json=body, headers=headers)
             assert answer.status_code == 400
             assert words in answer.json()["error"]["message"]
-        chat = {"messages": [{"role": "user", "content": "x"}]}
-        assert (await client.post(f"{url}/chat/completions", json=chat, headers=headers)).status_code == 200
-    assert [request.max_new_tokens for request in scripted.requests] == [8]
+        for path, body in (
+            ("completions", {"prompt": "x"}),
+            ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ):
+            assert (await client.post(f"{url}/{path}", json=body, headers=headers)).status_code == 200
+    assert [request.max_new_tokens for request in scripted.requests] == [8, 8]
