@@ -99,7 +99,8 @@ class ErrorInterceptor(HandlerInterceptor):
     async def _abort(self, context: Context, exc: Exception) -> None:
         status = self._status(exc)
         message = " ".join(status.message.split())[:MAX_MESSAGE_CHARACTERS]  # it may quote what a client sent
-        abort = asyncio.ensure_future(context.abort(status.code, message, status.trailing_metadata()))
+        trailers = (*(context.trailing_metadata() or ()), *status.trailing_metadata())  # abort replaces what was set
+        abort = asyncio.ensure_future(context.abort(status.code, message, trailers))
         abort.add_done_callback(lambda task: task.cancelled() or task.exception())  # it always raises
         await asyncio.wait([abort], timeout=ABORT_S)
         if not abort.done() or isinstance(abort.exception(), grpc.aio.InternalError):
@@ -157,7 +158,8 @@ class GateInterceptor(MethodInterceptor):
             try:
                 admitted = self._admit(name, texts(context.invocation_metadata()), _names(context))
             except StatusError as exc:
-                await context.abort(exc.status.code, exc.status.message)
+                context.set_trailing_metadata(((REQUEST_ID, exc.request_id),))
+                raise
             with admitted as request_id:
                 context.set_trailing_metadata(((REQUEST_ID, request_id),))
                 message = request if parse is None else parse(request)

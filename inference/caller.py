@@ -1,10 +1,12 @@
 """Who asks: of every request that is being served, known to whatever serves it, from its port down to the engine.
+And what became of it: the line that each leaves in the log.
 
 A context variable, as a request passes many hands that have no other use for it. Knows no token and no certificate.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -71,6 +73,8 @@ class Caller:
 ANYBODY = Caller()
 _CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 _REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+_IS_ACCOUNTED: ContextVar[asyncio.Event | None] = ContextVar("is_accounted", default=None)
+_audit = logging.getLogger("specdec.audit")
 _HARMLESS = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -92,12 +96,27 @@ def harmless_id(given: str) -> str:
 @contextmanager
 def serving(who: Caller, id_: str) -> Generator[str, None, None]:
     """What the block does, it does for this request; gives the id."""
-    tokens = _CALLER.set(who), _REQUEST_ID.set(id_)
+    tokens = _CALLER.set(who), _REQUEST_ID.set(id_), _IS_ACCOUNTED.set(asyncio.Event())
     try:
         yield id_
     finally:
         _CALLER.reset(tokens[0])
         _REQUEST_ID.reset(tokens[1])
+        _IS_ACCOUNTED.reset(tokens[2])
+
+
+def is_accounted() -> bool:
+    """Whether this request has left a line already."""
+    accounted = _IS_ACCOUNTED.get()
+    return accounted is not None and accounted.is_set()
+
+
+def account_for(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
+    """Write what became of this request, or of one of its choices: never a text, a token id or a secret."""
+    if (accounted := _IS_ACCOUNTED.get()) is not None:
+        accounted.set()
+    who, line = caller(), "request=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
+    _audit.info(line, request_id(), who.name or "-", who.user or "-", model, num_tokens, seconds, status)
 
 
 class NamesRequests(logging.Filter):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 from collections.abc import Callable, Coroutine, MutableMapping
 from functools import partial
@@ -20,15 +19,14 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.caller import ANYBODY, Right, harmless_id, request_id, serving
+from inference.caller import ANYBODY, Right, account_for, harmless_id, is_accounted, request_id, serving
 from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.gateway.errors import ApiError, from_error
 from inference.workers.access import Access, rights_of_path
+from inference.workers.status import code_name
 
 if TYPE_CHECKING:
     from inference.observe.spans import Spans
-
-logger = logging.getLogger(__name__)
 
 REQUEST_ID = b"x-request-id"
 
@@ -252,11 +250,17 @@ class HttpGate:
         try:
             who = self._access.by_token(authorization, rights)
         except (UnauthenticatedError, ForbiddenError) as exc:
-            logger.warning("refused %r: %s", scope["path"][:100], exc)
+            account_for(f"{code_name(exc)} at {scope['path'][:100]!r}: {exc}")
             await _answer(send, from_error(exc))
             return
+
+        async def accounted(message: Message) -> None:
+            if who.name and message.get("status", 200) >= 400 and not is_accounted():
+                account_for(f"{message['status']} at {scope['path'][:100]!r}")
+            await send(message)
+
         with serving(who, request_id()):
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, accounted)
 
 
 class AnswerCount:

@@ -54,7 +54,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
-    """What the client said of the length; else what the target's operator did, or `otherwise`, as far as its key may."""
+    """What the client said of the length; else what the target's operator did, or `otherwise`, within its key."""
     said = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if said is not None:
         return said

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from grpc_comm.errors import StatusError
 from grpc_comm.interceptors import REQUEST_ID, Admit
 from grpc_comm.secured import AUTHORIZATION
-from inference.caller import Caller, caller, harmless_id, request_id, serving
+from inference.caller import Caller, account_for, caller, harmless_id, is_accounted, request_id, serving
 from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.workers.access import Access, rights_of_call
-from inference.workers.status import to_status
-
-logger = logging.getLogger(__name__)
+from inference.workers.status import code_name, to_status
 
 USER = "x-specdec-user"
 MAX_USER_CHARACTERS = 64
+_NOTED = ("/specdec.v1.VerificationService/Assist", "/specdec.v1.GenerationService/Drain")
+"""Calls that leave a line however they end: who was sent everybody's prompts, and who ended the server."""
 
 
 def admission(access: Access) -> Admit:
@@ -30,15 +30,32 @@ def admission(access: Access) -> Admit:
             who = _caller(access, method, headers.get(AUTHORIZATION, ""), names)
         except (UnauthenticatedError, ForbiddenError) as exc:
             with serving(caller(), id_):
-                logger.warning("refused %s: %s", method, exc)
+                account_for(f"{code_name(exc)} at {method}: {exc}")
             status = to_status(exc)
             assert status is not None
-            raise StatusError(status) from None
+            raise StatusError(status, request_id=id_) from None
         if who.speaks_for_others:
             who = replace(who, user=headers.get(USER, "")[:MAX_USER_CHARACTERS])
-        return serving(who, id_)
+        return _accounted(who, id_, method)
 
     return admit
+
+
+@contextmanager
+def _accounted(who: Caller, id_: str, method: str) -> Generator[str, None, None]:
+    """A call that is served; one of ours that fails before anybody has accounted for it leaves a line all the same."""
+    with serving(who, id_):
+        began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
+        try:
+            yield id_
+            status = "OK"
+        except Exception as exc:
+            status = code_name(exc)
+            raise
+        finally:
+            is_news = status != "OK" or method in _NOTED
+            if who.name and is_news and method.startswith("/specdec.") and not is_accounted():
+                account_for(f"{status} at {method}", seconds=time.monotonic() - began)
 
 
 def _caller(access: Access, method: str, authorization: str, names: Sequence[str] | None) -> Caller:

@@ -6,20 +6,17 @@ One order of wrappers, outermost first: observed, traced, then (before a remote 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
-from inference.caller import caller, request_id
+from inference.caller import account_for, caller
 from inference.commit import Commit, Event, Started
 from inference.observe.metrics import Metrics, RequestMetrics
 from inference.observe.profile import Profile
 from inference.observe.stats import RequestStats
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.status import code_name
-
-audit = logging.getLogger("specdec.audit")
 
 CLOCK_MARGIN_S = 0.01
 """gRPC ends a call by its own clock, which is not the event loop's."""
@@ -70,17 +67,11 @@ class Observer:
             raise
         finally:
             observation.metrics.left(late=deadline is not None and _now() >= deadline - CLOCK_MARGIN_S)
-            _audit(observation.metrics)
+            if caller().name:
+                model, num_tokens, seconds = observation.metrics.cost
+                account_for(observation.metrics.status, model=model, num_tokens=num_tokens, seconds=seconds)
             if self.annotate is not None and stats is not None:
                 self.annotate(stats)
-
-
-def _audit(request: RequestMetrics) -> None:
-    """A line for each request of somebody known: never a text, a token id or a secret."""
-    who = caller()
-    if who.name:
-        line = "request=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
-        audit.info(line, request_id(), who.name, who.user or "-", *request.cost, request.status)
 
 
 def _now() -> float:

@@ -287,6 +287,38 @@ async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, capl
     ]
 
 
+async def test_what_is_refused_leaves_a_line_and_its_id(
+    at: Served, trust: Pki, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The story: who was refused, sent nonsense, or attached to read everybody's prompts, was in no audit; and gRPC's
+    errors that say more than a status came back without the id of their request."""
+    caplog.set_level(logging.INFO)
+    asked, body = (("x-request-id", "mine"),), {"prompt": "x", "max_tokens": "many"}
+    for name, path in (("nobody", "model"), ("client", "drain"), ("client", "client"), ("worker", "worker")):
+        security = dialling(trust, token=token_of(name))
+        async with open_channel(f"127.0.0.1:{at.grpc}", credentials_of(security)) as channel:
+            call = channel.unary_unary(METHODS[path])(b"", metadata=asked)
+            assert dict(await call.trailing_metadata() or ())["x-request-id"] == "mine"
+            call.cancel()
+    async with https(trust) as client:
+        headers = {"Authorization": f"Bearer {token_of('client')}", "X-Request-Id": "mine"}
+        for path, status in (("/metrics", 403), ("/v1/completions", 400)):
+            answer = await client.post(f"https://127.0.0.1:{at.http}{path}", json=body, headers=headers)
+            assert (answer.status_code, answer.headers["x-request-id"]) == (status, "mine")
+    lines = [record.getMessage() for record in caplog.records if record.name == "specdec.audit"]
+    assert all(line.startswith("request=mine caller=") for line in lines)
+    callers = [line.partition("caller=")[2].partition(" ")[0] for line in lines]
+    assert callers == ["-", "-", "client", "worker", "-", "client"]
+    assert [line.partition("status=")[2].partition(":")[0] for line in lines] == [
+        f"UNAUTHENTICATED at {METHODS['model']}",
+        f"PERMISSION_DENIED at {METHODS['drain']}",
+        f"INVALID_ARGUMENT at {METHODS['client']}",
+        f"OK at {METHODS['worker']}",
+        "PERMISSION_DENIED at '/metrics'",
+        "400 at '/v1/completions'",
+    ]
+
+
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
     """The story: a completion that says nothing of its length asks for 16 tokens, and a key that may have 8 was told
     that this is too much."""
