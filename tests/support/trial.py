@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -73,17 +74,28 @@ class Trial:
 
 
 def run(name: str, body: Callable[[Trial], Awaitable[None]], *, limit_s: float) -> int:
-    """Run a suite within `limit_s` seconds, whatever hangs; the exit code."""
+    """Run a suite within `limit_s` seconds, whatever hangs, or until SIGTERM; the exit code."""
     trial = Trial(name)
     faulthandler.dump_traceback_later(limit_s + TO_CLEAN_UP_S, exit=True)
     try:
         asyncio.run(_within(trial, body, limit_s))
+    except asyncio.CancelledError:
+        trial.note("SIGTERM: the servers are stopped")
+        return 128 + signal.SIGTERM
     finally:
         faulthandler.cancel_dump_traceback_later()
     return trial.conclude()
 
 
 async def _within(trial: Trial, body: Callable[[Trial], Awaitable[None]], limit_s: float) -> None:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)  # a second one must not disturb the stopping
+        if task is not None:
+            task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
     try:
         async with asyncio.timeout(limit_s):
             await body(trial)
