@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -17,7 +18,10 @@ from inference.workers.status import code_name, to_status
 
 USER = "x-specdec-user"
 MAX_USER_CHARACTERS = 64
-_NOTED = ("/specdec.v1.VerificationService/Assist", "/specdec.v1.GenerationService/Drain")
+ASSIST = "/specdec.v1.VerificationService/Assist"
+ASK_AGAIN_S = 5.0
+"""Between two looks whether a pool worker is still one."""
+_NOTED = (ASSIST, "/specdec.v1.GenerationService/Drain")
 """Calls that leave a line however they end: who was sent everybody's prompts, and who ended the server."""
 
 
@@ -36,9 +40,41 @@ def admission(access: Access) -> Admit:
             raise StatusError(status, request_id=id_) from None
         if who.speaks_for_others:
             who = replace(who, user=headers.get(USER, "")[:MAX_USER_CHARACTERS])
-        return _accounted(who, id_, method)
+        admitted = _accounted(who, id_, method)
+        if method != ASSIST:
+            return admitted
+        return _while_welcome(admitted, lambda: _caller(access, method, headers.get(AUTHORIZATION, ""), names))
 
     return admit
+
+
+@contextmanager
+def _while_welcome(admitted: AbstractContextManager[str], ask: Callable[[], object]) -> Generator[str, None, None]:
+    """A call that may last for ever; it ends when `ask` finds that its caller would not be let in any more."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    refusal: Exception | None = None
+
+    def look() -> None:
+        nonlocal refusal, timer
+        try:
+            ask()
+        except (UnauthenticatedError, ForbiddenError) as exc:
+            refusal = exc
+            if task is not None:
+                task.cancel()
+        else:
+            timer = loop.call_later(ASK_AGAIN_S, look)
+
+    timer = loop.call_later(ASK_AGAIN_S, look)
+    with admitted as id_:
+        try:
+            yield id_
+        except asyncio.CancelledError:
+            if refusal is None or (task is not None and task.uncancel() > 0):
+                raise
+            raise refusal from None
+        finally:
+            timer.cancel()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncGenerator
@@ -12,10 +13,13 @@ import grpc
 import pytest
 
 from grpc_comm.channel import open_channel
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.watched import UnusableError
 from inference.caller import Caller, serving
 from inference.config import ConnectionConfig, DialSecurity, PortSecurity
 from inference.errors import ForbiddenError, HandshakeError, UnauthenticatedError
+from inference.workers import admitting
 from inference.workers.access import Access
 from inference.workers.completion import CompletionRequest
 from inference.workers.dialling import credentials_of
@@ -24,7 +28,7 @@ from inference.workers.fleet import connected
 from inference.workers.remote import card_of_target
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD, ScriptedCompleter
-from tests.support.ports import Served, https, served
+from tests.support.ports import Served, YesMan, https, served
 
 ROLES = ("client", "draft", "worker", "ops", "admin")
 EDGE = "spiffe://example.org/edge"
@@ -214,6 +218,35 @@ async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_f
             await remote.model()
         write(trust.folder / "token", token_of("other"))  # the client follows its file too
         assert await remote.model() == CARD
+
+
+async def test_a_revoked_pool_worker_is_let_go(
+    trust: Pki, auth_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The story: its one call lasts for ever, so that its owner went on reading everybody's prompts for as long as the
+    connection held, whatever the file said."""
+
+    async def attached(_: object, message: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.write(pb.AssistResponse())
+        await asyncio.sleep(600)
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(YesMan, "Assist", attached)
+    monkeypatch.setattr(admitting, "ASK_AGAIN_S", 0.05)
+    async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
+        keys = credentials_of(dialling(trust, token=token_of("worker")))
+        async with open_channel(f"127.0.0.1:{at.grpc}", keys) as channel, asyncio.timeout(20):
+            call = rpc.VerificationServiceStub(channel).Assist()
+            await call.read()
+            cut_in_half(auth_file)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(reading := asyncio.ensure_future(call.read())), 0.3)
+            write(auth_file, entry("other", "worker"))
+            with pytest.raises(grpc.aio.AioRpcError, match="the token is not known here"):
+                await reading
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "specdec.audit"]
+    assert "caller=worker" in line
+    assert line.endswith(f"status=UNAUTHENTICATED at {METHODS['worker']}")
 
 
 async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: Pki) -> None:
