@@ -13,10 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from inference.caller import request_id
 from inference.commit import Event
 from inference.config import ServerConfig
 from inference.gateway import protocol, requests, stream
 from inference.gateway.middleware import MAX_ITEMS, parse_fault, shape_fault
+from inference.gateway.probes import Probes
 from inference.gateway.schema import CompletionBody
 from inference.gateway.server import HttpFront
 from inference.serving.host import opened
@@ -187,6 +189,23 @@ async def test_what_stands_behind_a_body_is_no_header() -> None:
         writer.close()
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b"x-request-id: mine\r\n" in answer
+
+
+async def test_a_request_knows_nothing_of_the_last_one_on_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a body so long that reading it paused left its request's context behind: whatever came later on the
+    connection was in the trace of that request."""
+    found: list[str] = []
+    answer = Probes.__call__
+
+    async def looking(self: Probes, scope: Any, receive: Any, send: Any) -> None:
+        found.append(request_id())
+        await answer(self, scope, receive, send)
+
+    monkeypatch.setattr(Probes, "__call__", looking)
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        await client.post("/v1/completions", json={"prompt": "a" * 300_000}, headers={"X-Request-Id": "first"})
+        await client.get("/version")
+    assert found == ["", ""]
 
 
 async def test_a_reader_that_stands_still_is_dropped() -> None:
