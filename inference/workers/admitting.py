@@ -53,6 +53,7 @@ def _while_welcome(admitted: AbstractContextManager[str], ask: Callable[[], obje
     """A call that may last for ever; it ends when `ask` finds that its caller would not be let in any more."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     refusal: Exception | None = None
+    timer: asyncio.TimerHandle
 
     def look() -> None:
         nonlocal refusal, timer

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from inference.caller import Right
@@ -50,12 +51,16 @@ def _add(file: Path, entry: str) -> None:
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
             out.write(before + entry)
+        if file.exists():  # a server that may read it, as another user perhaps, still may
+            os.chown(part, file.stat().st_uid, file.stat().st_gid)
+            part.chmod(stat.S_IMODE(file.stat().st_mode))
         read_auth_file(part)
         part.replace(file)
     except UnusableError as exc:
         part.unlink()
         raise ConfigError(str(exc).replace(str(part), str(file))) from exc
     except OSError as exc:
+        part.unlink(missing_ok=True)
         raise ConfigError(f"{file}: {exc.strerror or exc}") from exc
 
 

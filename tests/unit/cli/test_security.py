@@ -34,6 +34,15 @@ def test_a_new_token_is_shown_once_and_known_at_once(tmp_path: Path, capsys: pyt
     assert file.stat().st_mode & 0o077 == 0
 
 
+def test_a_file_that_others_may_read_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The story: a token that root made locked the file for the user that servers run as: the new one was unknown."""
+    file = tmp_path / "auth.toml"
+    token(capsys, "--auth_file", file, "--name", "alice", "--grant", "client")
+    file.chmod(0o640)
+    token(capsys, "--auth_file", file, "--name", "bob", "--grant", "client")
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
 def test_a_file_that_servers_could_not_use_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "auth.toml"
     token(capsys, "--auth_file", file, "--name", "alice", "--grant", "client")
