@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from inference.caller import caller
 from inference.commit import Event
 from inference.errors import InvalidRequestError
 from inference.request import (
@@ -105,13 +106,14 @@ class CompletionRequest:
             raise InvalidRequestError(message, field="max_new_tokens")
 
     def resolved(self, defaults: RequestDefaults) -> CompletionRequest:
-        """The same request with a server's defaults in the place of what it leaves open."""
+        """The same request with a server's defaults in the place of what it leaves open, as far as its caller may."""
         if not self.unsaid and self.max_new_tokens is not None:
             return self
         values = {name: value for name, value in defaults.sampling.items() if name in self.unsaid}
         limit = self.max_new_tokens
         if limit is None:
             limit = DEFAULT_MAX_NEW_TOKENS if defaults.max_new_tokens is None else defaults.max_new_tokens
+            limit = min(limit, caller().limits.max_tokens or limit)
         sampling = replace(self.sampling, **values)
         return replace(self, sampling=sampling, max_new_tokens=limit, unsaid=frozenset())
 

@@ -6,12 +6,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 from inference.caller import Caller, Limits, caller
 from inference.commit import Event
 from inference.errors import CapacityError, InvalidRequestError
-from inference.request import DEFAULT_MAX_NEW_TOKENS
 from inference.workers.completion import Completer, CompletionRequest
 
 
@@ -34,7 +32,7 @@ class LimitedCompleter:
         return self._completer.complete(request) if who.limits == Limits() else self._limited(request, who)
 
     async def _limited(self, request: CompletionRequest, who: Caller) -> AsyncGenerator[Event, None]:
-        request = _within(request, who)
+        _check(request, who)
         self._begin(who)
         began = time.monotonic()
         try:
@@ -55,8 +53,8 @@ class LimitedCompleter:
         self._in_flight[who.name] += 1
 
 
-def _within(request: CompletionRequest, who: Caller) -> CompletionRequest:
-    """The request; what it leaves open is not above the limit either."""
+def _check(request: CompletionRequest, who: Caller) -> None:
+    """Refuse what is above a limit; what a request leaves open is not (`CompletionRequest.resolved`)."""
     limits = who.limits
     asked = {"max_new_tokens": (request.max_new_tokens, limits.max_tokens)}
     asked["logprobs"] = (request.logprobs, limits.logprobs)
@@ -64,6 +62,3 @@ def _within(request: CompletionRequest, who: Caller) -> CompletionRequest:
     for name, (value, limit) in asked.items():
         if value is not None and limit is not None and value > limit:
             raise InvalidRequestError(f"{name} {value} is above the limit of {who.name}: {limit}", field=name)
-    if request.max_new_tokens is None and limits.max_tokens is not None:
-        return replace(request, max_new_tokens=min(limits.max_tokens, DEFAULT_MAX_NEW_TOKENS))
-    return request

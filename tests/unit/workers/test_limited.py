@@ -10,6 +10,7 @@ import pytest
 from inference.caller import Caller, Limits, serving
 from inference.errors import CapacityError, InvalidRequestError
 from inference.observe.metrics import Metrics
+from inference.request import RequestDefaults
 from inference.workers.completion import CompletionRequest
 from inference.workers.limited import LimitedCompleter
 from inference.workers.observed import ObservedCompleter, Observer
@@ -40,11 +41,14 @@ async def test_a_value_above_the_limit_is_named(request_: CompletionRequest, wor
     await ask(completer, request_, BOB)
 
 
-async def test_what_is_left_open_is_within_the_limit() -> None:
-    scripted = ScriptedCompleter([["a"]])
-    await ask(LimitedCompleter(scripted), CompletionRequest("x", max_new_tokens=None), ALICE)
-    await ask(LimitedCompleter(scripted), CompletionRequest("x", max_new_tokens=None), BOB)
-    assert [request.max_new_tokens for request in scripted.requests] == [50, None]
+@pytest.mark.parametrize(
+    ("who", "default", "expected"), [(ALICE, 20, 20), (ALICE, 70, 50), (ALICE, None, 50), (BOB, 70, 70)]
+)
+async def test_what_is_left_open_is_within_the_limit(who: Caller, default: int | None, expected: int) -> None:
+    """The story: a key with a limit never heard of the length that the server's operator had set for all."""
+    with serving(who, "id-1"):
+        resolved = CompletionRequest("x", max_new_tokens=None).resolved(RequestDefaults(max_new_tokens=default))
+    assert resolved.max_new_tokens == expected
 
 
 async def test_requests_in_flight_are_counted_by_caller() -> None:
