@@ -32,7 +32,7 @@ async def run(args: argparse.Namespace) -> int:
     server = replace(settings.server_config(args, args.port), defaults=defaults)
     observe = settings.observe_server(args)
 
-    from inference.serving.fused import serve_fused
+    from inference.serving.target import serve_fused
 
     await serve_fused(config, server, settings.optional_http(args), observe)
     return 0
