@@ -54,7 +54,7 @@ async def serve_draft(
     """
     ports = Ports(server, observe, http)
     with observed(observe) as observers:
-        async with connected(draft.connection, observers.continuing) as fleet:
+        async with connected(draft.connection, observers.headers) as fleet:
             await card_of_target(fleet)  # before a model is loaded for minutes
             loaded = await load_proposer(proposer)
             behind = TargetBehind(fleet, loaded.vocabulary)
