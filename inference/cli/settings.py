@@ -9,8 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from inference.cli import flags
-from inference.cli.prompts.job import PromptJob
-from inference.cli.prompts.source import read_prompts
+from inference.cli.prompts.source import PromptJob, read_prompts
 from inference.config import (
     COMPILE_POLICIES,
     ConnectionConfig,
