@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sized
 from dataclasses import fields
 from enum import Enum
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import (
@@ -51,19 +51,17 @@ MAX_BRANCHES_OF_MESSAGE = 1024
 MAX_TOKENS_OF_MESSAGE = 4096
 """Draft tokens that one Propose may hold, over all its branches."""
 
-EnumT = TypeVar("EnumT", bound=Enum)
 
-
-def _numbers(kind: type[EnumT], prefix: str) -> dict[EnumT, Any]:
+def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
     """An enumeration's numbers on the wire, where its names have a prefix."""
     return {each: getattr(pb, f"{prefix}_{each.name}") for each in kind}
 
 
-_REASON_TO_MESSAGE = _numbers(FinishReason, "FINISH_REASON")
+_REASON_TO_MESSAGE: dict[FinishReason, Any] = _numbers(FinishReason, "FINISH_REASON")
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
-_SCHEDULE_TO_MESSAGE = {None: pb.SCHEDULE_UNSPECIFIED, **_numbers(Schedule, "SCHEDULE")}
+_SCHEDULE_TO_MESSAGE: dict[Schedule | None, Any] = {None: pb.SCHEDULE_UNSPECIFIED, **_numbers(Schedule, "SCHEDULE")}
 _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
-_GRAMMAR_TO_MESSAGE = _numbers(GrammarKind, "GRAMMAR_KIND")
+_GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIND")
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
 _COMMON = ("max_new_tokens", "logprobs", "min_new_tokens", "prompt_logprobs", "cache_salt")
@@ -94,10 +92,6 @@ def _check_count(values: Sized, limit: int, field: str) -> None:
     """
     if len(values) > limit:
         raise InvalidRequestError(f"{field} has {len(values)} elements, the limit is {limit}", field=field)
-
-
-def reason_to_message(reason: FinishReason) -> pb.FinishReason:
-    return _REASON_TO_MESSAGE[reason]
 
 
 def reason_from_message(number: pb.FinishReason) -> FinishReason:
@@ -298,7 +292,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
             )
         )
     if isinstance(event, Finished):
-        return pb.GenerateResponse(finished=pb.GenerationFinished(reason=reason_to_message(event.reason)))
+        return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASON_TO_MESSAGE[event.reason]))
     delta = pb.Delta(
         token_ids=event.token_ids,
         text=event.text,
