@@ -195,14 +195,9 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
         stop=request.stop,
         grammar=grammar_to_message(request.grammar),
+        **_prompt_to_message(request.prompt),
         **_to_message(request, _COMPLETION),
     )
-    if isinstance(request.prompt, str):
-        message.text = request.prompt
-    elif isinstance(request.prompt, Chat):
-        message.chat.CopyFrom(_chat_to_message(request.prompt))
-    else:
-        message.token_ids.ids.extend(request.prompt)
     if request.resume is not None:
         _add_resume(message, request.resume)
     return message
@@ -227,10 +222,14 @@ def _chat_to_message(chat: Chat) -> pb.Chat:
     return pb.Chat(messages=messages, tools_json=chat.tools_json, template_kwargs_json=chat.template_kwargs_json)
 
 
-def tokenize_to_message(prompt: str | Chat, *, special: bool) -> pb.TokenizeRequest:
+def _prompt_to_message(prompt: str | tuple[int, ...] | Chat) -> dict[str, Any]:
     if isinstance(prompt, str):
-        return pb.TokenizeRequest(text=prompt, without_special_tokens=not special)
-    return pb.TokenizeRequest(chat=_chat_to_message(prompt), without_special_tokens=not special)
+        return {"text": prompt}
+    return {"chat": _chat_to_message(prompt)} if isinstance(prompt, Chat) else {"token_ids": pb.TokenIds(ids=prompt)}
+
+
+def tokenize_to_message(prompt: str | Chat, *, special: bool) -> pb.TokenizeRequest:
+    return pb.TokenizeRequest(without_special_tokens=not special, **_prompt_to_message(prompt))
 
 
 def tokenize_from_message(message: pb.TokenizeRequest) -> str | Chat:
