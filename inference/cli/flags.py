@@ -53,16 +53,21 @@ def add_model(parser: argparse.ArgumentParser, *, default: Path, what: str) -> N
     group = parser.add_argument_group("model")
     text = f"{what} model directory (%(default)s)"
     group.add_argument("--model", f"--{what}_model", type=Path, default=default, metavar="DIR", help=text)
-    _add_revision(group)
-    add_backend(group)
-    add_neuron(parser)
+    _add_loading(parser, group)
 
 
-def _add_revision(group: argparse._ArgumentGroup, *, draft: bool = False) -> None:
+def _add_loading(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup, *, pair: bool = False) -> None:
+    """How the models of a group are found and loaded; in a pair, the draft's flags beside its target's."""
     text = "branch, tag or commit of a model that is named by its hub id (NAMESPACE/NAME instead of DIR)"
     group.add_argument("--revision", metavar="REV", help=text)
-    if draft:
+    if pair:
         group.add_argument("--draft_revision", metavar="REV", help="the same, of the draft model")
+    _add_backend(group)
+    _add_neuron(parser)
+    if pair:
+        group = parser.add_argument_group("AWS Neuron devices: the draft beside its target")
+        text = "logical NeuronCores that the draft is sharded over; must divide --tp_degree (default: --tp_degree)"
+        group.add_argument("--draft_tp_degree", type=int, metavar="N", help=text)
 
 
 def add_draft_model(parser: argparse.ArgumentParser) -> None:
@@ -71,9 +76,7 @@ def add_draft_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", "--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
     text = f"with {NGRAM}: model directory whose tokenizer is used (%(default)s)"
     group.add_argument("--tokenizer", type=Path, default=BUNDLED_DRAFT, metavar="DIR", help=text)
-    _add_revision(group)
-    add_backend(group)
-    add_neuron(parser)
+    _add_loading(parser, group)
 
 
 def add_model_pair(parser: argparse.ArgumentParser) -> None:
@@ -82,10 +85,7 @@ def add_model_pair(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
     text = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself (%(default)s)"
     group.add_argument("--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
-    _add_revision(group, draft=True)
-    add_backend(group)
-    add_neuron(parser)
-    _add_draft_cores(parser)
+    _add_loading(parser, group, pair=True)
 
 
 def add_compiled_models(parser: argparse.ArgumentParser) -> None:
@@ -94,14 +94,11 @@ def add_compiled_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target_model", "--model", type=Path, metavar="DIR", help=text)
     text = "draft model directory: compiles what --role draft loads; with a target, what --role fused_target loads"
     group.add_argument("--draft_model", type=Path, metavar="DIR", help=text)
-    _add_revision(group, draft=True)
-    add_backend(group)
+    _add_loading(parser, group, pair=True)
     parser.set_defaults(backend="neuron")
-    add_neuron(parser)
-    _add_draft_cores(parser)
 
 
-def add_neuron(parser: argparse.ArgumentParser) -> None:
+def _add_neuron(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("AWS Neuron devices (backend neuron)")
     _add(group, NeuronOptions, "tp_degree", "logical NeuronCores that a model is sharded over (%(default)s)")
     text = (
@@ -128,12 +125,6 @@ def add_neuron(parser: argparse.ArgumentParser) -> None:
 def add_compiled_model_path(group: argparse._ArgumentGroup) -> None:
     text = "folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache)"
     group.add_argument("--compiled_model_path", type=Path, metavar="DIR", help=text)
-
-
-def _add_draft_cores(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("AWS Neuron devices: the draft beside its target")
-    text = "logical NeuronCores that the draft is sharded over; must divide --tp_degree (default: --tp_degree)"
-    group.add_argument("--draft_tp_degree", type=int, metavar="N", help=text)
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -185,7 +176,7 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gamma", "--speculation_length", type=int, default=DEFAULT_GAMMA, metavar="N", help=text)
 
 
-def add_backend(group: argparse._ArgumentGroup) -> None:
+def _add_backend(group: argparse._ArgumentGroup) -> None:
     text = "inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one)"
     group.add_argument("--backend", default="auto", help=text)
     _add(group, ModelConfig, "device", "auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)")
