@@ -67,6 +67,8 @@ _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.it
 _COMMON = ("max_new_tokens", "logprobs", "min_new_tokens", "prompt_logprobs", "cache_salt")
 _COMPLETION, _OPEN = (*_COMMON, "ignore_eos", "echo", "gamma"), (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
+_STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens")
+_PROVENANCE = ("model_id", "grammar_version", "prompt_digest")
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
 _MESSAGE_NAMES = [field.name for field in fields(ChatMessage)]
 _timings_of = attrgetter(*(field.name for field in fields(Timings)))  # both are fields of pb.Timings, under these names
@@ -276,20 +278,13 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
 
 def event_to_message(event: Event) -> pb.GenerateResponse:
     if isinstance(event, Started):
-        return pb.GenerateResponse(
-            started=pb.Started(
-                num_prompt_tokens=event.num_prompt_tokens,
-                seed=event.seed,
-                prompt_text=event.prompt_text,
-                prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
-                has_grammar=event.has_grammar,
-                num_cached_tokens=event.num_cached_tokens,
-                model_id=event.provenance.model_id,
-                grammar_version=event.provenance.grammar_version,
-                prompt_digest=event.provenance.prompt_digest,
-                defaults=None if event.defaults is None else _defaults_to_message(event.defaults),
-            )
+        started = pb.Started(
+            prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
+            defaults=None if event.defaults is None else _defaults_to_message(event.defaults),
+            **_to_message(event, _STARTED),
+            **_to_message(event.provenance, _PROVENANCE),
         )
+        return pb.GenerateResponse(started=started)
     if isinstance(event, Finished):
         return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASON_TO_MESSAGE[event.reason]))
     delta = pb.Delta(
@@ -312,11 +307,12 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     kind = message.WhichOneof("event")
     if kind == "started":
         begun = message.started
-        scores, num_cached = tuple(map(logprobs_from_message, begun.prompt_logprobs)), begun.num_cached_tokens
-        origin = Provenance(begun.model_id, begun.grammar_version, begun.prompt_digest)
-        defaults = _defaults_from_message(begun.defaults) if begun.HasField("defaults") else None
-        told = (begun.num_prompt_tokens, begun.seed, begun.prompt_text, scores, begun.has_grammar, num_cached)
-        return Started(*told, origin, defaults)
+        return Started(
+            prompt_logprobs=tuple(map(logprobs_from_message, begun.prompt_logprobs)),
+            defaults=_defaults_from_message(begun.defaults) if begun.HasField("defaults") else None,
+            provenance=Provenance(**_from_message(begun, _PROVENANCE)),
+            **_from_message(begun, _STARTED),
+        )
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
