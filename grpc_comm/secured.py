@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partialmethod
+from functools import lru_cache, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +92,12 @@ class SecuredChannel:
         return self._channel
 
     def _calling(self, kind: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        begins: dict[grpc.aio.Channel, Callable[..., Any]] = {}
+        @lru_cache(maxsize=1)
+        def begin(channel: grpc.aio.Channel) -> Callable[..., Any]:
+            return getattr(channel, kind)(*args, **kwargs)  # type: ignore[no-any-return]
 
         def call(*call_args: Any, metadata: Any = (), **call_kwargs: Any) -> Any:
-            channel = self._current()
-            if channel not in begins:
-                begins.clear()
-                begins[channel] = getattr(channel, kind)(*args, **kwargs)
-            return begins[channel](*call_args, metadata=(*(metadata or ()), *self._shown()), **call_kwargs)
+            return begin(self._current())(*call_args, metadata=(*(metadata or ()), *self._shown()), **call_kwargs)
 
         return call
 
