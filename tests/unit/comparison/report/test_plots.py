@@ -35,7 +35,7 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
         low, high = axes.get_ylim()
         assert low == 0.0
         for line in axes.lines:
-            assert float(np.max(np.asarray(line.get_ydata(), dtype=float))) <= high
+            assert float(np.max(np.asarray(line.get_ydata(), dtype=float), initial=low)) <= high
 
 
 def test_a_report_of_endpoints_speaks_of_them_and_of_no_bound(tmp_path: Path) -> None:
