@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from inference.comparison.plan.backend import NGRAM, BackendConfig, Server
+from inference.comparison.plan.backend import NGRAM, SHARED_TARGET, BackendConfig, Server
 from inference.comparison.plan.datasets import Prompt
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.plan.machine import Machine, split_into_machines
@@ -110,6 +110,10 @@ class NetworkConfig:
         _require_within("jitter_ms", self.jitter_ms, 0, MAX_RTT_MS)
         bandwidth = self.bandwidth_mbps
         _require(bandwidth is None or bandwidth > 0, f"bandwidth_mbps {bandwidth} is not above 0")
+
+    def is_crossed(self, *, at_edge: bool) -> bool:
+        """Whether the thin client's own link to a server, at the edge or beside the target, has the round trip time."""
+        return at_edge is not (self.client_site is ClientSite.EDGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,18 +323,26 @@ class ComparisonConfig:
                 "seeds are not kept: use --temperature 0, or fused or vanilla without --device_sampling",
             )
 
+    def server_of(self, contender: Contender) -> Server:
+        """The process that clients of a contender talk to."""
+        draft, branches = contender.draft, contender.branches
+        if contender.topology is Topology.TARGET:  # one for all; whether it looks up, requests say
+            return SHARED_TARGET
+        if contender.topology is Topology.FUSED:
+            return Server("fused_target", draft)
+        if contender.topology is Topology.POOL:
+            return Server("target", draft, branches, pooled=True)
+        return Server("draft", draft, self.branches[0] if branches is None else branches)  # of rounds: any will do
+
     @property
     def servers(self) -> tuple[Server, ...]:
         """Every process that is started."""
-        shared = {Topology.TARGET, Topology.DISTRIBUTED} & set(self.topologies)
-        drafts = tuple(itertools.product(self.draft_models, self.branches))
-        by_topology = {
-            Topology.FUSED: [Server("fused_target", draft) for draft in self.draft_models],
-            Topology.DISTRIBUTED: [Server("draft", *draft) for draft in drafts],
-            Topology.POOL: [Server(role, *draft, pooled=True) for draft in drafts for role in ("target", "draft")],
-        }
-        chosen = [by_topology[topology] for topology in by_topology if topology in self.topologies]
-        return (*([Server("target")] if shared else []), *itertools.chain(*chosen))
+        found = [SHARED_TARGET] if {Topology.TARGET, Topology.DISTRIBUTED} & set(self.topologies) else []
+        for contender in self.contenders:
+            if contender.endpoint is None:
+                server = self.server_of(contender)
+                found += [server, replace(server, role="draft")] if server.pooled else [server]
+        return tuple(dict.fromkeys(found))
 
     @property
     def machines(self) -> tuple[Machine, ...]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from inference.comparison.plan.config import ClientSite, ComparisonConfig, Load, Series
-from inference.comparison.plan.grid import Cell
+from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.plan.machine import cpu_model
-from inference.comparison.report.agreement import Agreement
+from inference.comparison.report.agreement import Agreement, check_agreement
 from inference.comparison.report.bootstrap import Ratio
 from inference.comparison.report.service import LATENCIES, Service
 from inference.comparison.report.summary import CellSummary, Summarizer
@@ -70,6 +70,11 @@ class Findings:
         found = self.at_place(series, kind, rtt_ms, load)
         return max(found, key=lambda summary: summary.tokens_per_s.median, default=None)
 
+    def bests(self, series: Series, kind: str, *, load: Load | None = None) -> list[CellSummary]:
+        """Of each round trip time the best, from the shortest on."""
+        found = [self.best(series, kind, rtt_ms, load) for rtt_ms in sorted(self.config.network.rtts_ms)]
+        return [summary for summary in found if summary is not None]
+
     def served(self, series: Series, kind: str, load: Load | None = None) -> Service | None:
         """Of these, on the shortest way, the one that answers first."""
         found = self.at_place(series, kind, min(self.config.network.rtts_ms), load)
@@ -81,9 +86,11 @@ def _place(cell: Cell) -> tuple[Series, str, float, Load]:
     return cell.contender.series, cell.kind, cell.rtt_ms, (cell.concurrency, cell.request_rate)
 
 
-def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement, duration_s: float) -> Findings:
-    """Put the findings together."""
+def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float) -> Findings:
+    """What came of samples; the warm-up's count for the check of tokens alone."""
+    summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
+    agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
     return Findings(config, tuple(summarizer.summaries()), services, agreement, duration_s)
 
 

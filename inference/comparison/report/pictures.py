@@ -73,8 +73,7 @@ def _speedup(findings: Findings, summary: CellSummary, speedup: Spread) -> str:
 
 def _over_rtt(findings: Findings, load: Load | None = None) -> Iterator[tuple[str, Series, list[CellSummary]]]:
     for kind, series in itertools.product(findings.kinds, findings.config.series):
-        found = [findings.best(series, kind, rtt_ms, load) for rtt_ms in sorted(findings.config.network.rtts_ms)]
-        if best := [summary for summary in found if summary is not None]:
+        if best := findings.bests(series, kind, load=load):
             yield kind, series, best
 
 
