@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from inference.comparison.plan.config import Series
+from inference.comparison.plan.config import Contender
 from inference.comparison.report.distribution import knee
 from inference.comparison.report.findings import Findings
 from inference.comparison.report.looks import look_of, panels
@@ -39,7 +39,7 @@ def latency_shares(findings: Findings) -> Figure:
     return panels(findings.kinds, list(SHOWN), panel, size=(3.6, 2.7), names=names)
 
 
-def _style(series: Series) -> dict[str, Any]:
+def _style(series: Contender) -> dict[str, Any]:
     look = look_of(series)
     return {"color": look.colour, "linestyle": look.line, "marker": look.mark, "markersize": 5, "label": series.name}
 
@@ -48,7 +48,7 @@ def _style(series: Series) -> dict[str, Any]:
 class LoadCurve:
     """Latency of a series over its loads; `knee` is the load from which it rises steeply, None where it does not."""
 
-    series: Series
+    series: Contender
     loads: tuple[float, ...]
     seconds: tuple[float, ...]
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from inference.comparison.plan.config import ComparisonConfig, Series, Topology
+from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
 from inference.comparison.report.findings import emulation_of, short_conditions
 from inference.comparison.report.summary import Spread
 from inference.request import Schedule
@@ -24,8 +24,8 @@ ColumnT = TypeVar("ColumnT")
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in black and white by marks, lines and
 # hatches.
-TARGET, FUSED, POOL = (Series(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
-SYNC, ASYNC = (Series(Topology.DISTRIBUTED, schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
+TARGET, FUSED, POOL = (Contender(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
+SYNC, ASYNC = (Contender(Topology.DISTRIBUTED, schedule=schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
 
 
 class Look(NamedTuple):
@@ -50,7 +50,7 @@ _OTHERS = zip(itertools.cycle(DRAFTS[::-1]), itertools.cycle(_LOOKS.values()), i
 
 
 @cache
-def look_of(series: Series) -> Look:
+def look_of(series: Contender) -> Look:
     """Endpoints get theirs in turn."""
     if series in _LOOKS:
         return _LOOKS[series]

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from inference.comparison.plan.config import Series
+from inference.comparison.plan.config import Contender
 from inference.comparison.report.findings import Findings
 from inference.comparison.report.looks import (
     DRAFTS,
@@ -27,7 +27,7 @@ from inference.comparison.report.summary import CellSummary
 from inference.config import model_name
 
 
-def drafting(findings: Findings) -> list[Series]:
+def drafting(findings: Findings) -> list[Contender]:
     """What is compared with the target alone, or with what stands for it."""
     return [series for series in findings.config.series if series != findings.config.baseline.series]
 
@@ -52,7 +52,7 @@ def _speedups(axes: Axes, findings: Findings, rtt_ms: float) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def _bars(axes: Axes, findings: Findings, series: Series, rtt_ms: float, index: int) -> None:
+def _bars(axes: Axes, findings: Findings, series: Contender, rtt_ms: float, index: int) -> None:
     num_bars, look = len(drafting(findings)), look_of(series)
     width = 0.8 / num_bars
     for group, kind in enumerate(findings.kinds):
@@ -115,7 +115,7 @@ def by_kind(findings: Findings, what: str) -> list[str]:
     return [f"{kind.replace('_', ' ')}\n{what}" for kind in findings.kinds]
 
 
-def _rates(axes: Axes, series: Series, at: Sequence[float], found: Sequence[CellSummary]) -> None:
+def _rates(axes: Axes, series: Contender, at: Sequence[float], found: Sequence[CellSummary]) -> None:
     look, rates = look_of(series), [summary.tokens_per_s for summary in found]
     median_line(axes, at, rates, color=look.colour, marker=look.mark, label=series.name)
 
@@ -131,13 +131,13 @@ def speedup_over_gamma(findings: Findings) -> Figure:
     return panels(findings.kinds, columns, partial(_over_gamma, findings), size=(3.5, 2.9), names=names)
 
 
-def _rtts_of(findings: Findings, series: Series) -> list[float]:
+def _rtts_of(findings: Findings, series: Contender) -> list[float]:
     """Fused does not depend on the network but for TTFT: one column is enough."""
     rtts_ms = sorted(findings.config.network.rtts_ms)
     return rtts_ms if series.topology.is_split else rtts_ms[:1]
 
 
-def _over_gamma(findings: Findings, axes: Axes, kind: str, column: tuple[Series, float]) -> None:
+def _over_gamma(findings: Findings, axes: Axes, kind: str, column: tuple[Contender, float]) -> None:
     series, rtt_ms = column
     here = [summary for summary in findings.at_place(series, kind, rtt_ms) if summary.speedup is not None]
     for draft, (colour, mark) in zip(findings.config.draft_models, itertools.cycle(DRAFTS), strict=False):
