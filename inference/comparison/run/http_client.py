@@ -77,13 +77,14 @@ class _Answer:
             choice: dict[str, Any] = next(iter(chunk.get("choices") or ()), {})
             delta = choice.get("delta") or {}
             text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
-            num_tokens = usage.get("completion_tokens")
+            num_tokens = None if usage.get("completion_tokens") is None else int(usage["completion_tokens"])
+            num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
         except (ValueError, AttributeError, TypeError):
             raise HttpError("BAD_CHUNK", f"no chunk of an answer: {data[:MAX_SHOWN]}") from None
         if failure:
             raise HttpError("IN_STREAM", f"the stream broke off with {str(failure)[:MAX_SHOWN]}")
-        self.num_tokens = self.num_tokens if num_tokens is None else int(num_tokens)
-        self.num_prompt_tokens = int(usage.get("prompt_tokens") or self.num_prompt_tokens)
+        self.num_tokens = self.num_tokens if num_tokens is None else num_tokens
+        self.num_prompt_tokens = num_prompt_tokens or self.num_prompt_tokens
         self.is_complete = self.is_complete or choice.get("finish_reason") is not None
         if text or (num_tokens and choice):
             self.chunks.append(_Chunk(arrived_s, str(text), num_tokens))
@@ -188,7 +189,8 @@ class HttpClient:
             async for event in source.aiter_sse():
                 if event.data == "[DONE]":
                     break
-                answer.take(event.data, time.monotonic() - sent_s)
+                if event.data:  # one that only says when to come back has none
+                    answer.take(event.data, time.monotonic() - sent_s)
         if not answer.is_complete:
             raise HttpError("CUT_OFF", "the stream ended without a finish_reason")
         if not answer.chunks:

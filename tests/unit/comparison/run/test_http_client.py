@@ -81,6 +81,18 @@ async def test_a_prompt_that_is_refused_takes_nothing_from_the_next() -> None:
     assert bodies[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
 
 
+@pytest.mark.parametrize("usage", ['{"completion_tokens": "many"}', '{"prompt_tokens": [1]}', "[1]", '"none"'])
+async def test_counts_that_are_none_are_a_record_with_a_code(usage: str) -> None:
+    """The story: a count that is no number ended the comparison with a traceback. An event without data is no chunk."""
+    stream = f'retry: 3\n\ndata: {{"choices": [], "usage": {usage}}}\n\n'
+    headers = {"content-type": "text/event-stream"}
+    endpoint = Endpoint("b", "http://127.0.0.1:9/v1")
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, text=stream))
+    async with httpx.AsyncClient(transport=transport, base_url=endpoint.url) as http:
+        record = await HttpClient(http, endpoint, WORKLOAD).complete("hello", 0, time.monotonic())
+    assert (record.error_code, usage in record.error_message) == ("BAD_CHUNK", True)
+
+
 async def test_a_server_that_is_gone_is_a_record_once_it_was_there_and_an_error_before() -> None:
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         gone = HttpClient(client._http, Endpoint("b", foreign.url), WORKLOAD)
