@@ -35,13 +35,9 @@ class DeviceDecoder(GraphDecoder):
         super().__init__(application, shape)
         self._method = method
         self._max_top_k = max_top_k
+        self.seed_invariant = not max_top_k
         self._remedy = remedy
         self._has_cut_top_k = False
-
-    @property
-    def seed_invariant(self) -> bool:
-        """See `inference.model.LimitedDecoder`."""
-        return not self._max_top_k
 
     def check(self, request: GenerationRequest) -> None:
         """See `inference.model.LimitedDecoder`."""

@@ -38,14 +38,12 @@ class HostFusedDecoder(GraphDecoder):
         decide: chooses and verifies.
     """
 
+    keeps_grammars = True
+    """The graph's own draft knows no grammar, and is accepted less often."""
+
     def __init__(self, application: Application, shape: SlotShape, decide: Decide) -> None:
         super().__init__(application, shape)
         self._decide = decide
-
-    @property
-    def keeps_grammars(self) -> bool:
-        """See `inference.model.MaskingDecoder`; the graph's own draft knows no grammar, and is accepted less often."""
-        return True
 
     def _read_prompt(self, turn: Turn) -> Verdict:
         call = prompt_call(Row(turn.slot, 0, turn.token_ids), widest=self._shape.prompt_width)

@@ -23,19 +23,12 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 class GraphDecoder(CompiledModel, ABC):
     """A compiled graph and its slots; see `inference.model.Decoder`. The width of its shape is a step's at most."""
 
+    seed_invariant = True
+
     def __init__(self, application: Application, shape: SlotShape) -> None:
         super().__init__(application, shape)
         self._held = [0] * shape.num_slots  # tokens of each slot whose keys and values the graph has
-
-    @property
-    def seed_invariant(self) -> bool:
-        """See `inference.model.LimitedDecoder`."""
-        return True
-
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        """See `inference.model.Decoder`: a prompt is read at once."""
-        return self._shape.length
+        self.prompt_chunk_tokens = shape.length  # a prompt is read at once
 
     def check(self, request: GenerationRequest) -> None:
         """See `inference.model.LimitedDecoder`."""
