@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from inference.backends.neuron.calls import GREEDY, Row, prompt_call
 from inference.backends.neuron.shape import SlotShape
 from inference.backends.neuron.slots import Application, CompiledModel
 from inference.errors import InvalidRequestError
@@ -62,6 +64,11 @@ class GraphDecoder(CompiledModel, ABC):
     def _goes_on(self, turn: Turn) -> bool:
         """Whether the slot holds all of the turn's tokens but the last."""
         return turn.start > 0 and self._held[turn.slot] == turn.start == len(turn.token_ids) - 1
+
+    def _prompted(self, turn: Turn, sampling: tuple[float, float, float] = GREEDY) -> Any:
+        """What the prompt graph gives for a turn's tokens."""
+        call = prompt_call(Row(turn.slot, 0, turn.token_ids, sampling), widest=self._shape.prompt_width)
+        return self._application.forward(**call)
 
     @abstractmethod
     def _read_prompt(self, turn: Turn) -> Verdict:
