@@ -171,12 +171,14 @@ class Decoder(Protocol):
     Attributes:
         max_length: tokens that prompt and output may have together.
         prompt_chunk_tokens: length of the parts in which a long prompt is best read; 0: any.
+        keeps_grammars: it chooses here, from logits, and so can keep to a grammar.
     """
 
     vocab_size: int
     num_slots: int
     max_length: int
     prompt_chunk_tokens: int
+    keeps_grammars: bool
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Return one verdict per turn, in order; a turn that does not choose gets no tokens."""
@@ -267,13 +269,6 @@ class LimitedDecoder(Protocol):
 
     def check(self, request: GenerationRequest) -> None:
         """Raise InvalidRequestError for a request that the decoder cannot serve."""
-
-
-@runtime_checkable
-class MaskingDecoder(Protocol):
-    """A decoder that chooses here, from logits, and so can keep to a grammar."""
-
-    keeps_grammars: bool
 
 
 @runtime_checkable
@@ -383,7 +378,7 @@ def num_branches(proposer: object) -> int:
     return proposer.num_branches if isinstance(proposer, BranchingProposer) else 0
 
 
-def check_request(decoder: object, request: GenerationRequest) -> None:
+def check_request(decoder: Decoder, request: GenerationRequest) -> None:
     """Let a decoder refuse what it cannot do.
 
     Raises:
@@ -391,6 +386,6 @@ def check_request(decoder: object, request: GenerationRequest) -> None:
     """
     if isinstance(decoder, LimitedDecoder):
         decoder.check(request)
-    if request.grammar is not None and not (isinstance(decoder, MaskingDecoder) and decoder.keeps_grammars):
+    if request.grammar is not None and not decoder.keeps_grammars:
         fault = f"grammar: {type(decoder).__name__} chooses tokens in a compiled graph, which cannot keep to one"
         raise InvalidRequestError(f"{fault}: use --speculation_method vanilla", field="grammar")

@@ -10,7 +10,6 @@ from inference.model import (
     Decoder,
     Draft,
     DraftToken,
-    MaskingDecoder,
     PrefixKeeper,
     Proposer,
     Turn,
@@ -36,8 +35,7 @@ class SpeculativeDecoder:
         self._keepers = [each for each in (target, proposer) if isinstance(each, PrefixKeeper)]
         self._length = length
         self.vocab_size, self.num_slots, self.max_length = target.vocab_size, target.num_slots, target.max_length
-        self.prompt_chunk_tokens = target.prompt_chunk_tokens
-        self.keeps_grammars = isinstance(target, MaskingDecoder) and target.keeps_grammars
+        self.prompt_chunk_tokens, self.keeps_grammars = target.prompt_chunk_tokens, target.keeps_grammars
         # See `PrefixKeeper`; the draft's slots follow as far as they can.
         self.slots = target.slots if isinstance(target, PrefixKeeper) else None
 

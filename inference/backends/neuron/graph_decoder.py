@@ -26,6 +26,7 @@ class GraphDecoder(CompiledModel, ABC):
     """A compiled graph and its slots; see `inference.model.Decoder`. The width of its shape is a step's at most."""
 
     seed_invariant = True
+    keeps_grammars = False
 
     def __init__(self, application: Application, shape: SlotShape) -> None:
         super().__init__(application, shape)
