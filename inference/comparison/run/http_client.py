@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import ssl
 import time
@@ -76,13 +77,14 @@ class _Answer:
             choice: dict[str, Any] = next(iter(chunk.get("choices") or ()), {})
             delta = choice.get("delta") or {}
             text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
-            num_tokens = usage.get("completion_tokens")
+            num_tokens = None if usage.get("completion_tokens") is None else int(usage["completion_tokens"])
+            num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
         except (ValueError, AttributeError, TypeError):
             raise HttpError("BAD_CHUNK", f"no chunk of an answer: {data[:MAX_SHOWN]}") from None
         if failure:
             raise HttpError("IN_STREAM", f"the stream broke off with {str(failure)[:MAX_SHOWN]}")
-        self.num_tokens = self.num_tokens if num_tokens is None else int(num_tokens)
-        self.num_prompt_tokens = int(usage.get("prompt_tokens") or self.num_prompt_tokens)
+        self.num_tokens = self.num_tokens if num_tokens is None else num_tokens
+        self.num_prompt_tokens = num_prompt_tokens or self.num_prompt_tokens
         self.is_complete = self.is_complete or choice.get("finish_reason") is not None
         if text or (num_tokens and choice):
             self.chunks.append(_Chunk(arrived_s, str(text), num_tokens))
@@ -105,13 +107,12 @@ def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ..
     """Tokens of each chunk: as counted there; else all of them spread by characters; else one a chunk."""
     counts = [chunk.num_tokens for chunk in chunks]
     if None in counts:
-        characters = sum(len(chunk.text) for chunk in chunks)
-        even = num_tokens is None or num_tokens == len(chunks) or not characters
-        so_far, counts = 0, []
-        for number, chunk in enumerate(chunks, start=1):
-            so_far += len(chunk.text)
-            counts.append(number if even else round((num_tokens or 0) * so_far / characters))
-    new = [(now or 0) - before for before, now in zip([0, *(count or 0 for count in counts)], counts, strict=False)]
+        so_far = list(itertools.accumulate(len(chunk.text) for chunk in chunks))
+        even = num_tokens is None or num_tokens == len(chunks) or not so_far[-1]
+        spread = (round((num_tokens or 0) * characters / so_far[-1]) for characters in so_far)
+        counts = list(range(1, len(chunks) + 1)) if even else list(spread)
+    known = [0, *(count or 0 for count in counts)]
+    new = [now - before for before, now in itertools.pairwise(known)]
     return tuple(Round(c.arrived_s, n, 0, 0, Timings()) for c, n in zip(chunks, new, strict=True) if n > 0)
 
 
@@ -158,8 +159,9 @@ class HttpClient:
         """See `Client`."""
         try:
             async with asyncio.timeout(self._workload.deadline_s):
-                while not await self._ask(prompt, answer := _Answer(), sent_s):
-                    pass  # in another manner
+                manners = itertools.count(self._manner)
+                while not await self._ask(prompt, next(manners), answer := _Answer(), sent_s):
+                    pass
                 return answer.record(prompt_index, sent_s, self._model_id)
         except TimeoutError:
             code, message = "DEADLINE_EXCEEDED", f"no whole answer within {self._workload.deadline_s:g} s"
@@ -173,33 +175,34 @@ class HttpClient:
             code, message = exc.code, str(exc)
         return RequestRecord(prompt_index, sent_s, 0, (), (), code, f"endpoint {self._endpoint.name}: {message}")
 
-    async def _ask(self, prompt: str | Chat, answer: _Answer, sent_s: float) -> bool:
-        """Whether it was answered; if not, the next manner is to be tried."""
-        path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt)
+    async def _ask(self, prompt: str | Chat, manner: int, answer: _Answer, sent_s: float) -> bool:
+        """Whether it was answered; if not, the next manner is to be tried. One that is taken is kept."""
+        path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, manner)
         async with aconnect_sse(self._http, "POST", path, json=body, extensions=self._sni) as source:
             status = source.response.status_code
-            if status in _REFUSALS and self._manner + 1 < len(_MANNERS):
-                self._manner += 1
+            if status in _REFUSALS and manner + 1 < len(_MANNERS):
                 return False
             if status != 200:
                 text = (await source.response.aread()).decode(errors="replace")
                 raise HttpError(str(status), f"HTTP {status}: {text[:MAX_SHOWN]}")
+            self._manner = manner
             async for event in source.aiter_sse():
                 if event.data == "[DONE]":
                     break
-                answer.take(event.data, time.monotonic() - sent_s)
+                if event.data:  # one that only says when to come back has none
+                    answer.take(event.data, time.monotonic() - sent_s)
         if not answer.is_complete:
             raise HttpError("CUT_OFF", "the stream ended without a finish_reason")
         if not answer.chunks:
             raise HttpError("EMPTY", "the answer has no text")
         return True
 
-    def _body(self, prompt: str | Chat) -> dict[str, Any]:
+    def _body(self, prompt: str | Chat, manner: int) -> dict[str, Any]:
         workload = self._workload
         fields: dict[str, Any] = {"max_tokens": workload.max_new_tokens, "temperature": workload.temperature}
-        fields |= {"seed": workload.seed} if self._manner + 1 < len(_MANNERS) else {}
+        fields |= {"seed": workload.seed} if manner + 1 < len(_MANNERS) else {}
         fields |= {"ignore_eos": True} if workload.ignore_eos else {}  # vLLM's, llama.cpp's and ours
-        return {"model": self._name, **_said(prompt), **fields, "stream": True, **_MANNERS[self._manner]}
+        return {"model": self._name, **_said(prompt), **fields, "stream": True, **_MANNERS[manner]}
 
 
 def _said(prompt: str | Chat) -> dict[str, Any]:
@@ -216,11 +219,9 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
         ConfigError: a file of certificates, or with the token, cannot be used.
         UnavailableError: the server cannot be reached.
     """
-    headers = _headers(endpoint.security)
     async with httpx.AsyncClient(
         base_url=f"{endpoint.url}/",
-        headers=headers,
-        verify=_context(endpoint.security),
+        **_shown(endpoint.security),
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
         trust_env=False,
@@ -230,21 +231,17 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
         yield client
 
 
-def _headers(security: DialSecurity) -> dict[str, str]:
-    if security.token_file is None:
-        return {}
-    try:
-        return {AUTHORIZATION: f"Bearer {watched_token(security.token_file).get()}"}
-    except (UnusableError, OSError) as exc:
-        raise ConfigError(str(exc)) from exc
-
-
-def _context(security: DialSecurity) -> ssl.SSLContext:
-    """Whom to trust: without a CA of its own, those of the system."""
+def _shown(security: DialSecurity) -> dict[str, Any]:
+    """Whom to trust, without a CA of its own those of the system; and the token."""
     try:
         context = ssl.create_default_context(cafile=security.ca)
         if security.cert is not None:
             context.load_cert_chain(security.cert, security.key)
-    except (OSError, ssl.SSLError) as exc:
+    except OSError as exc:  # OpenSSL's are, too
         raise ConfigError(f"certificates for an endpoint cannot be used: {exc}") from exc
-    return context
+    if security.token_file is None:
+        return {"verify": context}
+    try:
+        return {"verify": context, "headers": {AUTHORIZATION: f"Bearer {watched_token(security.token_file).get()}"}}
+    except (UnusableError, OSError) as exc:
+        raise ConfigError(str(exc)) from exc

@@ -64,6 +64,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
     args, rest = parser.parse_known_args([with_underscores(argument) for argument in arguments])
     usual = {**_DEFAULTS, "max_new_tokens": args.max_new_tokens[0], "temperature": args.temperature[0]}
     comparison = parse_config([*(f"--{name}={value}" for name, value in usual.items()), *rest])
+    _require_what_can_be_studied(comparison)
     for length in args.max_new_tokens:  # refuses what is out of range before anything is started
         for temperature in args.temperature:
             replace(comparison.workload, max_new_tokens=length, temperature=temperature)
@@ -72,9 +73,22 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
     return StudyConfig(comparison, _space(comparison, args), args.budget, prices, schema)
 
 
-def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
+def _require_what_can_be_studied(config: ComparisonConfig) -> None:
+    """All servers at once, closed loops, and contenders whose draft is known."""
+    others = {
+        "endpoint": config.endpoints,
+        "request_rate": config.workload.request_rates,
+        "one_at_a_time": config.one_at_a_time,
+        "llmperf": config.llmperf,
+        "compile only": config.backend.compile_policy == "only",
+    }
+    if asked := [name for name, value in others.items() if value]:
+        raise ConfigError(f"{', '.join(asked)}: for a comparison, not for a study")
     if Topology.TARGET not in config.topologies:
         raise ConfigError("topologies: a study needs the target alone, which all else is compared with: name target")
+
+
+def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
     by_itself = replace(ALONE, draft=LOOKUP, gamma=max(config.gammas))
     kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
     kinds += [] if args.json_schema is None else [kinds[0] + AS_JSON]

@@ -10,13 +10,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import NetworkConfig, PromptSet, WorkloadConfig
+from inference.comparison.plan.config import NetworkConfig, PromptSet, Topology, WorkloadConfig
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.report.html import render
 from inference.comparison.report.pictures import draw_all
-from inference.comparison.report.plots import tokens_over_rtt
+from inference.comparison.report.plots import speedup_over_gamma, tokens_over_rtt
 from inference.config import Emulation
-from tests.support.samples import config, findings, record, samples
+from tests.support.samples import config, findings, model_directory, record, samples
 
 
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
@@ -35,7 +35,18 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
         low, high = axes.get_ylim()
         assert low == 0.0
         for line in axes.lines:
-            assert float(np.max(np.asarray(line.get_ydata(), dtype=float))) <= high
+            assert float(np.max(np.asarray(line.get_ydata(), dtype=float), initial=low)) <= high
+
+
+def test_every_draft_has_a_line(tmp_path: Path) -> None:
+    """The story: there were six colours, and the seventh draft of a sweep was left out without a word."""
+    drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
+    topologies = Topology.TARGET, Topology.FUSED
+    figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, topologies=topologies, gammas=(1, 3))))
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [label for label in labels if label.startswith("draft: ")] == [
+        f"draft: draft{number}" for number in range(7)
+    ]
 
 
 def test_a_report_of_endpoints_speaks_of_them_and_of_no_bound(tmp_path: Path) -> None:
