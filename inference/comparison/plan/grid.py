@@ -54,11 +54,12 @@ class Sample:
 
     @property
     def wall_s(self) -> float:
-        """Time spent on requests: at concurrency 1 their sum, else from the first sent to the last answered."""
+        """Time spent on requests, failed ones too: at concurrency 1 their sum, else from first sent to last ended."""
+        requests = (*self.records, *self.failures)
         if self.cell.concurrency == 1:
-            return sum(record.stats.end_to_end_s for record in self.records)
-        ends = [record.sent_s + record.stats.end_to_end_s for record in self.records]
-        return max(ends) - min(record.sent_s for record in self.records) if ends else 0.0
+            return sum(record.lasted_s for record in requests)
+        ends = [record.sent_s + record.lasted_s for record in requests]
+        return max(ends) - min(record.sent_s for record in requests) if ends else 0.0
 
     @property
     def tokens_per_s(self) -> float:

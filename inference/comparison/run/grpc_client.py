@@ -47,7 +47,7 @@ class GrpcClient:
                 async for event in stream:
                     events.append((time.monotonic() - sent_s, event))
         except SpecDecError as exc:
-            return RequestRecord(prompt_index, sent_s, 0, (), (), code_name(exc), str(exc))
+            return RequestRecord.failed(prompt_index, sent_s, code_name(exc), str(exc))
         return record_of(events, prompt_index, sent_s)
 
 

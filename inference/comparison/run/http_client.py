@@ -76,13 +76,15 @@ class _Answer:
             choice: dict[str, Any] = next(iter(chunk.get("choices") or ()), {})
             delta = choice.get("delta") or {}
             text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
-            num_tokens = usage.get("completion_tokens")
-        except (ValueError, AttributeError, TypeError):
+            num_tokens, num_prompt_tokens = (
+                None if usage.get(name) is None else int(usage[name]) for name in ("completion_tokens", "prompt_tokens")
+            )
+        except (ValueError, AttributeError, TypeError, OverflowError):
             raise HttpError("BAD_CHUNK", f"no chunk of an answer: {data[:MAX_SHOWN]}") from None
         if failure:
             raise HttpError("IN_STREAM", f"the stream broke off with {str(failure)[:MAX_SHOWN]}")
-        self.num_tokens = self.num_tokens if num_tokens is None else int(num_tokens)
-        self.num_prompt_tokens = int(usage.get("prompt_tokens") or self.num_prompt_tokens)
+        self.num_tokens = self.num_tokens if num_tokens is None else num_tokens
+        self.num_prompt_tokens = num_prompt_tokens or self.num_prompt_tokens
         self.is_complete = self.is_complete or choice.get("finish_reason") is not None
         if text or (num_tokens and choice):
             self.chunks.append(_Chunk(arrived_s, str(text), num_tokens))
@@ -102,17 +104,19 @@ class _Answer:
 
 
 def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ...]:
-    """Tokens of each chunk: as counted there; else all of them spread by characters; else one a chunk."""
+    """Tokens of each chunk: as counted there; else all of them spread by characters; else one a chunk. One whose share
+    is none keeps its time: TTFT and end to end go by texts."""
     counts = [chunk.num_tokens for chunk in chunks]
-    if None in counts:
+    if is_spread := None in counts:
+        chunks = [chunk for chunk in chunks if chunk.text]
         characters = sum(len(chunk.text) for chunk in chunks)
-        even = num_tokens is None or num_tokens == len(chunks) or not characters
+        even = num_tokens is None or num_tokens == len(chunks)
         so_far, counts = 0, []
         for number, chunk in enumerate(chunks, start=1):
             so_far += len(chunk.text)
             counts.append(number if even else round((num_tokens or 0) * so_far / characters))
     new = [(now or 0) - before for before, now in zip([0, *(count or 0 for count in counts)], counts, strict=False)]
-    return tuple(Round(c.arrived_s, n, 0, 0, Timings()) for c, n in zip(chunks, new, strict=True) if n > 0)
+    return tuple(Round(c.arrived_s, n, 0, 0, Timings()) for c, n in zip(chunks, new, strict=True) if n > 0 or is_spread)
 
 
 class HttpClient:
@@ -158,8 +162,10 @@ class HttpClient:
         """See `Client`."""
         try:
             async with asyncio.timeout(self._workload.deadline_s):
-                while not await self._ask(prompt, answer := _Answer(), sent_s):
-                    pass  # in another manner
+                manner = self._manner
+                while not await self._ask(prompt, answer := _Answer(), sent_s, manner):
+                    manner += 1
+                self._manner = manner  # of answers alone: what no manner helps, its prompt is to blame for
                 return answer.record(prompt_index, sent_s, self._model_id)
         except TimeoutError:
             code, message = "DEADLINE_EXCEEDED", f"no whole answer within {self._workload.deadline_s:g} s"
@@ -171,15 +177,14 @@ class HttpClient:
             code, message = "NO_STREAM", str(exc)
         except HttpError as exc:
             code, message = exc.code, str(exc)
-        return RequestRecord(prompt_index, sent_s, 0, (), (), code, f"endpoint {self._endpoint.name}: {message}")
+        return RequestRecord.failed(prompt_index, sent_s, code, f"endpoint {self._endpoint.name}: {message}")
 
-    async def _ask(self, prompt: str | Chat, answer: _Answer, sent_s: float) -> bool:
+    async def _ask(self, prompt: str | Chat, answer: _Answer, sent_s: float, manner: int) -> bool:
         """Whether it was answered; if not, the next manner is to be tried."""
-        path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt)
+        path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, manner)
         async with aconnect_sse(self._http, "POST", path, json=body, extensions=self._sni) as source:
             status = source.response.status_code
-            if status in _REFUSALS and self._manner + 1 < len(_MANNERS):
-                self._manner += 1
+            if status in _REFUSALS and manner + 1 < len(_MANNERS):
                 return False
             if status != 200:
                 text = (await source.response.aread()).decode(errors="replace")
@@ -194,12 +199,12 @@ class HttpClient:
             raise HttpError("EMPTY", "the answer has no text")
         return True
 
-    def _body(self, prompt: str | Chat) -> dict[str, Any]:
+    def _body(self, prompt: str | Chat, manner: int) -> dict[str, Any]:
         workload = self._workload
         fields: dict[str, Any] = {"max_tokens": workload.max_new_tokens, "temperature": workload.temperature}
-        fields |= {"seed": workload.seed} if self._manner + 1 < len(_MANNERS) else {}
+        fields |= {"seed": workload.seed} if manner + 1 < len(_MANNERS) else {}
         fields |= {"ignore_eos": True} if workload.ignore_eos else {}  # vLLM's, llama.cpp's and ours
-        return {"model": self._name, **_said(prompt), **fields, "stream": True, **_MANNERS[self._manner]}
+        return {"model": self._name, **_said(prompt), **fields, "stream": True, **_MANNERS[manner]}
 
 
 def _said(prompt: str | Chat) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,6 +44,7 @@ class RequestRecord:
         text: the answer's.
         model_id: what the server says its tokens depend on; empty: nothing.
         is_estimated: the server does not count tokens; its messages were counted instead.
+        failed_s: seconds from when it was sent until it failed.
     """
 
     prompt_index: int
@@ -55,6 +57,17 @@ class RequestRecord:
     text: str = ""
     model_id: str = ""
     is_estimated: bool = False
+    failed_s: float = 0.0
+
+    @classmethod
+    def failed(cls, prompt_index: int, sent_s: float, code: str, message: str) -> RequestRecord:
+        """One that has just failed."""
+        return cls(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds that it took, to its last token or until it failed."""
+        return self.stats.end_to_end_s if self.error_code is None else self.failed_s
 
     @cached_property
     def stats(self) -> RequestStats:
