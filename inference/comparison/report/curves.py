@@ -18,7 +18,7 @@ from inference.comparison.report.looks import from_zero, grid, legend, line_hand
 
 SHOWN = {
     "ttft_s": "TTFT, ms",
-    "message_gap_s": "gap between messages (ITL), ms",
+    "inter_token_latency_s": "ITL, ms",
     "end_to_end_latency_s": "end to end, ms",
 }
 NUM_MARKS = 6

@@ -140,6 +140,7 @@ def _results(findings: Findings, kind: str) -> str:
     summaries = [summary for summary in findings.summaries if summary.cell.kind == kind]
     services = [service for service in findings.services if service.cell.kind == kind]
     place, kind_of, label = place_columns(findings.config), f"{_title(kind)} prompts", emulation_of(findings.config)
+    over = f"requests, and times over those of {findings.config.baseline_name}"
     names = [column.name for column in place]
     speed = [[*texts(place, summary.cell), *texts(FIGURES, summary)] for summary in summaries]
     served = [[*texts(place, service.cell), *_served(findings, service)] for service in services]
@@ -147,7 +148,7 @@ def _results(findings: Findings, kind: str) -> str:
     return (
         f"{f'<p>{escape(label)}</p>' if label else ''}"
         f"{table(f'{kind_of}: speed', [*names, *(column.name for column in FIGURES)], speed)}"
-        f"{table(f'{kind_of}: requests, and times over those of the target alone', [*names, *_SERVED], served)}"
+        f"{table(f'{kind_of}: {over}', [*names, *_SERVED], served)}"
         f"<details><summary>{escape(kind_of)}: every figure's distribution ({len(figures)} rows)</summary>"
         f"{table(f'{kind_of}: distributions', [*names, 'figure', *STATISTICS], figures)}</details>"
     )

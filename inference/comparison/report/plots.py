@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from inference.comparison.plan.config import Series
-from inference.comparison.report.findings import Findings
+from inference.comparison.report.findings import Findings, round_trip
 from inference.comparison.report.looks import (
     DRAFTS,
     TARGET,
@@ -51,7 +51,7 @@ def speedup_by_kind(findings: Findings) -> Figure:
         for index, series in enumerate(drafting(findings)):
             _bars(axes, findings, series, rtt_ms, index)
         axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
-        axes.set_title(f"round trip {rtt_ms:g} ms")
+        axes.set_title(round_trip(findings.config, rtt_ms))
         axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
         axes.grid(visible=False, axis="x")
     row[0].set_ylabel(f"speed-up over {findings.config.baseline_name}")
@@ -100,11 +100,13 @@ def tokens_over_rtt(findings: Findings) -> Figure:
                 look, bounds = look_of(series), [it.bound_tokens_per_s for it in found]
                 _dashes(axes, at_ms, bounds, look.colour, look.mark)
         axes.set_title(f"{kind.replace('_', ' ')} prompts")
-        axes.set_xlabel("round trip time between edge and target (ms)")
+        axes.set_xlabel("round trip time between edge and target (ms)" if findings.config.topologies else "")
         if len(findings.config.network.rtts_ms) == 1:  # else matplotlib invents times below 0
-            axes.set_xticks(findings.config.network.rtts_ms)
+            names = None if findings.config.topologies else [round_trip(findings.config, 0.0)]
+            axes.set_xticks(findings.config.network.rtts_ms, names)
     from_zero([row])
-    row[0].set_ylabel("tokens per second, one client")
+    clients = min(findings.config.workload.concurrencies)
+    row[0].set_ylabel(f"tokens per second, {'one client' if clients == 1 else f'{clients} clients'}")
     legend(figure, [*(line_handle(series) for series in findings.config.series), *_bound_handles(findings)])
     return figure
 
@@ -120,7 +122,7 @@ def tokens_over_concurrency(findings: Findings) -> Figure:
                 found = [summary for summary in best if summary is not None]
                 _rates(axes, series, [summary.cell.concurrency for summary in found], found)
             powers_of_two(axes, loads)
-            axes.set_title(f"round trip {rtt_ms:g} ms")
+            axes.set_title(round_trip(findings.config, rtt_ms))
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\ntokens per second, all clients")
     from_zero(rows)
     for axes in rows[-1]:
