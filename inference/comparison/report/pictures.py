@@ -68,7 +68,9 @@ def _name(kind: str, series: Series) -> str:
 def _speedup(findings: Findings, summary: CellSummary, speedup: Spread) -> str:
     contender = summary.cell.contender
     setting = f" with {contender.draft_name}, gamma {contender.gamma}" if findings.config.sweeps else ""
-    return f"{speedup.median:.2f} times{_at(findings, summary)}{setting}"
+    ratio = (service := findings.at(summary.cell)) and findings.over_target(service, "end_to_end_latency_s")
+    doubt = f" ({ratio.doubt})" if ratio and ratio.doubt else ""
+    return f"{speedup.median:.2f} times{_at(findings, summary)}{setting}{doubt}"
 
 
 def _at(findings: Findings, summary: CellSummary) -> str:

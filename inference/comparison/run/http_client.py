@@ -177,7 +177,8 @@ class HttpClient:
             code, message = "NO_STREAM", str(exc)
         except HttpError as exc:
             code, message = exc.code, str(exc)
-        return RequestRecord.failed(prompt_index, sent_s, code, f"endpoint {self._endpoint.name}: {message}")
+        message = f"endpoint {self._endpoint.name}: {message}"
+        return RequestRecord(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
 
     async def _ask(self, prompt: str | Chat, answer: _Answer, sent_s: float, manner: int) -> bool:
         """Whether it was answered; if not, the next manner is to be tried."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,11 +57,6 @@ class RequestRecord:
     model_id: str = ""
     is_estimated: bool = False
     failed_s: float = 0.0
-
-    @classmethod
-    def failed(cls, prompt_index: int, sent_s: float, code: str, message: str) -> RequestRecord:
-        """One that has just failed."""
-        return cls(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
 
     @property
     def lasted_s(self) -> float:

@@ -35,9 +35,6 @@ _DEFAULTS = {
 }
 
 
-_NOT_STUDIED = ("endpoint", "request_rate", "slo", "one_at_a_time", "llmperf")
-
-
 @dataclass(frozen=True, slots=True)
 class StudyConfig:
     """What is studied, for how long, and what machines cost, if anybody asks.
@@ -62,7 +59,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
         SystemExit: --help, or a flag that does not exist.
     """
     args = _parser().parse_args([with_underscores(argument) for argument in arguments])
-    for name in _NOT_STUDIED:
+    for name in ("endpoint", "request_rate", "slo", "one_at_a_time", "llmperf"):
         if getattr(args, name):
             raise ConfigError(f"{name} is nothing that a study varies or measures: ask a comparison")
     usual = {"max_new_tokens": next(iter(args.max_new_tokens), 0), "temperature": next(iter(args.temperature), -1.0)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import NetworkConfig, PromptSet, WorkloadConfig
+from inference.comparison.plan.config import ALONE, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.report.curves import latency_shares
 from inference.comparison.report.findings import short_conditions
@@ -86,3 +87,22 @@ def test_itl_of_a_picture_is_what_the_tables_call_so(tmp_path: Path) -> None:
     drawn = [float(np.max(np.asarray(line.get_xdata(), dtype=float))) for line in axes.lines]
     of_target, of_fused = (measured.services[index].values["inter_token_latency_s"] for index in (0, 1))
     assert drawn[:2] == pytest.approx([max(of_target) * 1e3, max(of_fused) * 1e3])
+
+
+def test_a_speed_up_that_chance_may_have_made_is_not_told_without_saying_so(tmp_path: Path) -> None:
+    """The page began with "0.81 times", and said three tables below that there was no difference."""
+    workload = WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=2)
+    settings = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), workload=workload)
+    equal = samples(settings)
+    assert speedups(findings(settings, equal)) == ["k, fused: 2.00 times at 0 ms, 2.00 times at 10 ms"]
+    scatter = itertools.cycle((3.0, 0.3, 2.5, 0.5))
+    noisy = [
+        replace(sample, records=tuple(record(ALONE, prompt_index=i, slowdown=next(scatter)) for i in range(2)))
+        if sample.cell.contender.topology is Topology.FUSED
+        else sample
+        for sample in equal
+    ]
+    [told] = speedups(findings(settings, noisy))
+    assert told.count("(no difference)") == 2
+    [told] = speedups(findings(settings, [sample for sample in noisy if sample.repeat == 0]))
+    assert told.count("(too few to tell)") == 2
