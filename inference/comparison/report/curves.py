@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from inference.comparison.plan.config import Series
 from inference.comparison.report.distribution import ecdf, knee
-from inference.comparison.report.findings import Findings
+from inference.comparison.report.findings import Findings, round_trip
 from inference.comparison.report.looks import from_zero, grid, legend, line_handle, look_of
 
 SHOWN = {
@@ -35,6 +35,9 @@ def latency_shares(findings: Findings) -> Figure:
                 if service is not None and service.values[name]:
                     _share(axes, series, service.values[name])
             axes.set_xlabel(text)
+            axes.set_title(
+                f"{findings.least_load}, {round_trip(findings.config, min(findings.config.network.rtts_ms))}"
+            )
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\nshare of values")
     legend(figure, _handles(findings))
     return figure
@@ -93,6 +96,7 @@ def latency_over_load(findings: Findings) -> Figure:
             for curve in load_curves(findings, kind, is_open=is_open):
                 _load_curve(axes, curve)
             axes.set_xlabel("requests per second that come on their own" if is_open else "requests in flight")
+            axes.set_title(round_trip(findings.config, min(findings.config.network.rtts_ms)))
         row[0].set_ylabel(f"{kind.replace('_', ' ')}\nend to end, p{PERCENT}, ms")
     from_zero(rows)
     ring = Line2D([], [], linestyle="none", label="knee", **_RING)

@@ -56,6 +56,11 @@ class Findings:
         """Requests that failed although none was sent before its client had the answer to the one before."""
         return sum(service.num_failed for service in self.services if service.cell.request_rate is None)
 
+    @property
+    def least_load(self) -> str:
+        """What is shown where loads are not told apart, for people."""
+        return f"{min(self.config.workload.concurrencies)} in flight"
+
     def at(self, cell: Cell) -> Service | None:
         """How the requests of a cell were served; None if it was not measured."""
         return next((service for service in self.services if service.cell == cell), None)

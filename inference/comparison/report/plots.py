@@ -51,7 +51,7 @@ def speedup_by_kind(findings: Findings) -> Figure:
         for index, series in enumerate(drafting(findings)):
             _bars(axes, findings, series, rtt_ms, index)
         axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
-        axes.set_title(round_trip(findings.config, rtt_ms))
+        axes.set_title(f"{findings.least_load}, {round_trip(findings.config, rtt_ms)}")
         axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
         axes.grid(visible=False, axis="x")
     row[0].set_ylabel(f"speed-up over {findings.config.baseline_name}")
@@ -105,8 +105,7 @@ def tokens_over_rtt(findings: Findings) -> Figure:
             names = None if findings.config.topologies else [round_trip(findings.config, 0.0)]
             axes.set_xticks(findings.config.network.rtts_ms, names)
     from_zero([row])
-    clients = min(findings.config.workload.concurrencies)
-    row[0].set_ylabel(f"tokens per second, {'one client' if clients == 1 else f'{clients} clients'}")
+    row[0].set_ylabel(f"tokens per second, {findings.least_load}")
     legend(figure, [*(line_handle(series) for series in findings.config.series), *_bound_handles(findings)])
     return figure
 

@@ -43,7 +43,7 @@ class RequestRecord:
         text: the answer's.
         model_id: what the server says its tokens depend on; empty: nothing.
         is_estimated: the server does not count tokens; its messages were counted instead.
-        failed_s: seconds from when it was sent until it failed.
+        failed_s: seconds from when it was sent until it failed; 0 if it was answered.
     """
 
     prompt_index: int
@@ -57,11 +57,6 @@ class RequestRecord:
     model_id: str = ""
     is_estimated: bool = False
     failed_s: float = 0.0
-
-    @property
-    def lasted_s(self) -> float:
-        """Seconds that it took, to its last token or until it failed."""
-        return self.stats.end_to_end_s if self.error_code is None else self.failed_s
 
     @cached_property
     def stats(self) -> RequestStats:

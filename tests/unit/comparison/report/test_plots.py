@@ -56,7 +56,7 @@ def test_a_report_of_endpoints_speaks_of_them_and_of_no_bound(tmp_path: Path) ->
     assert "RTT" not in page
     said = " ".join((*speedups(measured), short_conditions(measured.config)))
     assert (" ms" in said, "cores per model" in said) == (False, False)
-    assert speedup_by_kind(measured).axes[0].get_title() == "endpoints where they are"
+    assert speedup_by_kind(measured).axes[0].get_title() == "1 in flight, endpoints where they are"
 
 
 @pytest.mark.parametrize("emulation", [Emulation(), Emulation(0.025, 0.003)], ids=["real", "emulated"])
@@ -75,8 +75,10 @@ def test_every_picture_says_whether_it_is_emulated(
 def test_rates_of_many_clients_are_not_called_those_of_one(tmp_path: Path) -> None:
     """With --concurrency 4 alone its tokens per second stood on an axis "one client"."""
     workload = WorkloadConfig((PromptSet("structured", ("1 2 3",)),), num_runs=2, concurrencies=(4,))
-    figure = tokens_over_rtt(findings(config(tmp_path, workload=workload)))
-    assert figure.axes[0].get_ylabel() == "tokens per second, 4 clients"
+    measured = findings(config(tmp_path, workload=workload))
+    figure = tokens_over_rtt(measured)
+    assert latency_shares(measured).axes[0].get_title() == "4 in flight, round trip 0 ms"
+    assert figure.axes[0].get_ylabel() == "tokens per second, 4 in flight"
 
 
 def test_itl_of_a_picture_is_what_the_tables_call_so(tmp_path: Path) -> None:
