@@ -50,7 +50,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class QuietLibraries(logging.Filter):
-    """Of NxD Inference, which writes hundreds of lines per model and request to the root logger: each warning once."""
+    """Holds back what libraries tell of themselves and nobody can act on.
+
+    NxD Inference writes hundreds of lines per model and request to the root logger: each warning once. gRPC writes an
+    error with a traceback if a caller leaves between its last look and its last write, and nothing if he left before.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +62,8 @@ class QuietLibraries(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is shown."""
+        if record.name == "grpc._cython.cygrpc":
+            return not record.getMessage().startswith("ExecuteBatchError raised in core")
         if "neuronx_distributed" not in record.pathname:
             return True
         if record.levelno >= logging.ERROR:
