@@ -15,14 +15,12 @@ from rich.console import Console
 from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.plan.flags import parse_config
 from inference.comparison.plan.grid import Sample, walk
-from inference.comparison.report.agreement import check_agreement
 from inference.comparison.report.diff import diff
 from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, find
-from inference.comparison.report.summary import Summarizer
 from inference.comparison.report.table import print_tables
 from inference.comparison.run.load import require_clients
-from inference.comparison.run.measurement import WARM_UP, measure
+from inference.comparison.run.measurement import measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.proxy import precise_event_loop
 from inference.comparison.run.topologies import compile_models, deployment
@@ -44,39 +42,34 @@ Command = Callable[[Sequence[str]], int]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command that the first argument names; without one, the comparison."""
-    command = COMMANDS.get(arguments[0]) if arguments else None
-    return compare(arguments) if command is None else command(arguments[1:])
-
-
-def compare(arguments: Sequence[str]) -> int:
-    """Run the comparison.
+    """Run the command that the first argument names; without one, the comparison.
 
     Returns:
         0; 1: a server or a request failed (those of an open loop are counted, no more), or topologies returned
         different tokens; 2: wrong flags or files; 128 + n: signal n.
     """
-    console = _console()
+    command = COMMANDS.get(arguments[0]) if arguments else None
     try:
-        config = parse_config(arguments)
-        if config.backend.compile_policy == "only":
-            _run(compile_models(config))
-            return 0
-        _prepare(config)
-        findings = _run(_compare(config, console))
+        return compare(arguments) if command is None else command(arguments[1:])
     except (SpecDecError, _InterruptedError) as exc:
         return _fail(exc)
-    return _report(findings, console)
+
+
+def compare(arguments: Sequence[str]) -> int:
+    """Run the comparison; returns as `main` does."""
+    config, console = parse_config(arguments), _console()
+    if config.backend.compile_policy == "only":
+        _run(config, compile_models(config))
+        return 0
+    _prepare(config)
+    return _report(_run(config, _compare(config, console)), console)
 
 
 def study(arguments: Sequence[str]) -> int:
-    """Run the study; returns as `compare` does."""
-    try:
-        config = parse_study(arguments)
-        _prepare(config.comparison)
-        done = _run(conduct_study(config, _console()))
-    except (SpecDecError, _InterruptedError) as exc:
-        return _fail(exc)
+    """Run the study; returns as `main` does."""
+    config = parse_study(arguments)
+    _prepare(config.comparison)
+    done = _run(config.comparison, conduct_study(config, _console()))
     results, output = write_study(done, done.config.output), done.config.output
     for sentence in done.sentences:
         print(f"- {sentence}", file=sys.stderr)
@@ -110,9 +103,14 @@ def _fail(error: Exception) -> int:
     return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
 
-def _run(comparison: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=precise_event_loop) as runner:
+def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=loop_for(config)) as runner:
         return runner.run(_until_signal(comparison))
+
+
+def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
+    """The precise one knows no socket above number 1023; requests to endpoints have one each, and no delay to keep."""
+    return asyncio.new_event_loop if config.endpoints else precise_event_loop
 
 
 async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
@@ -142,15 +140,9 @@ async def _compare(config: ComparisonConfig, console: Console) -> Findings:
         for part in config.parts:
             progress.phase(f"starting servers: {'; '.join(map(str, part.machines)) or 'none'}")
             async with deployment(part) as servers:
-                samples += await servers.watch.guard(measure(part, servers, progress))
+                samples += await measure(part, servers, progress)
                 progress.phase("stopping servers")
-    return _findings(config, samples, time.monotonic() - started)
-
-
-def _findings(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float) -> Findings:
-    measured = [sample for sample in samples if sample.repeat != WARM_UP]
-    agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
-    return find(config, Summarizer(config, measured), agreement, duration_s)
+    return find(config, samples, time.monotonic() - started)
 
 
 def _report(findings: Findings, console: Console) -> int:

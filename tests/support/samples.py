@@ -17,9 +17,7 @@ from inference.comparison.plan.config import (
     WorkloadConfig,
 )
 from inference.comparison.plan.grid import Sample, walk
-from inference.comparison.report.agreement import check_agreement
 from inference.comparison.report.findings import Findings, find
-from inference.comparison.report.summary import Summarizer
 from inference.comparison.run.record import RequestRecord, Round
 from inference.request import Schedule
 
@@ -87,5 +85,4 @@ def samples(config: ComparisonConfig) -> list[Sample]:
 
 
 def findings(config: ComparisonConfig, measured: Sequence[Sample] | None = None) -> Findings:
-    chosen = samples(config) if measured is None else measured
-    return find(config, Summarizer(config, chosen), check_agreement(chosen), duration_s=1.0)
+    return find(config, samples(config) if measured is None else measured, duration_s=1.0)

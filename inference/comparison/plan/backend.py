@@ -103,6 +103,10 @@ class Server:
     pooled: bool = False
 
 
+SHARED_TARGET = Server("target")
+"""Serves alone, and what edge drafts propose."""
+
+
 def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Server], gammas: Sequence[int]) -> list[str]:
     """What main.py must be told of one server's backend.
 

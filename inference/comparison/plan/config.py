@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from inference.comparison.plan.backend import NGRAM, BackendConfig, Server
+from inference.comparison.plan.backend import NGRAM, SHARED_TARGET, BackendConfig, Server
 from inference.comparison.plan.datasets import Prompt
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.plan.machine import Machine, split_into_machines
@@ -111,6 +111,10 @@ class NetworkConfig:
         bandwidth = self.bandwidth_mbps
         _require(bandwidth is None or bandwidth > 0, f"bandwidth_mbps {bandwidth} is not above 0")
 
+    def is_crossed(self, *, at_edge: bool) -> bool:
+        """Whether the thin client's own link to a server, at the edge or beside the target, has the round trip time."""
+        return at_edge is not (self.client_site is ClientSite.EDGE)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadConfig:
@@ -174,22 +178,6 @@ class WorkloadConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """A line of the report: contenders that differ only in how they draft."""
-
-    topology: Topology
-    schedule: Schedule | None = None
-    endpoint: str | None = None
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        if self.endpoint is not None:
-            return self.endpoint
-        return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
-
-
-@dataclass(frozen=True, slots=True)
 class Contender:
     """One way to serve: a topology, and how it drafts.
 
@@ -217,13 +205,21 @@ class Contender:
     def label(self) -> str:
         """For messages."""
         if self.draft is None:
-            return self.series.name
+            return self.name
         branches = "" if self.branches is None else f", {self.branches} branches"
-        return f"{self.series.name} (draft {self.draft_name}, gamma {self.gamma}{branches})"
+        return f"{self.name} (draft {self.draft_name}, gamma {self.gamma}{branches})"
 
     @property
-    def series(self) -> Series:
-        return Series(self.topology, self.schedule, self.endpoint)
+    def name(self) -> str:
+        """For people, whatever it drafts with."""
+        if self.endpoint is not None:
+            return self.endpoint
+        return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
+
+    @property
+    def series(self) -> Contender:
+        """The line of the report that it belongs to: without what tells it from others that only draft otherwise."""
+        return Contender(self.topology, schedule=self.schedule, endpoint=self.endpoint)
 
     @property
     def runs_ahead(self) -> bool:
@@ -278,7 +274,7 @@ class ComparisonConfig:
 
     def __post_init__(self) -> None:
         _require_distinct("topology", [topology.value for topology in self.topologies] or self.endpoints)
-        started = [series.name for series in self.series if series.endpoint is None]
+        started = {contender.name for contender in self._started}
         _require_distinct("name", [*started, *(endpoint.name for endpoint in self.endpoints)])
         for rtt_ms in self.network.rtts_ms:
             where = "the network to an endpoint is what it is; without --endpoint, others can be tried"
@@ -322,18 +318,31 @@ class ComparisonConfig:
                 "seeds are not kept: use --temperature 0, or fused or vanilla without --device_sampling",
             )
 
+    def server_of(self, contender: Contender) -> Server:
+        """The process that clients of a contender talk to."""
+        draft, branches = contender.draft, contender.branches
+        if contender.topology is Topology.TARGET:  # one for all; whether it looks up, requests say
+            return SHARED_TARGET
+        if contender.topology is Topology.FUSED:
+            return Server("fused_target", draft)
+        if contender.topology is Topology.POOL:
+            return Server("target", draft, branches, pooled=True)
+        return Server("draft", draft, self.branches[0] if branches is None else branches)  # of rounds: any will do
+
     @property
     def servers(self) -> tuple[Server, ...]:
         """Every process that is started."""
-        shared = {Topology.TARGET, Topology.DISTRIBUTED} & set(self.topologies)
-        drafts = tuple(itertools.product(self.draft_models, self.branches))
-        by_topology = {
-            Topology.FUSED: [Server("fused_target", draft) for draft in self.draft_models],
-            Topology.DISTRIBUTED: [Server("draft", *draft) for draft in drafts],
-            Topology.POOL: [Server(role, *draft, pooled=True) for draft in drafts for role in ("target", "draft")],
-        }
-        chosen = [by_topology[topology] for topology in by_topology if topology in self.topologies]
-        return (*([Server("target")] if shared else []), *itertools.chain(*chosen))
+        found = []
+        for contender in self._started:
+            server = self.server_of(contender)
+            found += [SHARED_TARGET] if contender.topology is Topology.DISTRIBUTED else []
+            found += [server, replace(server, role="draft")] if server.pooled else [server]
+        return tuple(sorted(dict.fromkeys(found), key=lambda server: server != SHARED_TARGET))
+
+    @property
+    def _started(self) -> list[Contender]:
+        """Contenders that are no endpoints."""
+        return [contender for contender in self.contenders if contender.endpoint is None]
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -342,8 +351,8 @@ class ComparisonConfig:
         Raises:
             ConfigError: the host has too few cores.
         """
-        is_split = any(topology.is_split for topology in self.topologies)
-        names = [*(["target side"] if self.topologies else []), *(["edge"] if is_split else [])]
+        is_split = any(contender.topology.is_split for contender in self._started)
+        names = [*(["target side"] if self._started else []), *(["edge"] if is_split else [])]
         return split_into_machines(names, self.usable_cores, cores_per_machine=self.cores_per_machine)
 
     @property
@@ -358,17 +367,10 @@ class ComparisonConfig:
         if not self.one_at_a_time:
             self.machines  # noqa: B018 - refuses more machines than the host has cores for
             return (self,)
-        ways = [
-            (topology, draft)
-            for topology in self.topologies
-            for draft in self.draft_models[: 1 if topology is Topology.TARGET else None]
-        ]
-        together = replace(self, one_at_a_time=False)
-        started = [
-            replace(together, endpoints=(), topologies=(topology,), draft_models=(draft,)) for topology, draft in ways
-        ]
-        endpoints = [replace(together, topologies=())] if self.endpoints else []
-        return (*started, *endpoints)
+        groups: dict[object, list[Contender]] = defaultdict(list)
+        for contender in self.contenders:
+            groups[contender.topology, contender.draft].append(contender)
+        return tuple(replace(self, one_at_a_time=False, chosen=tuple(group)) for group in groups.values())
 
     @property
     def uses_locust(self) -> bool:
@@ -392,26 +394,23 @@ class ComparisonConfig:
         if self.chosen:
             return self.chosen
         alone = [ALONE] if Topology.TARGET in self.topologies else []
+        ways: dict[Topology, list[tuple[Schedule | None, int | None]]] = {
+            Topology.FUSED: [(None, None)],
+            Topology.DISTRIBUTED: [
+                (it, n) for it in self.schedules for n in (self.branches if it.runs_ahead else (None,))
+            ],
+            Topology.POOL: [(None, n) for n in self.branches],
+        }
         started = [
             Contender(topology, draft, gamma, schedule, branches)
             for topology in self.topologies
-            for schedule, branches in self._ways_to_run(topology)
+            for schedule, branches in ways.get(topology, ())
             for draft, gamma in itertools.product(self.draft_models, self.gammas)
         ]
         return (*alone, *started, *(Contender(Topology.ENDPOINT, endpoint=it.name) for it in self.endpoints))
 
-    def _ways_to_run(self, topology: Topology) -> Iterator[tuple[Schedule | None, int | None]]:
-        """Schedules and branches of a topology; none for the target alone."""
-        if topology is Topology.FUSED:
-            yield None, None
-        elif topology is Topology.POOL:
-            yield from ((None, branches) for branches in self.branches)
-        elif topology is Topology.DISTRIBUTED:
-            for schedule in self.schedules:
-                yield from ((schedule, n) for n in (self.branches if schedule.runs_ahead else (None,)))
-
     @property
-    def series(self) -> tuple[Series, ...]:
+    def series(self) -> tuple[Contender, ...]:
         """Every line of the report once, in order."""
         return tuple(dict.fromkeys(contender.series for contender in self.contenders))
 

@@ -33,12 +33,15 @@ class Cell:
         return f"{self.contender.label}, {self.kind}, rtt {self.rtt_ms:g} ms, {self.load}"
 
 
+WARM_UP = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One run of a cell.
 
     Attributes:
-        repeat: number of the run, from 0; -1 is the warm-up.
+        repeat: number of the run, from 0, or `WARM_UP`.
         records: one per request that was answered.
         failures: one per request that was not.
     """

@@ -5,16 +5,18 @@ It holds among servers of the same model, as they say themselves or the user doe
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.run.record import RequestRecord
 
 Answer: TypeAlias = Sequence[int] | str
 """Token ids, or a text."""
+Parting: TypeAlias = tuple[int, int | str | None, int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,8 @@ def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False) -
         has_tokens = bool(expected.token_ids and record.token_ids)
         answers = (expected.token_ids, record.token_ids) if has_tokens else (expected.text, record.text)
         num_requests, by_text = num_requests + 1, by_text or not has_tokens
-        if (position := first_difference(*answers)) is not None:
-            at = _at(answers[0], position), _at(answers[1], position)
-            differences.append(Difference(sample.cell, sample.repeat, record.prompt_index, label, position, *at))
+        if (parting := first_difference(*answers)) is not None:
+            differences.append(Difference(sample.cell, sample.repeat, record.prompt_index, label, *parting))
     compared = {sample.cell.contender.label for _, sample, _ in members}
     everybody = dict.fromkeys(sample.cell.contender.label for sample in samples)
     others = tuple(label for label in everybody if label not in compared)
@@ -124,13 +125,7 @@ def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[s
     return [each for each in named if each[0] in shared]
 
 
-def first_difference(expected: Answer, actual: Answer) -> int | None:
-    """Index of the first token that differs, or that only one has; None if there is none."""
-    for position, (left, right) in enumerate(zip(expected, actual, strict=False)):
-        if left != right:
-            return position
-    return None if len(expected) == len(actual) else min(len(expected), len(actual))
-
-
-def _at(answer: Answer, position: int) -> int | str | None:
-    return answer[position] if position < len(answer) else None
+def first_difference(expected: Answer, actual: Answer) -> Parting | None:
+    """Where answers part, and what each has there, None behind its end; None if they are the same."""
+    both: Iterable[tuple[int, tuple[Any, Any]]] = enumerate(itertools.zip_longest(expected, actual))
+    return next(((position, *pair) for position, pair in both if pair[0] != pair[1]), None)

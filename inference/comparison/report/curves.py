@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from inference.comparison.plan.config import Series
-from inference.comparison.report.distribution import ecdf, knee
+from inference.comparison.plan.config import Contender
+from inference.comparison.report.distribution import knee
 from inference.comparison.report.findings import Findings, round_trip
-from inference.comparison.report.looks import from_zero, grid, legend, line_handle, look_of
+from inference.comparison.report.looks import look_of, panels
+from inference.comparison.report.plots import by_kind
 
 SHOWN = {
     "ttft_s": "TTFT, ms",
@@ -27,43 +26,30 @@ PERCENT = 95
 
 def latency_shares(findings: Findings) -> Figure:
     """A row per prompt kind, a column per figure: which share of the values is at most so large."""
-    figure, rows = grid(len(findings.kinds), len(SHOWN), width=3.6, height=2.7)
-    for row, kind in zip(rows, findings.kinds, strict=True):
-        for axes, (name, text) in zip(row, SHOWN.items(), strict=True):
-            for series in findings.config.series:
-                service = findings.served(series, kind)
-                if service is not None and service.values[name]:
-                    _share(axes, series, service.values[name])
-            axes.set_xlabel(text)
-            axes.set_title(
-                f"{findings.least_load}, {round_trip(findings.config, min(findings.config.network.rtts_ms))}"
-            )
-        row[0].set_ylabel(f"{kind.replace('_', ' ')}\nshare of values")
-    legend(figure, _handles(findings))
-    return figure
+
+    def panel(axes: Axes, kind: str, name: str) -> None:
+        for series in findings.config.series:
+            service = findings.served(series, kind)
+            if service is not None and (values := service.values[name]):
+                every = max(1, len(values) // NUM_MARKS)
+                axes.ecdf(np.asarray(values) * 1e3, markevery=every, **_style(series))
+        axes.set_ylim(0, 1.02)
+        axes.set_title(f"{findings.least_load}, {round_trip(findings.config, min(findings.config.network.rtts_ms))}")
+
+    names = by_kind(findings, "share of values"), list(SHOWN.values())
+    return panels(findings.kinds, list(SHOWN), panel, size=(3.6, 2.7), names=names)
 
 
-def _share(axes: Axes, series: Series, seconds: Sequence[float]) -> None:
-    values, shares = ecdf(seconds)
-    every = max(1, len(values) // NUM_MARKS)
-    axes.step(values * 1e3, shares, where="post", markevery=every, **_style(series))
-    axes.set_ylim(0, 1.02)
-
-
-def _style(series: Series) -> dict[str, Any]:
+def _style(series: Contender) -> dict[str, Any]:
     look = look_of(series)
-    return {"color": look.colour, "linestyle": look.line, "marker": look.mark, "markersize": 5}
-
-
-def _handles(findings: Findings) -> list[Line2D]:
-    return [line_handle(series, linestyle=look_of(series).line, markersize=5) for series in findings.config.series]
+    return {"color": look.colour, "linestyle": look.line, "marker": look.mark, "markersize": 5, "label": series.name}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
     """Latency of a series over its loads; `knee` is the load from which it rises steeply, None where it does not."""
 
-    series: Series
+    series: Contender
     loads: tuple[float, ...]
     seconds: tuple[float, ...]
 
@@ -89,19 +75,16 @@ def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCur
 
 def latency_over_load(findings: Findings) -> Figure:
     """A row per prompt kind, a column per way in which requests come; a ring where latency begins to rise steeply."""
+
+    def panel(axes: Axes, kind: str, is_open: bool) -> None:
+        for curve in load_curves(findings, kind, is_open=is_open):
+            _load_curve(axes, curve)
+        axes.set_title(round_trip(findings.config, min(findings.config.network.rtts_ms)))
+
     ways = loads_to_draw(findings)
-    figure, rows = grid(len(findings.kinds), len(ways), width=4.6, height=2.9)
-    for row, kind in zip(rows, findings.kinds, strict=True):
-        for axes, is_open in zip(row, ways, strict=True):
-            for curve in load_curves(findings, kind, is_open=is_open):
-                _load_curve(axes, curve)
-            axes.set_xlabel("requests per second that come on their own" if is_open else "requests in flight")
-            axes.set_title(round_trip(findings.config, min(findings.config.network.rtts_ms)))
-        row[0].set_ylabel(f"{kind.replace('_', ' ')}\nend to end, p{PERCENT}, ms")
-    from_zero(rows)
-    ring = Line2D([], [], linestyle="none", label="knee", **_RING)
-    legend(figure, [*_handles(findings), ring])
-    return figure
+    loads = ["requests per second that come on their own" if is_open else "requests in flight" for is_open in ways]
+    names = by_kind(findings, f"end to end, p{PERCENT}, ms"), loads
+    return panels(findings.kinds, ways, panel, size=(4.6, 2.9), names=names)
 
 
 def loads_to_draw(findings: Findings) -> list[bool]:
@@ -117,4 +100,4 @@ def _load_curve(axes: Axes, curve: LoadCurve) -> None:
     axes.plot(curve.loads, [value * 1e3 for value in curve.seconds], **_style(curve.series))
     if curve.knee is not None:
         at = curve.loads.index(curve.knee)
-        axes.plot(curve.knee, curve.seconds[at] * 1e3, linestyle="none", **_RING)
+        axes.plot(curve.knee, curve.seconds[at] * 1e3, linestyle="none", label="knee", **_RING)

@@ -21,7 +21,6 @@ from inference.comparison.report.service import LATENCIES
 from inference.errors import ConfigError
 
 EXIT_SLOWER = 1
-EXIT_USAGE = 2
 THRESHOLD = 0.05
 MAY_DIFFER = ("Runs",)
 """Conditions; any other that differs makes figures that cannot be compared."""
@@ -50,18 +49,17 @@ def diff(arguments: Sequence[str]) -> int:
     """Compare two results.
 
     Returns:
-        0; 1: something is slower by more than the threshold; 2: wrong flags or files, or conditions that differ.
+        0; 1: something is slower by more than the threshold.
+
+    Raises:
+        ConfigError: a file cannot be used, or conditions differ.
     """
     args = _parser().parse_args(arguments)
-    try:
-        old, new = read_results(args.old), read_results(args.new)
-        changes = compare(old, new)
-        differing = differing_conditions(old, new)
-        if differing and not args.anyway:
-            raise ConfigError("conditions differ (--anyway compares all the same): " + "; ".join(differing))
-    except ConfigError as exc:
-        print(f"error: {exc}", file=sys.stderr)
-        return EXIT_USAGE
+    old, new = read_results(args.old), read_results(args.new)
+    changes = compare(old, new)
+    differing = differing_conditions(old, new)
+    if differing and not args.anyway:
+        raise ConfigError("conditions differ (--anyway compares all the same): " + "; ".join(differing))
     for text in differing:
         print(f"warning: not the same conditions: {text}", file=sys.stderr)
     _print(changes, args.threshold)

@@ -1,11 +1,10 @@
-"""What many values say: quantiles as LLMPerf has them, the share below each value, the knee of a curve. Pure."""
+"""What many values say: quantiles as LLMPerf has them, the knee of a curve. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 QUANTILES = (25, 50, 75, 90, 95, 99)
 MIN_BEND = 0.15
@@ -20,11 +19,6 @@ def describe(values: Sequence[float]) -> dict[str, float]:
     named = {f"p{quantile}": float(value) for quantile, value in zip(QUANTILES, quantiles, strict=True)}
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     return {**named, "mean": float(np.mean(values)), "min": min(values), "max": max(values), "stddev": spread}
-
-
-def ecdf(values: Sequence[float]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Sorted values, and the share of values that are at most so large."""
-    return np.sort(np.asarray(values, dtype=float)), np.arange(1, len(values) + 1) / len(values)
 
 
 def knee(loads: Sequence[float], latencies: Sequence[float]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,22 @@ def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
     _write_csv(results["cells"], directory / "results.csv")
     if findings.config.llmperf:
         write_llmperf(findings, directory / "llmperf")
-    try:
-        _write_page(findings, directory)
-    except ModuleNotFoundError as error:
-        logger.warning("no report.html: it needs the package %s, which is not installed", error.name)
+    write_page(directory / "report.html", lambda: _page(findings, directory))
     return results
 
 
-def _write_page(findings: Findings, directory: Path) -> None:
+def write_page(file: Path, page: Callable[[], str]) -> None:
+    """Write a page that is made with matplotlib, or say that there is none."""
+    try:
+        file.write_text(page(), encoding="utf-8")
+    except ModuleNotFoundError as error:
+        logger.warning("no %s: it needs the package %s, which is not installed", file.name, error.name)
+
+
+def _page(findings: Findings, directory: Path) -> str:
     from inference.comparison.report import html, pictures  # matplotlib takes a second to import
 
-    drawn = pictures.draw_all(findings, directory)
-    (directory / "report.html").write_text(html.render(findings, drawn), encoding="utf-8")
+    return html.render(findings, pictures.draw_all(findings, directory))
 
 
 def _write_csv(rows: list[dict[str, Any]], file: Path) -> None:

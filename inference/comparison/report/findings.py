@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from inference.comparison.plan.backend import AUTO, BackendConfig
-from inference.comparison.plan.config import ClientSite, ComparisonConfig, Load, PromptSet, Series
-from inference.comparison.plan.grid import Cell
+from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Load, PromptSet
+from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.plan.machine import cpu_model
-from inference.comparison.report.agreement import Agreement
+from inference.comparison.report.agreement import Agreement, check_agreement
 from inference.comparison.report.bootstrap import Ratio
 from inference.comparison.report.service import LATENCIES, Service
 from inference.comparison.report.summary import CellSummary, Summarizer
@@ -70,30 +70,37 @@ class Findings:
         alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 
-    def at_place(self, series: Series, kind: str, rtt_ms: float, load: Load | None = None) -> list[CellSummary]:
+    def at_place(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> list[CellSummary]:
         """All ways to draft in this series, at a load or the lowest concurrency."""
         wanted = (series, kind, rtt_ms, load or (min(self.config.workload.concurrencies), None))
         return [summary for summary in self.summaries if _place(summary.cell) == wanted]
 
-    def best(self, series: Series, kind: str, rtt_ms: float, load: Load | None = None) -> CellSummary | None:
+    def best(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> CellSummary | None:
         """Of these the one with the most tokens/s; None if the series takes no part."""
         found = self.at_place(series, kind, rtt_ms, load)
         return max(found, key=lambda summary: summary.tokens_per_s.median, default=None)
 
-    def served(self, series: Series, kind: str, load: Load | None = None) -> Service | None:
+    def bests(self, series: Contender, kind: str, *, load: Load | None = None) -> list[CellSummary]:
+        """Of each round trip time the best, from the shortest on."""
+        found = [self.best(series, kind, rtt_ms, load) for rtt_ms in sorted(self.config.network.rtts_ms)]
+        return [summary for summary in found if summary is not None]
+
+    def served(self, series: Contender, kind: str, load: Load | None = None) -> Service | None:
         """Of these, on the shortest way, the one that answers first."""
         found = self.at_place(series, kind, min(self.config.network.rtts_ms), load)
         fastest = min(found, key=lambda summary: summary.end_to_end_s, default=None)
         return None if fastest is None else self.at(fastest.cell)
 
 
-def _place(cell: Cell) -> tuple[Series, str, float, Load]:
+def _place(cell: Cell) -> tuple[Contender, str, float, Load]:
     return cell.contender.series, cell.kind, cell.rtt_ms, (cell.concurrency, cell.request_rate)
 
 
-def find(config: ComparisonConfig, summarizer: Summarizer, agreement: Agreement, duration_s: float) -> Findings:
-    """Put the findings together."""
+def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float) -> Findings:
+    """What came of samples; the warm-up's count for the check of tokens alone."""
+    summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
+    agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
     return Findings(config, tuple(summarizer.summaries()), services, agreement, duration_s)
 
 

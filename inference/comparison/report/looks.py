@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from inference.comparison.plan.config import ComparisonConfig, Series, Topology
+from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
 from inference.comparison.report.findings import emulation_of, short_conditions
 from inference.comparison.report.summary import Spread
 from inference.request import Schedule
 
+RowT = TypeVar("RowT")
+ColumnT = TypeVar("ColumnT")
+
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in black and white by marks, lines and
 # hatches.
-TARGET, FUSED, POOL = (Series(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
-SYNC, ASYNC = (Series(Topology.DISTRIBUTED, schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
+TARGET, FUSED, POOL = (Contender(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
+SYNC, ASYNC = (Contender(Topology.DISTRIBUTED, schedule=schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
 
 
 class Look(NamedTuple):
@@ -48,7 +50,7 @@ _OTHERS = zip(itertools.cycle(DRAFTS[::-1]), itertools.cycle(_LOOKS.values()), i
 
 
 @cache
-def look_of(series: Series) -> Look:
+def look_of(series: Contender) -> Look:
     """Endpoints get theirs in turn."""
     if series in _LOOKS:
         return _LOOKS[series]
@@ -56,6 +58,7 @@ def look_of(series: Series) -> Look:
     return Look(*draft, known.line, 2 * hatch)
 
 
+BOUND = "bound (dashes)"
 INCHES_PER_NAME = 1.6
 CHARACTERS_PER_INCH = 18
 """Of the conditions' small print."""
@@ -84,33 +87,60 @@ def save(figure: Figure, file: Path, config: ComparisonConfig) -> None:
     figure.savefig(file)
 
 
-def grid(num_rows: int, num_columns: int, *, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of panels that share their y axis."""
-    figure = Figure(figsize=(max(5.0, width * num_columns), height * num_rows + 0.7), layout="constrained")
-    axes = figure.subplots(num_rows, num_columns, squeeze=False, sharey=True)
-    return figure, [list(row) for row in axes]
+def panels(
+    rows: Sequence[RowT],
+    columns: Sequence[ColumnT],
+    draw: Callable[[Axes, RowT, ColumnT], None],
+    *,
+    size: tuple[float, float],
+    names: tuple[Sequence[str], Sequence[str]],
+    max_legend_columns: int = 5,
+) -> Figure:
+    """A panel for each row and column; they share a y axis that begins at 0, and a legend of all labels below.
+
+    Args:
+        draw: fills one panel.
+        size: of a panel, in inches.
+        names: of the y axis, by row, and of the x axis, by column.
+    """
+    figsize = max(5.0, size[0] * len(columns)), size[1] * len(rows) + 0.7
+    figure = Figure(figsize=figsize, layout="constrained")
+    grid = figure.subplots(len(rows), len(columns), squeeze=False, sharey=True)
+    shown: dict[str, Artist] = {}
+    for axes, place in zip(grid.flat, itertools.product(rows, columns), strict=True):
+        draw(axes, *place)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    for axes, text in zip(grid[:, 0], names[0], strict=True):
+        axes.set_ylabel(text)
+    for axes, text in zip(grid[-1], names[1], strict=True):
+        axes.set_xlabel(text)
+    grid[0, 0].set_ylim(bottom=0)  # only now: it ends the scaling to what all panels show
+    num_columns = min(max_legend_columns, len(shown), int(figsize[0] / INCHES_PER_NAME))
+    labels = sorted(shown, key=lambda label: label == BOUND)
+    figure.legend([shown[label] for label in labels], labels, loc="outside lower center", ncols=num_columns)
+    return figure
 
 
-def from_zero(rows: list[list[Axes]]) -> None:
-    """Begin the common y axis at 0. Only when all panels are drawn: it ends the scaling to what they show."""
-    rows[0][0].set_ylim(bottom=0)
-
-
-def errors(spreads: list[Spread]) -> list[list[float]]:
+def errors(spreads: Sequence[Spread]) -> list[list[float]]:
     """Distances below and above the medians, as errorbar wants them."""
     return [[item.median - item.low for item in spreads], [item.high - item.median for item in spreads]]
 
 
-def legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    """Below all panels."""
-    num_columns = min(5, len(handles), int(figure.get_figwidth() / INCHES_PER_NAME))
-    figure.legend(handles=list(handles), loc="outside lower center", ncols=num_columns)
+def median_line(axes: Axes, at: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
+    """Medians, and what the runs range over."""
+    axes.errorbar(at, [item.median for item in spreads], errors(spreads), capsize=3, **style)
 
 
-def line_handle(series: Series, **style: Any) -> Line2D:
-    """A series in a legend."""
-    look = look_of(series)
-    return Line2D([], [], color=look.colour, marker=look.mark, label=series.name, **style)
+def bound_line(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour: str, mark: str) -> None:
+    """What theory allows where something was measured."""
+    axes.plot(at, bounds, color=colour, linestyle="--", linewidth=1.2, marker=mark, markerfacecolor="white")
+    name_bound(axes)
+
+
+def name_bound(axes: Axes) -> None:
+    """In the legend: whatever has dashes."""
+    axes.plot([], [], color="black", linestyle="--", label=BOUND)
 
 
 def powers_of_two(axes: Axes, values: Sequence[float]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from inference.comparison.plan.config import Load, Series
+from inference.comparison.plan.config import Contender, Load
 from inference.comparison.report import curves, plots
 from inference.comparison.report.findings import Findings
 from inference.comparison.report.looks import STYLE, save
@@ -61,7 +61,7 @@ def speedups(findings: Findings) -> list[str]:
     ]
 
 
-def _name(kind: str, series: Series) -> str:
+def _name(kind: str, series: Contender) -> str:
     return f"{kind.replace('_', ' ')}, {series.name}"
 
 
@@ -78,10 +78,9 @@ def _at(findings: Findings, summary: CellSummary) -> str:
     return f" at {summary.cell.rtt_ms:g} ms" if findings.config.topologies else ""
 
 
-def _over_rtt(findings: Findings, load: Load | None = None) -> Iterator[tuple[str, Series, list[CellSummary]]]:
+def _over_rtt(findings: Findings, load: Load | None = None) -> Iterator[tuple[str, Contender, list[CellSummary]]]:
     for kind, series in itertools.product(findings.kinds, findings.config.series):
-        found = [findings.best(series, kind, rtt_ms, load) for rtt_ms in sorted(findings.config.network.rtts_ms)]
-        if best := [summary for summary in found if summary is not None]:
+        if best := findings.bests(series, kind, load=load):
             yield kind, series, best
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from inference.comparison.plan.config import ALONE, ComparisonConfig, Contender
-from inference.comparison.plan.grid import Cell, Sample
+from inference.comparison.plan.grid import WARM_UP, Cell, Sample
 from inference.comparison.report import bound
 from inference.comparison.report.service import Service
 from inference.comparison.run.record import RequestRecord
-from inference.comparison.run.topologies import crosses_network
+from inference.observe.stats import RequestStats
 
 _Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency
 
@@ -100,13 +100,13 @@ class Theory:
 
 
 class Summarizer:
-    """Turns the measured samples (no warm-up) of a comparison into figures."""
+    """Turns the samples of a comparison, but for its warm-up, into figures."""
 
     def __init__(self, config: ComparisonConfig, samples: Sequence[Sample]) -> None:
         self._config = config
         self._by_cell: dict[Cell, list[Sample]] = defaultdict(list)
         self._by_group: dict[_Group, list[RequestRecord]] = defaultdict(list)
-        for sample in samples:
+        for sample in (each for each in samples if each.repeat != WARM_UP):
             cell = sample.cell
             self._by_cell[cell].append(sample)
             self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.records)
@@ -152,14 +152,15 @@ class Summarizer:
         # The jitter only ever adds: half of it on average, in each direction.
         rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3
         theory = self.theory(cell.contender, cell.kind, cell.concurrency)
-        return theory.tokens_per_s(rtt_s, client_is_far=crosses_network(cell.contender.topology, network.client_site))
+        is_far = network.is_crossed(at_edge=cell.contender.topology.serves_at_edge)
+        return theory.tokens_per_s(rtt_s, client_is_far=is_far)
 
     def _summary(self, cell: Cell) -> CellSummary:
         samples = self._answered(cell)
         records = [record for sample in samples for record in sample.records]
         stats = [record.stats for record in records]
-        num_draft_tokens = sum(item.num_draft_tokens for item in stats)
-        num_proposals = sum(item.num_verified_proposals for item in stats)
+        rounds = [item for record in records for item in record.rounds]
+        pooled = RequestStats.of(((item.arrived_s, item, item.num_tokens) for item in rounds), num_prompt_tokens=0)
         return CellSummary(
             cell=cell,
             num_requests=len(records),
@@ -167,11 +168,10 @@ class Summarizer:
             ttft_s=statistics.median(item.ttft_s for item in stats),
             tpot_s=_median(item.tpot_s for item in stats),
             end_to_end_s=statistics.median(item.end_to_end_s for item in stats),
-            acceptance_rate=_ratio(sum(item.num_accepted_tokens for item in stats), num_draft_tokens),
-            alpha=bound.acceptance_probability(item for record in records for item in record.rounds),
-            mean_acceptance_length=_ratio(sum(item.num_tokens_of_proposals for item in stats), num_proposals),
-            wire_bytes_per_token=_ratio(sum(it.wire_bytes for it in stats), sum(it.num_tokens for it in samples))
-            or None,
+            acceptance_rate=pooled.acceptance_rate,
+            alpha=bound.acceptance_probability(rounds),
+            mean_acceptance_length=pooled.mean_acceptance_length,
+            wire_bytes_per_token=pooled.wire_bytes / max(1, pooled.num_output_tokens) or None,
             speedup=self._speedup(cell),
             costs=self.theory(cell.contender, cell.kind, cell.concurrency).costs,
             bound_tokens_per_s=self._bound(cell),
@@ -193,7 +193,8 @@ class Summarizer:
         alone = self._alone(cell)
         if alone not in self._by_cell or cell.contender.endpoint is not None:
             return None
-        return _ratio(self._bound(cell), self._bound(alone))
+        of_alone = self._bound(alone)
+        return self._bound(cell) / of_alone if of_alone else None
 
     def _alone(self, cell: Cell) -> Cell:
         return replace(cell, contender=self._config.baseline)
@@ -206,7 +207,3 @@ def _spread(values: Sequence[float]) -> Spread:
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def _ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None

@@ -34,7 +34,7 @@ class Column(Generic[RowT]):
 
 def place_columns(config: ComparisonConfig) -> list[Column[Cell]]:
     """What differs between the cells of this comparison."""
-    columns: list[Column[Cell]] = [Column("topology", lambda cell: cell.contender.series.name, is_text=True)]
+    columns: list[Column[Cell]] = [Column("topology", lambda cell: cell.contender.name, is_text=True)]
     if config.sweeps:
         columns.append(Column("draft", lambda cell: cell.contender.draft_name, is_text=True))
         columns.append(Column("gamma", lambda cell: _figure(cell.contender.gamma, digits=0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import ssl
 import time
@@ -76,9 +77,8 @@ class _Answer:
             choice: dict[str, Any] = next(iter(chunk.get("choices") or ()), {})
             delta = choice.get("delta") or {}
             text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
-            num_tokens, num_prompt_tokens = (
-                None if usage.get(name) is None else int(usage[name]) for name in ("completion_tokens", "prompt_tokens")
-            )
+            num_tokens = None if usage.get("completion_tokens") is None else int(usage["completion_tokens"])
+            num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
         except (ValueError, AttributeError, TypeError, OverflowError):
             raise HttpError("BAD_CHUNK", f"no chunk of an answer: {data[:MAX_SHOWN]}") from None
         if failure:
@@ -109,13 +109,10 @@ def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ..
     counts = [chunk.num_tokens for chunk in chunks]
     if is_spread := None in counts:
         chunks = [chunk for chunk in chunks if chunk.text]
-        characters = sum(len(chunk.text) for chunk in chunks)
-        even = num_tokens is None or num_tokens == len(chunks)
-        so_far, counts = 0, []
-        for number, chunk in enumerate(chunks, start=1):
-            so_far += len(chunk.text)
-            counts.append(number if even else round((num_tokens or 0) * so_far / characters))
-    new = [(now or 0) - before for before, now in zip([0, *(count or 0 for count in counts)], counts, strict=False)]
+        so_far = list(itertools.accumulate(len(chunk.text) for chunk in chunks))
+        spread = (round((num_tokens or 0) * characters / so_far[-1]) for characters in so_far)
+        counts = list(range(1, len(chunks) + 1)) if num_tokens in (None, len(chunks)) else list(spread)
+    new = [now - before for before, now in itertools.pairwise([0, *(count or 0 for count in counts)])]
     return tuple(Round(c.arrived_s, n, 0, 0, Timings()) for c, n in zip(chunks, new, strict=True) if n > 0 or is_spread)
 
 
@@ -162,10 +159,9 @@ class HttpClient:
         """See `Client`."""
         try:
             async with asyncio.timeout(self._workload.deadline_s):
-                manner = self._manner
-                while not await self._ask(prompt, answer := _Answer(), sent_s, manner):
-                    manner += 1
-                self._manner = manner  # of answers alone: what no manner helps, its prompt is to blame for
+                manners = itertools.count(self._manner)
+                while not await self._ask(prompt, next(manners), answer := _Answer(), sent_s):
+                    pass
                 return answer.record(prompt_index, sent_s, self._model_id)
         except TimeoutError:
             code, message = "DEADLINE_EXCEEDED", f"no whole answer within {self._workload.deadline_s:g} s"
@@ -180,8 +176,8 @@ class HttpClient:
         message = f"endpoint {self._endpoint.name}: {message}"
         return RequestRecord(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
 
-    async def _ask(self, prompt: str | Chat, answer: _Answer, sent_s: float, manner: int) -> bool:
-        """Whether it was answered; if not, the next manner is to be tried."""
+    async def _ask(self, prompt: str | Chat, manner: int, answer: _Answer, sent_s: float) -> bool:
+        """Whether it was answered; if not, the next manner is to be tried. One that is taken is kept."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, manner)
         async with aconnect_sse(self._http, "POST", path, json=body, extensions=self._sni) as source:
             status = source.response.status_code
@@ -190,10 +186,12 @@ class HttpClient:
             if status != 200:
                 text = (await source.response.aread()).decode(errors="replace")
                 raise HttpError(str(status), f"HTTP {status}: {text[:MAX_SHOWN]}")
+            self._manner = manner
             async for event in source.aiter_sse():
                 if event.data == "[DONE]":
                     break
-                answer.take(event.data, time.monotonic() - sent_s)
+                if event.data:  # one that only says when to come back has none
+                    answer.take(event.data, time.monotonic() - sent_s)
         if not answer.is_complete:
             raise HttpError("CUT_OFF", "the stream ended without a finish_reason")
         if not answer.chunks:
@@ -222,11 +220,9 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
         ConfigError: a file of certificates, or with the token, cannot be used.
         UnavailableError: the server cannot be reached.
     """
-    headers = _headers(endpoint.security)
     async with httpx.AsyncClient(
         base_url=f"{endpoint.url}/",
-        headers=headers,
-        verify=_context(endpoint.security),
+        **_shown(endpoint.security),
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
         trust_env=False,
@@ -236,21 +232,17 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
         yield client
 
 
-def _headers(security: DialSecurity) -> dict[str, str]:
-    if security.token_file is None:
-        return {}
-    try:
-        return {AUTHORIZATION: f"Bearer {watched_token(security.token_file).get()}"}
-    except (UnusableError, OSError) as exc:
-        raise ConfigError(str(exc)) from exc
-
-
-def _context(security: DialSecurity) -> ssl.SSLContext:
-    """Whom to trust: without a CA of its own, those of the system."""
+def _shown(security: DialSecurity) -> dict[str, Any]:
+    """Whom to trust, without a CA of its own those of the system; and the token."""
     try:
         context = ssl.create_default_context(cafile=security.ca)
         if security.cert is not None:
             context.load_cert_chain(security.cert, security.key)
-    except (OSError, ssl.SSLError) as exc:
+    except OSError as exc:  # OpenSSL's are, too
         raise ConfigError(f"certificates for an endpoint cannot be used: {exc}") from exc
-    return context
+    if security.token_file is None:
+        return {"verify": context}
+    try:
+        return {"verify": context, "headers": {AUTHORIZATION: f"Bearer {watched_token(security.token_file).get()}"}}
+    except (UnusableError, OSError) as exc:
+        raise ConfigError(str(exc)) from exc

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.plan.datasets import Prompt
-from inference.comparison.plan.grid import Cell, Sample, walk
+from inference.comparison.plan.grid import WARM_UP, Cell, Sample, walk
 from inference.comparison.run.client import asking
 from inference.comparison.run.connections import Clients, connected
 from inference.comparison.run.grpc_client import request_of
@@ -17,8 +17,6 @@ from inference.comparison.run.progress import Progress
 from inference.comparison.run.record import RequestRecord
 from inference.comparison.run.topologies import Deployment
 from inference.errors import SpecDecError, UnavailableError
-
-WARM_UP = -1
 
 
 async def measure(config: ComparisonConfig, servers: Deployment, progress: Progress) -> list[Sample]:

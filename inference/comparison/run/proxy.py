@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -36,31 +37,31 @@ class LinkConditions:
 
 
 class DelayProxy:
-    """Accepts on a free port of loopback and passes everything on to another; conditions may change at any time."""
+    """Passes everything on from one port of loopback to another; conditions may change at any time.
 
-    def __init__(self, port: int, conditions: LinkConditions = LinkConditions()) -> None:
+    Args:
+        port: the one it accepts on.
+        upstream: the one behind it.
+    """
+
+    def __init__(self, port: int, upstream: int, conditions: LinkConditions) -> None:
+        self.port = port
         self.conditions = conditions
-        self._upstream = port
-        self._server: asyncio.Server | None = None
-        self._ends: set[_End] = set()
-        self._is_cut = False
-        self.is_silent = False
-
-    async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        to_server, to_client = _Lane(self), _Lane(self)
-        self._server = await loop.create_server(lambda: _ClientEnd(self, to_server, to_client), "127.0.0.1", 0)
-
-    @property
-    def port(self) -> int:
-        """The port it accepts on, once started."""
-        if self._server is None:
-            raise RuntimeError("the proxy has not been started")
-        return int(self._server.sockets[0].getsockname()[1])
+        self.ends: set[_End] = set()
+        self.is_cut = self.is_silent = False
+        self._upstream = upstream
+        self._lanes = _Lane(self), _Lane(self)
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    def accept(self) -> asyncio.Protocol:
+        """Both ends of a new connection; returns the one to the client, which opens the other."""
+        to_server, to_client = self._lanes
+        near, far = _NearEnd(self, to_server), _End(self, to_client)
+        near.peer, far.peer = far, near
+        return near
 
     async def connect(self, end: _End) -> None:
         """Open the way on to the server for a connection that was accepted."""
@@ -69,19 +70,10 @@ class DelayProxy:
         except OSError:  # nobody listens: the client sees what it would see without us
             end.peer.abort()
 
-    def register(self, end: _End) -> bool:
-        """Take in a new connection; False while the link is cut."""
-        if not self._is_cut:
-            self._ends.add(end)
-        return not self._is_cut
-
-    def unregister(self, end: _End) -> None:
-        self._ends.discard(end)
-
     def cut(self) -> None:
         """Reset every connection, and new ones at once."""
-        self._is_cut = True
-        for end in tuple(self._ends):
+        self.is_cut = True
+        for end in tuple(self.ends):
             end.abort()
 
     def blackhole(self) -> None:
@@ -90,18 +82,10 @@ class DelayProxy:
 
     def restore(self) -> None:
         """End `cut` and `blackhole`."""
-        self._is_cut = self.is_silent = False
-        for end in tuple(self._ends):
+        self.is_cut = self.is_silent = False
+        for end in tuple(self.ends):
             end.flush()
             end.peer.flush()  # it may have closed meanwhile, and have last bytes to deliver
-
-    async def stop(self) -> None:
-        """Close the port and every connection."""
-        if self._server is not None:
-            self._server.close()
-        for end in tuple(self._ends):
-            end.abort()
-        await asyncio.sleep(0)  # lets the transports close
 
 
 class _Lane:
@@ -131,26 +115,28 @@ class _End(asyncio.Protocol):
         self._proxy = proxy
         self._lane = lane
         self._transport: asyncio.Transport | None = None
-        self._pending: deque[tuple[float, bytes | None]] = deque()  # None: close
+        self._pending: deque[tuple[float, bytes]] = deque()  # when it is due, and what; nothing: close
         self._num_pending_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._last_due = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not self._proxy.register(self):
+        self._proxy.ends.add(self)
+        if self._proxy.is_cut:
             self.abort()
+        self.peer.flush()  # what came while the connection was being made
 
     def data_received(self, data: bytes) -> None:
         self._num_pending_bytes += len(data)
         if self._num_pending_bytes > MAX_PENDING_BYTES:
             self.pause_reading()
-        self._enqueue(data, len(data))
+        self._enqueue(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._proxy.unregister(self)
-        self._enqueue(None, 0)
+        self._proxy.ends.discard(self)
+        self._enqueue(b"")
 
     def pause_writing(self) -> None:
         self.peer.pause_reading()
@@ -171,82 +157,55 @@ class _End(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _enqueue(self, data: bytes | None, num_bytes: int) -> None:
+    def _enqueue(self, data: bytes) -> None:
         # Never before what was sent earlier, whatever the jitter.
-        self._last_due = max(self._last_due, self._lane.arrival(num_bytes))
+        self._last_due = max(self._last_due, self._lane.arrival(len(data)))
         self._pending.append((self._last_due, data))
         self.flush()
 
     def flush(self) -> None:
         """Deliver what is due, and come back for the rest."""
-        if self._proxy.is_silent or not self.peer.is_open:
+        way = self.peer._transport
+        if self._proxy.is_silent or way is None:
             return
         while self._pending and self._pending[0][0] <= time.monotonic():
-            self._deliver(self._pending.popleft()[1])
+            self._deliver(self._pending.popleft()[1], way)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if self._pending:
             wait_s = self._pending[0][0] - time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(wait_s, self.flush)
 
-    def _deliver(self, data: bytes | None) -> None:
-        if data is None:
-            self.peer.close()
+    def _deliver(self, data: bytes, way: asyncio.Transport) -> None:
+        if not data:
+            way.close()
             return
         self._num_pending_bytes -= len(data)
-        self.peer.write(data)
+        way.write(data)
         if self._num_pending_bytes + len(data) > MAX_PENDING_BYTES:
             self.resume_reading()
 
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None
 
-    def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
-class _ClientEnd(_End):
-    """The accepted side; opens the other one."""
-
-    def __init__(self, proxy: DelayProxy, to_server: _Lane, to_client: _Lane) -> None:
-        super().__init__(proxy, to_server)
-        self.peer = _ServerEnd(proxy, to_client, self)
-        self._connecting: asyncio.Task[None] | None = None
+class _NearEnd(_End):
+    """The accepted one; opens the other."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self.is_open:
-            self._connecting = asyncio.create_task(self._proxy.connect(self.peer))
-
-
-class _ServerEnd(_End):
-    """The side towards the server."""
-
-    def __init__(self, proxy: DelayProxy, lane: _Lane, peer: _End) -> None:
-        super().__init__(proxy, lane)
-        self.peer = peer
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.peer.flush()  # what came while the connection was being made
+        self._connecting = asyncio.create_task(self._proxy.connect(self.peer))
 
 
 @asynccontextmanager
 async def delay_proxy(port: int, conditions: LinkConditions = LinkConditions()) -> AsyncGenerator[DelayProxy, None]:
-    """A proxy in front of a port of this host until the block is left."""
-    proxy = DelayProxy(port, conditions)
-    await proxy.start()
+    """A proxy in front of a port of this host, on a free one, until the block is left."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    proxy = DelayProxy(listening.getsockname()[1], port, conditions)
+    server = await asyncio.get_running_loop().create_server(proxy.accept, sock=listening)
     try:
         yield proxy
     finally:
-        await proxy.stop()
+        server.close()
+        proxy.cut()
+        await asyncio.sleep(0)  # lets the transports close
 
 
 def precise_event_loop() -> asyncio.AbstractEventLoop:

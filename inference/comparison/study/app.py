@@ -10,7 +10,7 @@ from rich.console import Console
 from inference.comparison.plan.config import ALONE, ComparisonConfig
 from inference.comparison.report.agreement import check_agreement
 from inference.comparison.report.summary import CellSummary, Summarizer
-from inference.comparison.run.measurement import WARM_UP, measure
+from inference.comparison.run.measurement import measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.topologies import Deployment, deployment
 from inference.comparison.study.advice import Evidence, Trial
@@ -31,7 +31,7 @@ async def conduct_study(config: StudyConfig, console: Console) -> Study:
         progress.phase(f"starting servers: {'; '.join(map(str, config.comparison.machines))}")
         async with deployment(config.comparison) as servers:
             laboratory = Laboratory(config, servers, progress)
-            skipped = await servers.watch.guard(conduct(config.space, laboratory.measure, laboratory.budget))
+            skipped = await conduct(config.space, laboratory.measure, laboratory.budget)
             progress.phase("stopping servers")
     evidence = Evidence(config.space, laboratory.trials, skipped)
     differences = tuple(laboratory.differences)
@@ -55,8 +55,7 @@ class Laboratory:
         config = comparison_of(self._config, group)
         samples = await measure(config, self._servers, self._progress)
         self.differences += map(str, check_agreement(samples).differences)
-        found = Summarizer(config, [sample for sample in samples if sample.repeat != WARM_UP]).summaries()
-        by_contender = {summary.cell.contender: summary for summary in found}
+        by_contender = {summary.cell.contender: summary for summary in Summarizer(config, samples).summaries()}
         alone = by_contender.pop(ALONE)
         trials = [_trial(group, summary, alone) for summary in by_contender.values()]
         self.trials += trials

@@ -59,11 +59,9 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
         SystemExit: --help, or a flag that does not exist.
     """
     args = _parser().parse_args([with_underscores(argument) for argument in arguments])
-    for name in ("endpoint", "request_rate", "slo", "one_at_a_time", "llmperf"):
-        if getattr(args, name):
-            raise ConfigError(f"{name} is nothing that a study varies or measures: ask a comparison")
     usual = {"max_new_tokens": next(iter(args.max_new_tokens), 0), "temperature": next(iter(args.temperature), -1.0)}
     comparison = replace(config_of(argparse.Namespace(**{**vars(args), **usual})), asked=as_toml(args))
+    _require_what_can_be_studied(comparison)
     for length in args.max_new_tokens:  # refuses what is out of range before anything is started
         for temperature in args.temperature:
             replace(comparison.workload, max_new_tokens=length, temperature=temperature)
@@ -72,9 +70,23 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
     return StudyConfig(comparison, _space(comparison, args), _seconds(args.budget), prices, schema)
 
 
-def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
+def _require_what_can_be_studied(config: ComparisonConfig) -> None:
+    """All servers at once, closed loops, and contenders whose draft is known."""
+    others = {
+        "endpoint": config.endpoints,
+        "request_rate": config.workload.request_rates,
+        "one_at_a_time": config.one_at_a_time,
+        "llmperf": config.llmperf,
+        "slo": config.workload.slo.limits,
+        "compile only": config.backend.compile_policy == "only",
+    }
+    if asked := [name for name, value in others.items() if value]:
+        raise ConfigError(f"{', '.join(asked)}: for a comparison, not for a study")
     if Topology.TARGET not in config.topologies:
         raise ConfigError("topologies: a study needs the target alone, which all else is compared with: name target")
+
+
+def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
     by_itself = replace(ALONE, draft=LOOKUP, gamma=max(config.gammas))
     kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
     kinds += [] if args.json_schema is None else [kinds[0] + AS_JSON]

@@ -14,16 +14,15 @@ from inference.comparison.report.looks import (
     DRAFTS,
     STYLE,
     TARGET,
-    errors,
-    from_zero,
-    grid,
     look_of,
+    median_line,
     name_values,
+    panels,
     powers_of_two,
     save,
 )
 from inference.comparison.report.pictures import Drawn
-from inference.comparison.study.advice import Evidence, Trial, crossovers
+from inference.comparison.study.advice import Evidence, crossovers
 
 _NUMBERS = {
     "gamma": "gamma (draft tokens of a round)",
@@ -47,23 +46,18 @@ def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn
 
 def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
     """A panel per condition, a line per way; a dotted line where load makes it lose."""
-    figure, [panels] = grid(1, len(names), width=3.4, height=3.4 + 0.2 * len(evidence.leaders))
-    for axes, name in zip(panels, names, strict=True):
-        _panel(axes, name, {trial.contender.label: evidence.over(name, trial.contender) for trial in evidence.leaders})
-    from_zero([panels])
-    panels[0].set_ylabel("speed-up over the target alone")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=1)
-    return figure
+    size = 3.4, 3.4 + 0.2 * len(evidence.leaders)
+    texts = ["speed-up over the target alone"], [_NUMBERS[name] for name in names]
+    return panels([evidence], names, _panel, size=size, names=texts, max_legend_columns=1)
 
 
-def _panel(axes: Axes, name: str, lines: dict[str, dict[float, Trial]]) -> None:
+def _panel(axes: Axes, evidence: Evidence, name: str) -> None:
+    lines = {trial.contender.label: evidence.over(name, trial.contender) for trial in evidence.leaders}
     for (label, trials), (colour, mark) in zip(lines.items(), itertools.cycle(DRAFTS), strict=False):
         spreads = [trial.speedup for trial in trials.values()]
-        style = {"color": colour, "marker": mark, "capsize": 3, "label": label}
-        axes.errorbar(list(trials), [it.median for it in spreads], errors(spreads), **style)  # type: ignore[arg-type]
+        median_line(axes, list(trials), spreads, color=colour, marker=mark, label=label)
         for crossed in crossovers(trials) if name == "concurrency" else ():
             axes.axvline(crossed, color=colour, linestyle=":", linewidth=1.2)
     axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
-    axes.set_xlabel(_NUMBERS[name])
     show = powers_of_two if name in _LOGARITHMIC else name_values
     show(axes, sorted({at for trials in lines.values() for at in trials}))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from inference.comparison.plan.config import ComparisonConfig, Contender
+from inference.comparison.report.files import write_page
 from inference.comparison.report.findings import conditions, emulation_of
 from inference.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
 from inference.comparison.study.service import service_toml
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,7 @@ def write_study(study: Study, directory: Path) -> dict[str, Any]:
     reason = next(iter(sentences(study.evidence, None)))
     (directory / "config.toml").write_text(study.config.asked, encoding="utf-8")
     (directory / "service.toml").write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
-    try:
-        page = _page(study, directory)
-    except ModuleNotFoundError as error:
-        logger.warning("no study.html: it needs the package %s, which is not installed", error.name)
-    else:
-        (directory / "study.html").write_text(page, encoding="utf-8")
+    write_page(directory / "study.html", lambda: _page(study, directory))
     return results
 
 

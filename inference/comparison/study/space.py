@@ -87,5 +87,4 @@ class Space:
 
 def way(contender: Contender) -> str:
     """Who computes where, whatever it drafts with."""
-    name = contender.series.name
-    return f"{name} with its own {LOOKUP}" if contender.draft == LOOKUP else name
+    return f"{contender.name} with its own {LOOKUP}" if contender.draft == LOOKUP else contender.name

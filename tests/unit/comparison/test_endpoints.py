@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import io
+import os
+import resource
+import socket
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from inference.comparison.app import _compare as compare
+from inference.comparison.app import loop_for
 from inference.comparison.plan.flags import parse_config
 from inference.comparison.report.files import prepare_directory, write_report
 from tests.support.foreign import foreign_server
@@ -36,3 +43,19 @@ async def test_failures_are_counted_by_code_and_everything_else_is_measured(tmp_
     page = (config.output / "report.html").read_text()
     assert "not comparable, models are not known to be the same: one, other" in page
     assert (config.output / "config.toml").read_text() == config.asked
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2048, reason="so many files may not be open")
+def test_endpoints_may_be_asked_more_at_once_than_select_can_watch() -> None:
+    """The story: every comparison ran on select(), whose timers are precise, and which knows no socket above number
+    1023: asking so many at once ended with a ValueError."""
+    config = parse_config(["--endpoint", "a=http://127.0.0.1:9/v1", "--concurrency", "1500"])
+    near, far = socket.socketpair()
+    high = fcntl.fcntl(far, fcntl.F_DUPFD, 2000)
+    with near, far, asyncio.Runner(loop_factory=loop_for(config)) as runner:
+        loop, came = runner.get_loop(), asyncio.Event()
+        loop.add_reader(high, came.set)
+        near.send(b"!")
+        runner.run(asyncio.wait_for(came.wait(), 10.0))
+        loop.remove_reader(high)
+    os.close(high)

@@ -108,7 +108,7 @@ def test_contenders_are_the_target_and_every_way_to_draft(tmp_path: Path) -> Non
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
     """Each number of them has its own worker, and a target of its own in the pool; rounds have none."""
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
-    assert [(it.series.name, it.branches) for it in found.contenders] == [
+    assert [(it.name, it.branches) for it in found.contenders] == [
         ("target", None),
         ("fused", None),
         ("distributed sync", None),
@@ -229,7 +229,8 @@ def test_one_at_a_time_starts_one_architecture_after_the_other(tmp_path: Path) -
 
 
 def test_locust_is_for_what_it_can_ask_of_everybody(tmp_path: Path) -> None:
-    """An open loop has room for several requests and one client: it once asked for Locust."""
+    """An open loop has room for several requests and one client: it once asked for Locust. With --one_at_a_time beside
+    endpoints, what was started was asked by Locust, installed or not, and the endpoints were not."""
 
     def uses_locust(workload: WorkloadConfig, **changes: object) -> bool:
         return config(tmp_path, workload=workload, network=NetworkConfig((0.0,)), **changes).uses_locust
@@ -237,6 +238,8 @@ def test_locust_is_for_what_it_can_ask_of_everybody(tmp_path: Path) -> None:
     several = WorkloadConfig(PROMPTS, concurrencies=(1, 4))
     assert uses_locust(several)
     assert not uses_locust(several, endpoints=(Endpoint("a", "grpc://h:1"),))
+    beside = {"endpoints": (Endpoint("a", "grpc://h:1"),), "network": NetworkConfig((0.0,)), "one_at_a_time": True}
+    assert not any(part.uses_locust for part in config(tmp_path, workload=several, **beside).parts)
     assert not uses_locust(replace(several, prompt_sets=(PromptSet("chats", (Conversation(("hello",)),)),)))
     assert not uses_locust(WorkloadConfig(PROMPTS, request_rates=(4.0,)))
 

@@ -11,18 +11,21 @@ from rich.console import Console
 from inference.comparison.app import _report as report
 from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from inference.comparison.plan.grid import Cell, Sample
-from inference.comparison.report.agreement import check_agreement, first_difference
+from inference.comparison.report.agreement import Answer, Parting, check_agreement, first_difference
 from inference.comparison.report.files import prepare_directory
 from inference.comparison.run.record import RequestRecord
 from tests.support.samples import TOKENS, config, findings, samples
 
 
 @pytest.mark.parametrize(
-    ("expected", "actual", "position"),
-    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1, 2], [1], 1), ([], [1], 0), ([], [], None)],
+    ("expected", "actual", "parting"),
+    [
+        *(([1, 2], [1, 2], None), ([1, 2], [1, 3], (1, 2, 3)), ([1, 2], [1], (1, 2, None))),
+        *(([], [1], (0, None, 1)), ([], [], None), ("ab", "a", (1, "b", None))),
+    ],
 )
-def test_first_difference(expected: list[int], actual: list[int], position: int | None) -> None:
-    assert first_difference(expected, actual) == position
+def test_first_difference(expected: Answer, actual: Answer, parting: Parting | None) -> None:
+    assert first_difference(expected, actual) == parting
 
 
 def test_equal_answers_agree(tmp_path: Path) -> None:

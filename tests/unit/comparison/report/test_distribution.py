@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inference.comparison.report.distribution import describe, ecdf, knee
+from inference.comparison.report.distribution import describe, knee
 
 
 def test_quantiles_of_a_hundred_and_one_values() -> None:
@@ -19,12 +19,6 @@ def test_quantiles_of_a_hundred_and_one_values() -> None:
 def test_of_one_value_and_of_none() -> None:
     assert describe([2.0])["stddev"] == 0.0
     assert describe([]) == {}
-
-
-def test_the_share_of_values_up_to_each() -> None:
-    values, shares = ecdf([3.0, 1.0, 2.0, 2.0])
-    assert values.tolist() == [1.0, 2.0, 2.0, 3.0]
-    assert shares.tolist() == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_the_knee_of_a_queue_is_where_it_begins_to_fill() -> None:

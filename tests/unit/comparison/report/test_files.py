@@ -16,7 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import NetworkConfig, PromptSet, Series, Topology, WorkloadConfig
+from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from inference.comparison.plan.datasets import Conversation
 from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, conditions
@@ -58,7 +58,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
     """The second run is slower for all: speeds spread, their ratio does not."""
     found = findings(config(tmp_path))
-    fused = found.best(Series(Topology.FUSED), "structured", 0.0)
+    fused = found.best(Contender(Topology.FUSED), "structured", 0.0)
     assert fused is not None
     assert fused.speedup is not None
     expected = 3 * PASS_S / (3 * STEP_S + VERIFY_S)
@@ -70,7 +70,7 @@ def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
 
 
 def test_target_alone_reaches_its_bound(tmp_path: Path) -> None:
-    alone = findings(config(tmp_path)).best(Series(Topology.TARGET), "structured", 0.0)
+    alone = findings(config(tmp_path)).best(Contender(Topology.TARGET), "structured", 0.0)
     assert alone is not None
     assert alone.bound_tokens_per_s == pytest.approx(1 / PASS_S)
     assert alone.bound_speedup == 1.0

@@ -17,9 +17,9 @@ from inference.comparison.report.curves import latency_shares
 from inference.comparison.report.findings import short_conditions
 from inference.comparison.report.html import render
 from inference.comparison.report.pictures import draw_all, speedups
-from inference.comparison.report.plots import speedup_by_kind, tokens_over_rtt
+from inference.comparison.report.plots import speedup_by_kind, speedup_over_gamma, tokens_over_rtt
 from inference.config import Emulation
-from tests.support.samples import config, findings, record, samples
+from tests.support.samples import config, findings, model_directory, record, samples
 
 
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
@@ -38,7 +38,18 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
         low, high = axes.get_ylim()
         assert low == 0.0
         for line in axes.lines:
-            assert float(np.max(np.asarray(line.get_ydata(), dtype=float))) <= high
+            assert float(np.max(np.asarray(line.get_ydata(), dtype=float), initial=low)) <= high
+
+
+def test_every_draft_has_a_line(tmp_path: Path) -> None:
+    """The story: there were six colours, and the seventh draft of a sweep was left out without a word."""
+    drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
+    topologies = Topology.TARGET, Topology.FUSED
+    figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, topologies=topologies, gammas=(1, 3))))
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [label for label in labels if label.startswith("draft: ")] == [
+        f"draft: draft{number}" for number in range(7)
+    ]
 
 
 def test_a_report_of_endpoints_speaks_of_them_and_of_no_bound(tmp_path: Path) -> None:
@@ -85,7 +96,7 @@ def test_itl_of_a_picture_is_what_the_tables_call_so(tmp_path: Path) -> None:
     """The picture had the gaps between messages under that name, which with speculation are several times as long."""
     measured = findings(config(tmp_path))
     figure = latency_shares(measured)
-    [axes] = [each for each in figure.axes[: len(figure.axes) // 2] if each.get_xlabel().startswith("ITL")]
+    [axes] = [each for each in figure.axes if each.get_xlabel().startswith("ITL")]
     drawn = [float(np.max(np.asarray(line.get_xdata(), dtype=float))) for line in axes.lines]
     of_target, of_fused = (measured.services[index].values["inter_token_latency_s"] for index in (0, 1))
     assert drawn[:2] == pytest.approx([max(of_target) * 1e3, max(of_fused) * 1e3])

@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from inference.comparison.plan.config import PromptSet, WorkloadConfig
@@ -56,6 +57,40 @@ async def test_whatever_goes_wrong_is_a_record_with_a_code(prompt: str, code: st
         assert (record.error_code, record.prompt_index, record.rounds) == (code, 3, ())
         assert message in record.error_message
         assert (await client.complete("and goes on", 4, time.monotonic())).error_code is None
+
+
+async def test_a_prompt_that_is_refused_takes_nothing_from_the_next() -> None:
+    """The story: a prompt too long for a server was a 400 in every manner of asking, and from then on no request had a
+    seed, or told its tokens: answers were another sample's, counts were guessed."""
+    bodies: list[dict[str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        if bodies[-1]["prompt"] == "too long":
+            return httpx.Response(400, json={"error": "too long"})
+        chunk = {"choices": [{"text": "yes", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, text=f"data: {json.dumps(chunk)}\n\n")
+
+    endpoint = Endpoint("b", "http://127.0.0.1:9/v1")
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url=endpoint.url) as http:
+        client = HttpClient(http, endpoint, WORKLOAD)
+        assert (await client.complete("too long", 0, time.monotonic())).error_code == "400"
+        record = await client.complete("short", 1, time.monotonic())
+    assert (record.is_estimated, record.stats.num_output_tokens) == (False, 1)
+    assert "seed" in bodies[-1]
+    assert bodies[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize("usage", ['{"completion_tokens": "many"}', '{"prompt_tokens": [1]}', "[1]", '"none"'])
+async def test_counts_that_are_none_are_a_record_with_a_code(usage: str) -> None:
+    """The story: a count that is no number ended the comparison with a traceback. An event without data is no chunk."""
+    stream = f'retry: 3\n\ndata: {{"choices": [], "usage": {usage}}}\n\n'
+    headers = {"content-type": "text/event-stream"}
+    endpoint = Endpoint("b", "http://127.0.0.1:9/v1")
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, text=stream))
+    async with httpx.AsyncClient(transport=transport, base_url=endpoint.url) as http:
+        record = await HttpClient(http, endpoint, WORKLOAD).complete("hello", 0, time.monotonic())
+    assert (record.error_code, usage in record.error_message) == ("BAD_CHUNK", True)
 
 
 async def test_a_server_that_is_gone_is_a_record_once_it_was_there_and_an_error_before() -> None:
