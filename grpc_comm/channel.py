@@ -10,7 +10,7 @@ from typing import cast
 import grpc
 
 from grpc_comm.options import CHANNEL_OPTIONS
-from grpc_comm.secured import Credentials, SecuredChannel
+from grpc_comm.secured import Credentials, Headers, SecuredChannel
 from grpc_comm.tls import ClientTls, greeting
 
 LOOK_S = 1.0
@@ -24,15 +24,18 @@ class HandshakeError(UnreachableError):
     """Who answers there and we cannot agree on TLS; dialling again does not help."""
 
 
-def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
+def open_channel(address: str, credentials: Credentials | None = None, *headers: Headers) -> grpc.aio.Channel:
     """Open a channel to HOST:PORT, which connects when it is first used; close it when done.
+
+    Args:
+        headers: of each call.
 
     Raises:
         UnusableError: the credentials' files.
     """
-    if credentials is None:
+    if credentials is None and not headers:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return cast(grpc.aio.Channel, SecuredChannel(address, credentials))
+    return cast(grpc.aio.Channel, SecuredChannel(address, credentials or Credentials(), *headers))
 
 
 async def wait_until_ready(

@@ -1,11 +1,13 @@
-"""A channel that shows who we are: certificates, or a token with each call, both as their files have them now."""
+"""A channel that shows who we are: certificates, or a token with each call, both as their files have them now; and that
+says with each call what else belongs to it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partialmethod
+from functools import lru_cache, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from grpc_comm.watched import UnusableError, Watched
 AUTHORIZATION = "authorization"
 RETIRE_S = 3600.0
 """How long calls may go on with a certificate that has been replaced."""
+Headers = Callable[[], Mapping[str, str]]
+"""What a call sends, asked when it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,18 @@ def watched_token(path: Path) -> Watched[str]:
 class SecuredChannel:
     """The part of a channel that stubs and `grpc_comm` use. It becomes a new one when its certificates change.
 
+    Client interceptors could send headers too, but they put a queue and a task between a stream and its writer.
+
+    Args:
+        headers: of each call; its own stay with it.
+
     Raises:
         UnusableError: the files of the credentials; only now, later the last good ones stay.
     """
 
-    def __init__(self, address: str, credentials: Credentials) -> None:
+    def __init__(self, address: str, credentials: Credentials, *headers: Headers) -> None:
         self._address = address
+        self._headers = headers
         self._token = credentials.token
         tls = credentials.tls
         self._options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS]
@@ -82,14 +92,12 @@ class SecuredChannel:
         return self._channel
 
     def _calling(self, kind: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        begins: dict[grpc.aio.Channel, Callable[..., Any]] = {}
+        @lru_cache(maxsize=1)
+        def begin(channel: grpc.aio.Channel) -> Callable[..., Any]:
+            return getattr(channel, kind)(*args, **kwargs)  # type: ignore[no-any-return]
 
         def call(*call_args: Any, metadata: Any = (), **call_kwargs: Any) -> Any:
-            channel = self._current()
-            if channel not in begins:
-                begins.clear()
-                begins[channel] = getattr(channel, kind)(*args, **kwargs)
-            return begins[channel](*call_args, metadata=(*(metadata or ()), *self._headers()), **call_kwargs)
+            return begin(self._current())(*call_args, metadata=(*(metadata or ()), *self._shown()), **call_kwargs)
 
         return call
 
@@ -97,8 +105,9 @@ class SecuredChannel:
     unary_stream = partialmethod(_calling, "unary_stream")
     stream_stream = partialmethod(_calling, "stream_stream")
 
-    def _headers(self) -> tuple[tuple[str, str], ...]:
-        return () if self._token is None else ((AUTHORIZATION, f"Bearer {self._token.get()}"),)
+    def _shown(self) -> list[tuple[str, str]]:
+        shown = [header for headers in self._headers for header in headers().items()]
+        return shown if self._token is None else [*shown, (AUTHORIZATION, f"Bearer {self._token.get()}")]
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         return self._current().get_state(try_to_connect)

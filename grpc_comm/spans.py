@@ -1,10 +1,10 @@
-"""Trace context in gRPC metadata. Knows no tracing library: headers come from, and go to, whoever makes spans."""
+"""Trace context of incoming calls. Knows no tracing library: whoever makes spans is given their headers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import grpc
 
@@ -32,37 +32,3 @@ class SpanInterceptor(HandlerInterceptor):
                 return await behavior(request, context)
 
         return traced
-
-
-def carrying(channel: grpc.aio.Channel, headers: Callable[[], Headers]) -> grpc.aio.Channel:
-    """Wrap a channel so that each call sends these headers, taken when the call begins."""
-    return cast(grpc.aio.Channel, _Carrying(channel, headers))
-
-
-class _Carrying:
-    """A channel; a call's own headers stay with it.
-
-    Client interceptors could do it too, but they put a queue and a task between a stream and its writer.
-    """
-
-    def __init__(self, channel: grpc.aio.Channel, headers: Callable[[], Headers]) -> None:
-        self._channel = channel
-        self._headers = headers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
-
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_headers(self._channel.unary_unary(*args, **kwargs))
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_headers(self._channel.unary_stream(*args, **kwargs))
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_headers(self._channel.stream_stream(*args, **kwargs))
-
-    def _with_headers(self, begin: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return begin(*args, metadata=(*(kwargs.pop("metadata", None) or ()), *self._headers().items()), **kwargs)
-
-        return call

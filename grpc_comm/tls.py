@@ -225,16 +225,8 @@ class ClientTls:
 
     async def _is_taken(self, address: str) -> bool:
         """Whether a server of HTTP/2 says anything after the handshake."""
-        host, port = split_address(address)
-        name = self.server_name or host
-        reader, writer = await asyncio.open_connection(host, port, ssl=self.context(), server_hostname=name)
-        try:
-            writer.write(HTTP2_PREFACE)
-            return await reader.read(1) != b""
-        except ConnectionError:
-            return False
-        finally:
-            writer.transport.abort()
+        name = self.server_name or split_address(address)[0]
+        return await _answer(address, 1, ssl=self.context(), server_hostname=name) != b""
 
 
 async def greeting(address: str, timeout_s: float) -> bytes | None:
@@ -243,21 +235,25 @@ async def greeting(address: str, timeout_s: float) -> bytes | None:
     Raises:
         socket.gaierror: nobody knows the host.
     """
-    host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(HTTP2_PREFACE)
-                return await reader.read(len(b"HTTP/1."))
-            finally:
-                writer.close()
+            return await _answer(address, len(b"HTTP/1."))
     except socket.gaierror:
         raise
-    except ConnectionResetError:
-        return b""
     except (OSError, TimeoutError):
         return None
+
+
+async def _answer(address: str, num_bytes: int, **tls: Any) -> bytes:
+    """So many bytes at most of what a server says to a client of gRPC; none if it ends the connection."""
+    reader, writer = await asyncio.open_connection(*split_address(address), **tls)
+    try:
+        writer.write(HTTP2_PREFACE)
+        return await reader.read(num_bytes)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.transport.abort()
 
 
 def split_address(address: str) -> tuple[str, int]:

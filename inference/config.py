@@ -181,7 +181,7 @@ class ModelConfig:
         _require(self.dtype in ("auto", *DTYPES), f"dtype {self.dtype} is none of auto, {', '.join(DTYPES)}")
         length = self.sequence_length
         _require(length is None or length >= 2, f"sequence_length {length} is below 2")
-        _require(1 <= self.num_slots <= 4096, f"batch {self.num_slots} is outside 1..4096")
+        check_batch(self.num_slots)
         _require(self.num_threads >= 0, f"threads {self.num_threads} is below 0")
         emulable = not self.pass_s or "neuron" not in self.backend
         _require(emulable, f"backend {self.backend} has a device: --emulate is for those that compute on the host")
@@ -205,7 +205,7 @@ class ProposerConfig:
 
     def __post_init__(self) -> None:
         _require_model(self.tokenizer_path)
-        _require(1 <= self.num_slots <= 4096, f"batch {self.num_slots} is outside 1..4096")
+        check_batch(self.num_slots)
         check_branches(self.branches)
 
 

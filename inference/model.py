@@ -43,21 +43,16 @@ class Backend(Protocol):
 
     Writing at a position overwrites what was there, and nothing past the end of a span is visible to it. So rolling
     back a slot is "start earlier next time", and reusing a slot is "start at 0".
+
+    Attributes:
+        max_length: positions that a slot holds.
+        slot_bytes: memory of one slot's keys and values, in bytes.
     """
 
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def num_slots(self) -> int: ...
-
-    @property
-    def max_length(self) -> int:
-        """Positions that a slot holds."""
-
-    @property
-    def slot_bytes(self) -> int:
-        """Memory of one slot's keys and values, in bytes."""
+    vocab_size: int
+    num_slots: int
+    max_length: int
+    slot_bytes: int
 
     def forward(self, spans: Sequence[Span]) -> Array:
         """Run one pass over spans of distinct slots.
@@ -171,21 +166,19 @@ class Verdict:
 
 
 class Decoder(Protocol):
-    """Takes turns of several sequences through one step; runs on the model thread."""
+    """Takes turns of several sequences through one step; runs on the model thread.
 
-    @property
-    def vocab_size(self) -> int: ...
+    Attributes:
+        max_length: tokens that prompt and output may have together.
+        prompt_chunk_tokens: length of the parts in which a long prompt is best read; 0: any.
+        keeps_grammars: it chooses here, from logits, and so can keep to a grammar.
+    """
 
-    @property
-    def num_slots(self) -> int: ...
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that prompt and output may have together."""
-
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        """Length of the parts in which a long prompt is best read; 0: any."""
+    vocab_size: int
+    num_slots: int
+    max_length: int
+    prompt_chunk_tokens: int
+    keeps_grammars: bool
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         """Return one verdict per turn, in order; a turn that does not choose gets no tokens."""
@@ -232,14 +225,14 @@ class DraftToken:
 
 
 class Proposer(Protocol):
-    """Extends chains of draft tokens; runs on a model thread."""
+    """Extends chains of draft tokens; runs on a model thread.
 
-    @property
-    def num_slots(self) -> int: ...
+    Attributes:
+        max_length: longest chain, committed tokens included, that can be extended by one.
+    """
 
-    @property
-    def max_length(self) -> int:
-        """Longest chain, committed tokens included, that can be extended by one."""
+    num_slots: int
+    max_length: int
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """Take one step for every draft.
@@ -259,44 +252,34 @@ Decide = Callable[[Sequence[Turn], Array], list[Verdict]]
 
 @runtime_checkable
 class CompiledShapes(Protocol):
-    """A backend whose passes are compiled graphs of fixed widths."""
+    """A backend whose passes are compiled graphs of fixed widths.
 
-    @property
-    def max_pass_tokens(self) -> int:
-        """Tokens of one span that fit into one graph; more are several graphs' work."""
+    Attributes:
+        max_pass_tokens: tokens of one span that fit into one graph; more are several graphs' work.
+        prompt_chunk_tokens: length of the parts in which a long prompt is best read.
+    """
 
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        """Length of the parts in which a long prompt is best read."""
+    max_pass_tokens: int
+    prompt_chunk_tokens: int
 
 
 @runtime_checkable
 class LimitedDecoder(Protocol):
     """A decoder that cannot do all that a request may ask for."""
 
-    @property
-    def seed_invariant(self) -> bool:
-        """Whether equal seeds give equal tokens."""
-
     def check(self, request: GenerationRequest) -> None:
         """Raise InvalidRequestError for a request that the decoder cannot serve."""
 
 
 @runtime_checkable
-class MaskingDecoder(Protocol):
-    """A decoder that chooses here, from logits, and so can keep to a grammar."""
-
-    @property
-    def keeps_grammars(self) -> bool: ...
-
-
-@runtime_checkable
 class Identified(Protocol):
-    """A backend that can say on what arithmetic its logits depend, as it was resolved and not as it was asked for."""
+    """A backend that can say on what arithmetic its logits depend, as it was resolved and not as it was asked for.
 
-    @property
-    def arithmetic(self) -> str:
-        """Backend, dtype, kind of device, levels of quantization: unlike replicas do not resume each other."""
+    Attributes:
+        arithmetic: backend, dtype, kind of device, levels of quantization: unlike replicas do not resume each other.
+    """
+
+    arithmetic: str
 
 
 @runtime_checkable
@@ -338,16 +321,17 @@ class BranchingProposer(Protocol):
     Slot s of the sequences has the slots num_slots + s * num_branches + b for b = 0 .. num_branches - 1.
     """
 
-    @property
-    def num_branches(self) -> int: ...
+    num_branches: int
 
 
 class CompiledDecoder(Decoder, Protocol):
-    """A decoder that is a model of its own, not made of slot models: draft, target and verdict in one graph."""
+    """A decoder that is a model of its own, not made of slot models: draft, target and verdict in one graph.
 
-    @property
-    def slot_bytes(self) -> int:
-        """Memory of one slot's keys and values, in bytes."""
+    Attributes:
+        slot_bytes: memory of one slot's keys and values, in bytes.
+    """
+
+    slot_bytes: int
 
 
 def prompt_chunk_tokens(backend: object) -> int:
@@ -364,8 +348,7 @@ def max_pass_draft_tokens(model: object, default: int) -> int:
 class SeedAware(Protocol):
     """A decoder or engine that says whether equal seeds give equal tokens."""
 
-    @property
-    def seed_invariant(self) -> bool: ...
+    seed_invariant: bool
 
 
 def is_seed_invariant(model: object) -> bool:
@@ -395,7 +378,7 @@ def num_branches(proposer: object) -> int:
     return proposer.num_branches if isinstance(proposer, BranchingProposer) else 0
 
 
-def check_request(decoder: object, request: GenerationRequest) -> None:
+def check_request(decoder: Decoder, request: GenerationRequest) -> None:
     """Let a decoder refuse what it cannot do.
 
     Raises:
@@ -403,6 +386,6 @@ def check_request(decoder: object, request: GenerationRequest) -> None:
     """
     if isinstance(decoder, LimitedDecoder):
         decoder.check(request)
-    if request.grammar is not None and not (isinstance(decoder, MaskingDecoder) and decoder.keeps_grammars):
+    if request.grammar is not None and not decoder.keeps_grammars:
         fault = f"grammar: {type(decoder).__name__} chooses tokens in a compiled graph, which cannot keep to one"
         raise InvalidRequestError(f"{fault}: use --speculation_method vanilla", field="grammar")

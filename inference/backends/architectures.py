@@ -7,7 +7,8 @@ first token (`inference.backends.pytorch.attention.ShapeRecorder`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:  # a packed model is loaded without Transformers
@@ -30,17 +31,11 @@ ALIBI = ("bloom", "mpt")
 REQUIRED_ARGUMENTS = ("position_ids", "logits_to_keep")
 
 
-class StoredConfig:
+class StoredConfig(SimpleNamespace):
     """A configuration that was written down: what `PretrainedConfig.to_dict` gave, as attributes.
 
     Stands in for one of a text model; settings that it never had raise AttributeError, as there.
     """
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self.__dict__.update(fields)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"the configuration has no {name}")
 
     def get_text_config(self) -> StoredConfig:
         """Itself."""

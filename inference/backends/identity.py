@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from inference.backends.digests import digests_of
@@ -23,7 +24,7 @@ def model_identity(path: Path, *facts: str) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def contents(path: Path) -> list[tuple[str, str]]:
+def contents(path: Path, patterns: Sequence[str] = _PATTERNS) -> list[tuple[str, str]]:
     """(name, SHA-256) of a checkpoint's files."""
-    files = sorted({file for pattern in _PATTERNS for file in path.glob(pattern)})
+    files = sorted({file for pattern in patterns for file in path.glob(pattern)})
     return list(zip((file.name for file in files), digests_of(files), strict=True))

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from inference.backends.emulation import asleep
 from inference.config import ModelConfig
@@ -71,8 +72,7 @@ def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide)
     """
     if target.backend not in DECODER_LOADERS or (draft is not None and target.backend != draft.backend):
         return None
-    module, function = DECODER_LOADERS[target.backend]
-    decoder: CompiledDecoder | None = getattr(import_module(module), function)(target, draft, decide)
+    decoder: CompiledDecoder | None = _function(DECODER_LOADERS[target.backend])(target, draft, decide)
     return decoder
 
 
@@ -82,12 +82,11 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
     Raises:
         ConfigError: their backend compiles nothing, or a model cannot be used.
     """
-    for config in (target, draft):
-        if config is not None and config.backend not in COMPILERS:
-            raise ConfigError(f"backend {config.backend} compiles nothing: {', '.join(sorted(COMPILERS))} does")
-    (config,) = [config for config in (target, draft) if config is not None][:1]
-    module, function = COMPILERS[config.backend]
-    getattr(import_module(module), function)(target, draft)
+    asked = [config.backend for config in (target, draft) if config is not None]
+    for backend in asked:
+        if backend not in COMPILERS:
+            raise ConfigError(f"backend {backend} compiles nothing: {', '.join(sorted(COMPILERS))} does")
+    _function(COMPILERS[asked[0]])(target, draft)
 
 
 def artifact_report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
@@ -125,10 +124,14 @@ def _has_cuda() -> bool:
 
 
 def _load(name: str, config: ModelConfig) -> Backend:
-    module, function = LOADERS[name]
     try:
-        load = getattr(import_module(module), function)
+        load = _function(LOADERS[name])
     except ModuleNotFoundError as error:
         raise ConfigError(f"backend {name} needs the package {error.name}, which is not installed") from error
     backend: Backend = load(config)
     return backend
+
+
+def _function(place: tuple[str, str]) -> Any:
+    module, name = place
+    return getattr(import_module(module), name)

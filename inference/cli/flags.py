@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +17,57 @@ from inference.config import (
     COMPILE_POLICIES,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
-    DEFAULT_WORKER_SLOTS,
     DRAINS,
     DTYPES,
     FUSED_GAMMA,
     NOT_EMULATED,
     REASONING_PARSERS,
     SPECULATION_METHODS,
+    ConnectionConfig,
     Emulation,
+    FusedConfig,
+    HttpConfig,
+    ModelConfig,
+    NeuronOptions,
+    ServerConfig,
 )
 from inference.errors import ConfigError
-from inference.request import DEFAULT_MAX_NEW_TOKENS, Schedule
+from inference.request import DEFAULT_MAX_NEW_TOKENS, SamplingParams, Schedule
 
-DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
 NGRAM = "ngram"
 """As a draft model: look drafts up in the sequence itself."""
+
+
+def _add(group: argparse._ArgumentGroup, config: type[Any], name: str, text: str, **options: Any) -> None:
+    """The flag of a configuration's field, which has its name, and whose default is its own."""
+    default = next(field.default for field in fields(config) if field.name == name)
+    if isinstance(default, bool):
+        options["action"] = argparse.BooleanOptionalAction
+    elif not isinstance(default, str):
+        options = {"type": type(default), "metavar": "S" if isinstance(default, float) else "N", **options}
+    group.add_argument(f"--{name}", default=default, help=text, **options)
 
 
 def add_model(parser: argparse.ArgumentParser, *, default: Path, what: str) -> None:
     group = parser.add_argument_group("model")
     text = f"{what} model directory (%(default)s)"
     group.add_argument("--model", f"--{what}_model", type=Path, default=default, metavar="DIR", help=text)
-    _add_revision(group)
-    add_backend(group)
-    add_neuron(parser)
+    _add_loading(parser, group)
 
 
-def _add_revision(group: argparse._ArgumentGroup, *, draft: bool = False) -> None:
+def _add_loading(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup, *, pair: bool = False) -> None:
+    """How the models of a group are found and loaded; in a pair, the draft's flags beside its target's."""
     text = "branch, tag or commit of a model that is named by its hub id (NAMESPACE/NAME instead of DIR)"
     group.add_argument("--revision", metavar="REV", help=text)
-    if draft:
+    if pair:
         group.add_argument("--draft_revision", metavar="REV", help="the same, of the draft model")
+    _add_backend(group)
+    _add_neuron(parser)
+    if pair:
+        group = parser.add_argument_group("AWS Neuron devices: the draft beside its target")
+        text = "logical NeuronCores that the draft is sharded over; must divide --tp_degree (default: --tp_degree)"
+        group.add_argument("--draft_tp_degree", type=int, metavar="N", help=text)
 
 
 def add_draft_model(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +76,7 @@ def add_draft_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", "--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
     text = f"with {NGRAM}: model directory whose tokenizer is used (%(default)s)"
     group.add_argument("--tokenizer", type=Path, default=BUNDLED_DRAFT, metavar="DIR", help=text)
-    _add_revision(group)
-    add_backend(group)
-    add_neuron(parser)
+    _add_loading(parser, group)
 
 
 def add_model_pair(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +85,7 @@ def add_model_pair(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target_model", type=Path, default=BUNDLED_TARGET, metavar="DIR", help=text)
     text = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself (%(default)s)"
     group.add_argument("--draft_model", default=str(BUNDLED_DRAFT), metavar="DIR", help=text)
-    _add_revision(group, draft=True)
-    add_backend(group)
-    add_neuron(parser)
-    _add_draft_cores(parser)
+    _add_loading(parser, group, pair=True)
 
 
 def add_compiled_models(parser: argparse.ArgumentParser) -> None:
@@ -79,17 +94,13 @@ def add_compiled_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target_model", "--model", type=Path, metavar="DIR", help=text)
     text = "draft model directory: compiles what --role draft loads; with a target, what --role fused_target loads"
     group.add_argument("--draft_model", type=Path, metavar="DIR", help=text)
-    _add_revision(group, draft=True)
-    add_backend(group)
+    _add_loading(parser, group, pair=True)
     parser.set_defaults(backend="neuron")
-    add_neuron(parser)
-    _add_draft_cores(parser)
 
 
-def add_neuron(parser: argparse.ArgumentParser) -> None:
+def _add_neuron(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("AWS Neuron devices (backend neuron)")
-    text = "logical NeuronCores that a model is sharded over (%(default)s)"
-    group.add_argument("--tp_degree", type=int, default=1, metavar="N", help=text)
+    _add(group, NeuronOptions, "tp_degree", "logical NeuronCores that a model is sharded over (%(default)s)")
     text = (
         "vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for fused_target); medusa: the "
         "target's own heads, no draft model"
@@ -114,12 +125,6 @@ def add_neuron(parser: argparse.ArgumentParser) -> None:
 def add_compiled_model_path(group: argparse._ArgumentGroup) -> None:
     text = "folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache)"
     group.add_argument("--compiled_model_path", type=Path, metavar="DIR", help=text)
-
-
-def _add_draft_cores(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("AWS Neuron devices: the draft beside its target")
-    text = "logical NeuronCores that the draft is sharded over; must divide --tp_degree (default: --tp_degree)"
-    group.add_argument("--draft_tp_degree", type=int, metavar="N", help=text)
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -171,13 +176,12 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gamma", "--speculation_length", type=int, default=DEFAULT_GAMMA, metavar="N", help=text)
 
 
-def add_backend(group: argparse._ArgumentGroup) -> None:
+def _add_backend(group: argparse._ArgumentGroup) -> None:
     text = "inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one)"
     group.add_argument("--backend", default="auto", help=text)
-    text = "auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)"
-    group.add_argument("--device", default="auto", help=text)
+    _add(group, ModelConfig, "device", "auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)")
     text = "arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx)"
-    group.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help=text)
+    _add(group, ModelConfig, "dtype", text, choices=["auto", *DTYPES])
     text = "prompt and output together (default: the model's limit, at most 2048)"
     group.add_argument("--sequence_length", type=int, metavar="TOKENS", help=text)
     group.add_argument("--batch", type=int, default=8, metavar="N", help="sequences in flight at once (%(default)s)")
@@ -187,7 +191,7 @@ def add_backend(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--threads", type=int, default=0, metavar="N", help=text)
     text = "begin a request with what earlier ones have left in the slots, as far as it is the same (%(default)s)"
-    group.add_argument("--prefix_caching", action=argparse.BooleanOptionalAction, default=True, help=text)
+    _add(group, ModelConfig, "prefix_caching", text)
     add_emulate(group)
 
 
@@ -205,24 +209,21 @@ def _emulation(text: str) -> Emulation:
 
 def add_listen(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    text = "port to listen on, 0 for a free one (%(default)s)"
-    group.add_argument("--port", type=int, default=DEFAULT_PORT, help=text)
+    _add(group, ServerConfig, "port", "port to listen on, 0 for a free one (%(default)s)", metavar=None)
     _add_life(parser, group)
 
 
 def _add_life(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
     """Of a gRPC server: where it listens, how many wait, how it ends, what protects it."""
     _add_host(group)
-    text = "requests queued for a slot (%(default)s)"
-    group.add_argument("--max_waiting", type=int, default=64, metavar="N", help=text)
+    _add(group, ServerConfig, "max_waiting", "requests queued for a slot (%(default)s)")
     _add_grace(group)
     _add_drain(group)
     _add_port_security(parser, group)
 
 
 def _add_host(group: argparse._ArgumentGroup) -> None:
-    text = "address to listen on (%(default)s; 0.0.0.0 for all)"
-    group.add_argument("--host", default="127.0.0.1", help=text)
+    _add(group, ServerConfig, "host", "address to listen on (%(default)s; 0.0.0.0 for all)")
 
 
 def _add_port_security(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup, *, grpc: bool = True) -> None:
@@ -264,7 +265,7 @@ def add_dial_security(parser: argparse.ArgumentParser, *, insecure: bool) -> Non
 def add_watchdog(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("watchdog")
     text = "not ready, and not alive, while a pass of the model takes longer than this (%(default)s s)"
-    group.add_argument("--pass_timeout_s", type=float, default=60.0, metavar="S", help=text)
+    _add(group, ServerConfig, "pass_timeout_s", text)
 
 
 def add_metrics(parser: argparse.ArgumentParser) -> None:
@@ -289,12 +290,12 @@ def add_http(parser: argparse.ArgumentParser, *, default_port: int | None) -> No
     text = "largest request body in MiB (%(default)s)"
     group.add_argument("--max_body_mib", type=_mebibytes, default=8.0, metavar="MIB", help=text)
     text = "give a stream that is silent for this long an empty chunk, for proxies that would end it; 0: never (0)"
-    group.add_argument("--sse_ping_s", type=float, default=0.0, metavar="S", help=text)
+    _add(group, HttpConfig, "sse_ping_s", text)
     group.add_argument("--no_page", action="store_true", help="no page at /")
     text = "how the model writes calls of tools; auto: as its chat template says (%(default)s)"
-    group.add_argument("--tool_call_parser", choices=CALL_PARSERS, default="auto", help=text)
+    _add(group, HttpConfig, "tool_call_parser", text, choices=CALL_PARSERS)
     text = "split <think>...</think> off as reasoning_content; auto: where the chat template has it (%(default)s)"
-    group.add_argument("--reasoning_parser", choices=REASONING_PARSERS, default="auto", help=text)
+    _add(group, HttpConfig, "reasoning_parser", text, choices=REASONING_PARSERS)
 
 
 def add_http_listen(parser: argparse.ArgumentParser) -> None:
@@ -306,19 +307,16 @@ def add_http_listen(parser: argparse.ArgumentParser) -> None:
 
 def add_sessions(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sessions of draft workers")
-    text = "end a session that has had no proposal for this long (%(default)s s)"
-    group.add_argument("--idle_timeout_s", type=float, default=60.0, metavar="S", help=text)
+    _add(group, ServerConfig, "idle_timeout_s", "end a session that has had no proposal for this long (%(default)s s)")
     text = "sessions that one worker of the pool is given at most, whatever it claims to have room for (%(default)s)"
-    group.add_argument("--max_worker_slots", type=int, default=DEFAULT_WORKER_SLOTS, metavar="N", help=text)
+    _add(group, ServerConfig, "max_worker_slots", text)
 
 
 def _add_grace(group: argparse._ArgumentGroup) -> None:
-    text = "on SIGTERM, time for running requests (%(default)s s)"
-    group.add_argument("--grace_s", type=float, default=10.0, metavar="S", help=text)
+    _add(group, ServerConfig, "grace_s", "on SIGTERM, time for running requests (%(default)s s)")
     text = "before that, time in which balancers hear that this server is not ready; it still serves (%(default)s s)"
-    group.add_argument("--drain_delay_s", type=float, default=0.0, metavar="S", help=text)
-    text = "drop a client that has read nothing for this long (%(default)s s)"
-    group.add_argument("--stall_timeout_s", type=float, default=30.0, metavar="S", help=text)
+    _add(group, ServerConfig, "drain_delay_s", text)
+    _add(group, ServerConfig, "stall_timeout_s", "drop a client that has read nothing for this long (%(default)s s)")
     text = "also drain, as on SIGTERM, when stdin ends: when whoever holds its other end is gone"
     group.add_argument("--lifeline", choices=["stdin"], help=text)
     text = "when all ports are open, write one line of JSON to stdout, with the ports that 0 became"
@@ -330,7 +328,7 @@ def _add_drain(group: argparse._ArgumentGroup) -> None:
         "on SIGTERM, requests whose callers have another server go on there after a second, with the same tokens, or "
         "wait for their end like all others (%(default)s)"
     )
-    group.add_argument("--drain", choices=DRAINS, default=DRAINS[0], help=text)
+    _add(group, ServerConfig, "drain", text, choices=DRAINS)
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -347,13 +345,11 @@ def add_connection(parser: argparse.ArgumentParser, *, what: str, serves: bool =
     group = parser.add_argument_group("connection")
     text = f"{what}, or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list in file:///PATH (%(default)s)"
     group.add_argument("--target_host", default="127.0.0.1", metavar="HOST", help=text)
-    group.add_argument("--port", type=int, default=DEFAULT_PORT, help="the port of hosts without one (%(default)s)")
-    text = "wait for the server at start (%(default)s s)"
-    group.add_argument("--connect_timeout_s", type=float, default=10.0, metavar="S", help=text)
-    text = "time a request may take (%(default)s s)"
-    group.add_argument("--deadline_s", type=float, default=600.0, metavar="S", help=text)
+    _add(group, ServerConfig, "port", "the port of hosts without one (%(default)s)", metavar=None)
+    _add(group, ConnectionConfig, "connect_timeout_s", "wait for the server at start (%(default)s s)")
+    _add(group, ConnectionConfig, "deadline_s", "time a request may take (%(default)s s)")
     text = "a request whose server is lost goes on within this time, at another one or there (%(default)s s)"
-    group.add_argument("--reconnect_timeout_s", type=float, default=30.0, metavar="S", help=text)
+    _add(group, ConnectionConfig, "reconnect_timeout_s", text)
     add_dial_security(parser, insecure=not serves)
 
 
@@ -388,13 +384,13 @@ def add_speculation(parser: argparse.ArgumentParser, *, default: int | None, tex
 def add_adaptive_gamma(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("speculation length")
     text = "draft only as many of gamma tokens as pay, by the draft's confidence and the measured times (%(default)s)"
-    group.add_argument("--adaptive_gamma", action=argparse.BooleanOptionalAction, default=True, help=text)
+    _add(group, FusedConfig, "adaptive_gamma", text)
 
 
 def add_lookup(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("passes without draft tokens")
     text = "propose what followed a request's last tokens where they stood before, as wide as pays (%(default)s)"
-    group.add_argument("--lookup", action=argparse.BooleanOptionalAction, default=True, help=text)
+    _add(group, ServerConfig, "lookup", text)
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
@@ -411,18 +407,16 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
-    text = "keep the K likeliest tokens, 0 for all (%(default)s)"
-    group.add_argument("--top_k", type=int, default=0, metavar="K", help=text)
-    group.add_argument("--top_p", type=float, default=1.0, metavar="P", help="keep this much probability (%(default)s)")
-    text = "keep tokens of this share of the best one (%(default)s)"
-    group.add_argument("--min_p", type=float, default=0.0, metavar="P", help=text)
+    _add(group, SamplingParams, "temperature", "0 is greedy (%(default)s)", metavar=None)
+    _add(group, SamplingParams, "top_k", "keep the K likeliest tokens, 0 for all (%(default)s)", metavar="K")
+    _add(group, SamplingParams, "top_p", "keep this much probability (%(default)s)", metavar="P")
+    _add(group, SamplingParams, "min_p", "keep tokens of this share of the best one (%(default)s)", metavar="P")
     text = "divide positive logits of tokens in prompt or output by this, multiply others; 1 for none (%(default)s)"
-    group.add_argument("--repetition_penalty", type=float, default=1.0, metavar="R", help=text)
+    _add(group, SamplingParams, "repetition_penalty", text, metavar="R")
     text = "subtract this from tokens in the output (%(default)s)"
-    group.add_argument("--presence_penalty", type=float, default=0.0, metavar="P", help=text)
+    _add(group, SamplingParams, "presence_penalty", text, metavar="P")
     text = "subtract this from tokens in the output, as often as they occur there (%(default)s)"
-    group.add_argument("--frequency_penalty", type=float, default=0.0, metavar="P", help=text)
+    _add(group, SamplingParams, "frequency_penalty", text, metavar="P")
     text = "the output ends before this text; may be given several times"
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=text)
     group.add_argument("--seed", type=int, metavar="N", help="key of the noise, 0 .. 2^64-1 (default: drawn at random)")

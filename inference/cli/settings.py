@@ -9,8 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from inference.cli import flags
-from inference.cli.prompts.job import PromptJob
-from inference.cli.prompts.source import read_prompts
+from inference.cli.prompts.source import PromptJob, read_prompts
 from inference.config import (
     COMPILE_POLICIES,
     ConnectionConfig,
@@ -166,7 +165,7 @@ def draft_config(args: argparse.Namespace, *, max_waiting: int) -> DraftConfig:
     )
 
 
-def http_config(args: argparse.Namespace, *, deadline_s: float = 600.0) -> HttpConfig:
+def http_config(args: argparse.Namespace) -> HttpConfig:
     """How the flags want HTTP served."""
     return HttpConfig(
         port=args.http_port,
@@ -174,7 +173,6 @@ def http_config(args: argparse.Namespace, *, deadline_s: float = 600.0) -> HttpC
         served_model_name=args.served_model_name,
         max_body_bytes=round(args.max_body_mib * 2**20),
         page=not args.no_page,
-        deadline_s=deadline_s,
         sse_ping_s=args.sse_ping_s,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,

@@ -33,9 +33,6 @@ logger = logging.getLogger(__name__)
 class EngineSession(Holder, Protocol):
     """A session as the loop sees it."""
 
-    def fail(self, error: Exception) -> None:
-        """End the session with an error."""
-
     def replay(self) -> None:
         """Forget what a failed step may have left half done: begin again from the committed tokens, under suspicion."""
 
@@ -76,6 +73,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._admission: Admission[SessionT] = Admission(
             num_slots=model.num_slots, max_waiting=max_waiting, model=slots
         )
+        self.num_slots = model.num_slots
         self._thread = ModelThread()
         self._wake = asyncio.Event()
         self._left = asyncio.Event()
@@ -112,10 +110,6 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     def _describe(self, work: list[WorkT], results: list[ResultT]) -> dict[str, Any]:
         """What a time-line shows of a step."""
         return {"sessions": len(work)}
-
-    @property
-    def num_slots(self) -> int:
-        return self._admission.num_slots
 
     @property
     def num_running(self) -> int:

@@ -35,11 +35,8 @@ MAX_SILENT_COMMITS = 64
 class Worker(Protocol):
     """An attached draft worker, as the pool sees it; calls never wait."""
 
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def num_slots(self) -> int: ...
+    id: str
+    num_slots: int
 
     def open(self, session: TargetSession) -> None:
         """Draft for this session from its present tokens on."""
@@ -92,19 +89,8 @@ class DraftPool:
         self._workers: dict[Worker, _Record] = {}
         self._alone: dict[str, TargetSession] = {}
         self._help: dict[str, _Help] = {}
-
-    @property
-    def max_length(self) -> int:
-        return self._engine.max_length
-
-    @property
-    def vocab_size(self) -> int:
-        return self._engine.vocab_size
-
-    @property
-    def seed_invariant(self) -> bool:
-        """Whether equal seeds give equal tokens."""
-        return self._engine.seed_invariant
+        self.max_length, self.vocab_size = engine.max_length, engine.vocab_size
+        self.seed_invariant = engine.seed_invariant
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
         """See `Generator`; gamma 0 keeps the workers out."""

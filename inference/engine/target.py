@@ -80,19 +80,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._widths = Widths()
         self._recent_pass_s: deque[float] = deque(maxlen=32)
         self._unread: WeakSet[TargetSession] = WeakSet()  # until whoever was to read them has gone
-
-    @property
-    def max_length(self) -> int:
-        return self._decoder.max_length
-
-    @property
-    def vocab_size(self) -> int:
-        return self._decoder.vocab_size
-
-    @property
-    def seed_invariant(self) -> bool:
-        """Whether equal seeds give equal tokens."""
-        return is_seed_invariant(self._decoder)
+        self.max_length, self.vocab_size = decoder.max_length, decoder.vocab_size
+        self.seed_invariant = is_seed_invariant(decoder)
 
     @property
     def pass_us(self) -> int:

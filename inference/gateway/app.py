@@ -278,27 +278,23 @@ def _add_page(app: FastAPI) -> None:
 def _add_failures(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> JsonAnswer:
-        return _failure(error)
+        return error.answer()
 
     @app.exception_handler(SpecDecError)
     async def on_our_error(request: Request, error: SpecDecError) -> JsonAnswer:
-        return _failure(from_error(error, chat="chat" in request.url.path))
+        return from_error(error, chat="chat" in request.url.path).answer()
 
     @app.exception_handler(RequestValidationError)
     async def on_validation(_: Request, error: RequestValidationError) -> JsonAnswer:
-        return _failure(from_validation(error))
+        return from_validation(error).answer()
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JsonAnswer:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        response = _failure(ApiError(error.status_code, message))
+        response = ApiError(error.status_code, message).answer()
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(Exception)
     async def on_any(_: Request, error: Exception) -> JsonAnswer:
-        return _failure(unexpected())
-
-
-def _failure(error: ApiError) -> JsonAnswer:
-    return JsonAnswer(error.body(), status_code=error.status, headers=error.headers())
+        return unexpected().answer()

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 
 from inference import errors
+from inference.gateway.documents import JsonAnswer
 from inference.gateway.noops import UNSUPPORTED
 from inference.workers.status import REFUSED_BEHIND
 
@@ -74,6 +75,10 @@ class ApiError(Exception):
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+
+    def answer(self, **headers: str) -> JsonAnswer:
+        """The answer of HTTP, with further headers."""
+        return JsonAnswer(self.body(), status_code=self.status, headers={**self.headers(), **headers})
 
 
 def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:

@@ -1,6 +1,6 @@
 """What stands before the application: limits on bodies, a count of answers, and which requests get a span.
 
-Plain ASGI, so that streams stay streams.
+Plain ASGI, so that streams stay streams; all of it is HTTP, since a port has neither websockets nor a lifespan.
 """
 
 from __future__ import annotations
@@ -42,12 +42,9 @@ class BodyLimit:
         self._message = f"the body is above the limit of {max_bytes} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_bytes:
-            await _answer(send, ApiError(413, self._message))
+            await ApiError(413, self._message).answer(connection="close")(scope, receive, send)
             return
         num_bytes = 0
 
@@ -87,7 +84,7 @@ class ShapeLimit:
         self._max_ids = max_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         messages = await _body(receive, self._max_bytes)
@@ -96,7 +93,7 @@ class ShapeLimit:
             read = partial(_read, body, self._max_ids())
             document, fault = await asyncio.to_thread(read) if len(body) > _INLINE_BYTES else read()
             if fault is not None:
-                await _answer(send, ApiError(400, fault))
+                await ApiError(400, fault).answer(connection="close")(scope, receive, send)
                 return
             if document is not None:
                 scope[_DOCUMENT] = document
@@ -201,14 +198,6 @@ def _are_ids(place: list[Any] | dict[str, Any], max_ids: int) -> bool:
     return set(map(type, place)) == {int} and min(place) >= 0
 
 
-async def _answer(send: Send, error: ApiError) -> None:
-    body = json.dumps(error.body()).encode()
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    headers += [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
 class RequestId:
     """Gives every answer the id that its request came with in X-Request-Id, or a new one."""
 
@@ -216,9 +205,6 @@ class RequestId:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         request_id = harmless_id(dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1"))
 
         async def named(message: Message) -> None:
@@ -245,7 +231,7 @@ class HttpGate:
         self._rights = rights
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (rights := self._rights(scope["path"])) is None:
+        if (rights := self._rights(scope["path"])) is None:
             await self._app(scope, receive, send)
             return
         authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
@@ -253,7 +239,7 @@ class HttpGate:
             who = self._access.by_token(authorization, rights)
         except (UnauthenticatedError, ForbiddenError) as exc:
             logger.warning("refused %r: %s", scope["path"][:100], exc)
-            await _answer(send, from_error(exc))
+            await from_error(exc).answer(connection="close")(scope, receive, send)
             return
         with serving(who, request_id()):
             await self._app(scope, receive, send)
@@ -270,9 +256,6 @@ class AnswerCount:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         path = scope["path"] if scope["path"] in self._paths else "other"
 
         async def counting(message: dict[str, Any] | Message) -> None:

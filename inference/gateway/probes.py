@@ -16,22 +16,21 @@ class Probes:
         self.is_alive = self.is_ready = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"] if scope["type"] == "http" else ""
+        path = scope["path"]
         if path == "/livez":
-            await _tell(send, self.is_alive)
+            await _tell(send, 200 if self.is_alive else 503)
         elif path == "/readyz" or (path == "/health" and not self.is_ready):
-            await _tell(send, self.is_ready and (self._is_healthy is None or await self._is_healthy()))
+            is_ready = self.is_ready and (self._is_healthy is None or await self._is_healthy())
+            await _tell(send, 200 if is_ready else 503)
         else:
             await self._app(scope, receive, send)
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
     """An application that has nothing: 404."""
-    await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
+    await _tell(send, 404)
 
 
-async def _tell(send: Send, well: bool) -> None:
-    status = 200 if well else 503
+async def _tell(send: Send, status: int) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
     await send({"type": "http.response.body", "body": b""})

@@ -18,7 +18,7 @@ from inference.gateway.schema import DEFAULT_MAX_TOKENS, MAX_CHOICES, ChatBody, 
 from inference.request import MAX_SEED, RequestDefaults
 from inference.text.calls.grammar import arguments_of
 from inference.text.chat import Chat
-from inference.text.grammar_source import fault_of_schema
+from inference.text.schema_fault import fault_of_schema
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
 from inference.workers.draining import Wait
 

@@ -60,18 +60,18 @@ Prompt: TypeAlias = (
 )
 
 
-def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any], *, required: bool) -> dict[str, Any]:
+def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any]) -> dict[str, Any]:
     """A condition between two fields, as JSON Schema has it."""
-    then = {"properties": {other: allowed}, **({"required": [other]} if required else {})}
+    then = {"properties": {other: allowed}, "required": [other]}
     return {"if": {"properties": {field: kind}, "required": [field]}, "then": then}
 
 
-_STREAM_OPTIONS_NEED_STREAM = _needs("stream_options", {"type": "object"}, "stream", {"const": True}, required=True)
-_TOP_LOGPROBS_NEED_LOGPROBS = _needs("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}, required=True)
+_STREAM_OPTIONS_NEED_STREAM = _needs("stream_options", {"type": "object"}, "stream", {"const": True})
+_TOP_LOGPROBS_NEED_LOGPROBS = _needs("top_logprobs", {"type": "integer"}, "logprobs", {"const": True})
 _SOME_TOOLS = {"type": "array", "minItems": 1}
-_REQUIRED_NEEDS_TOOLS = _needs("tool_choice", {"const": "required"}, "tools", _SOME_TOOLS, required=True)
-_NAMED_NEEDS_TOOLS = _needs("tool_choice", {"type": "object"}, "tools", _SOME_TOOLS, required=True)
-_NO_TOKENS_NEED_ECHO = _needs("max_tokens", {"const": 0}, "echo", {"const": True}, required=True)
+_REQUIRED_NEEDS_TOOLS = _needs("tool_choice", {"const": "required"}, "tools", _SOME_TOOLS)
+_NAMED_NEEDS_TOOLS = _needs("tool_choice", {"type": "object"}, "tools", _SOME_TOOLS)
+_NO_TOKENS_NEED_ECHO = _needs("max_tokens", {"const": 0}, "echo", {"const": True})
 
 
 _PROMPT_OR_MESSAGES = {

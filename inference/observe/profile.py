@@ -17,6 +17,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from inference.observe.stats import SOURCES, RequestStats
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
@@ -110,19 +112,9 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _itl(gaps: Sequence[float]) -> dict[str, float | None]:
-    """Percentiles and mean of the gaps between messages."""
-    ordered = sorted(gaps)
-    names = {f"itl_p{p}_s": _percentile(ordered, p) for p in PERCENTILES}
-    return {**names, "itl_mean_s": statistics.fmean(ordered) if ordered else None}
-
-
-def _percentile(ordered: Sequence[float], percent: int) -> float | None:
-    """Linear interpolation between the two nearest values, as numpy's default."""
-    if not ordered:
-        return None
-    place = (len(ordered) - 1) * percent / 100
-    low, high = ordered[int(place)], ordered[min(int(place) + 1, len(ordered) - 1)]
-    return low + (high - low) * (place - int(place))
+    """Percentiles, on the line between neighbours, and mean of the gaps between messages."""
+    values = map(float, np.percentile(gaps, PERCENTILES)) if gaps else [None] * len(PERCENTILES)
+    return {**{f"itl_p{p}_s": value for p, value in zip(PERCENTILES, values, strict=True)}, "itl_mean_s": _mean(gaps)}
 
 
 def _acceptance(requests: Sequence[RequestStats]) -> dict[str, Any]:

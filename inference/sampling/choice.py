@@ -9,9 +9,7 @@ Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978):
 Processing is Transformers' and in its order: bias, penalties and grammar (inference.sampling.penalties), temperature,
 top_k, top_p, min_p. The first three change the greedy choice too; the rest does not.
 
-Everything here works alike on numpy arrays and torch tensors and gives the same bits on both: the hash is 64-bit
-integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only, because the
-libraries' own logarithms differ in the last bit. docs/noise.md has the definition and test vectors for other languages.
+Everything here works alike on numpy arrays and torch tensors and gives the same bits on both; `noise.py` says how.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from inference.observe.metrics import Metrics
 from inference.request import NO_DEFAULTS
 from inference.serving.assembly import draft_engine, draft_worker, load_proposer, model_card, running
 from inference.serving.behind import TargetBehind
-from inference.serving.fronts import Ports, Upstream
+from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.text.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ async def serve_draft(
     """
     ports = Ports(server, observe, http)
     with observed(observe) as observers:
-        async with connected(draft.connection, observers.continuing) as fleet:
+        async with connected(draft.connection, observers.headers) as fleet:
             await card_of_target(fleet)  # before a model is loaded for minutes
             loaded = await load_proposer(proposer)
             behind = TargetBehind(fleet, loaded.vocabulary)
@@ -73,8 +73,7 @@ async def serve_draft(
                     await face.show(card)
                     ports.show(generation.card)
 
-                upstream = Upstream(behind.is_serving, behind.follow(adopt))
-                fronts = ports.fronts(observers, metrics, [generation], upstream)
+                fronts = ports.fronts(observers, metrics, [generation], behind.is_serving, behind.follow(adopt))
                 with timeline(observe, engine):
                     await Host(engine, fronts, config=server, metrics=metrics, operation=operation).run()
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from grpc_comm.interceptors import StallInterceptor
@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 MOVE_AFTER_S = 1.0
 """What ends within so long of a drain is not worth reading its prompt anew elsewhere."""
+
+
+async def _always() -> bool:
+    return True
 
 
 class GrpcFront(Server):
@@ -75,19 +79,6 @@ class GrpcFront(Server):
             asyncio.get_running_loop().call_later(MOVE_AFTER_S, self._moving.move)
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """A server without which nothing can be served.
-
-    Attributes:
-        is_serving: whether it serves.
-        changes: the same, now and whenever it changes.
-    """
-
-    is_serving: Callable[[], Awaitable[bool]]
-    changes: AsyncGenerator[bool, None]
-
-
 class Ports:
     """All ports of a server, and what protects them. Made before a model is loaded for minutes.
 
@@ -107,22 +98,23 @@ class Ports:
         observers: Observers,
         metrics: Metrics,
         servicers: Sequence[Servicer],
-        upstream: Upstream | None = None,
+        is_healthy: Callable[[], Awaitable[bool]] = _always,
+        changes: AsyncGenerator[bool, None] | None = None,
     ) -> list[Front]:
         """The fronts of a server, in the order in which they open.
 
         Args:
             servicers: of gRPC; a `GenerationServicer` among them is served over HTTP too, if that is asked for.
-            upstream: without it nothing can be served.
+            is_healthy: whether a server serves without which nothing can be served here.
+            changes: the same, now and whenever it changes; None: there is no such server.
         """
         fronts = self.side_fronts(observers, metrics)
         for servicer in servicers:
             if isinstance(servicer, GenerationServicer) and self._http is not None:
-                is_healthy = _always if upstream is None else upstream.is_serving
                 fronts.append(self.http_front(_gateway(self._http, servicer, metrics, observers, is_healthy)))
         front = GrpcFront(self.server, servicers, observers, self._gate())
-        if upstream is not None:
-            front.follow(upstream.changes)
+        if changes is not None:
+            front.follow(changes)
         return [*fronts, front]
 
     def side_fronts(self, observers: Observers, metrics: Metrics) -> list[Front]:
@@ -209,7 +201,3 @@ def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig |
                 stack.enter_context(listener(server.host, port))
     except PortTakenError as exc:
         raise ConfigError(str(exc)) from exc
-
-
-async def _always() -> bool:
-    return True

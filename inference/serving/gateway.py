@@ -29,7 +29,7 @@ async def serve_gateway(
     """
     ports = Ports(server, observe)
     with observed(observe) as observers:
-        async with connected(connection, observers.continuing) as fleet:
+        async with connected(connection, observers.headers) as fleet:
             remote = FailoverCompleter(fleet, connection)
             card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
             metrics, draining = Metrics(card.name, role="gateway"), DrainingCompleter(remote)

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import grpc
-
-from grpc_comm.spans import SpanInterceptor, carrying
+from grpc_comm.spans import SpanInterceptor
 from inference.config import ObserveConfig
 from inference.engine.loop import Engine
 from inference.errors import ConfigError
@@ -58,9 +56,9 @@ class Observers:
         """Return the interceptors that make a span of every incoming call."""
         return [] if self.spans is None else [SpanInterceptor(self.spans.serving)]
 
-    def continuing(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
-        """The channel; with spans, its calls continue them at the other end."""
-        return channel if self.spans is None else carrying(channel, self.spans.headers)
+    def headers(self) -> dict[str, str]:
+        """What makes the receiver of a call continue the current span, if there are any."""
+        return {} if self.spans is None else self.spans.headers()
 
 
 @contextmanager

@@ -31,29 +31,12 @@ class ModelProposer:
     """
 
     def __init__(self, backend: Backend, *, num_branches: int = 0) -> None:
-        self._backend = backend
-        self._num_slots = backend.num_slots // (1 + num_branches)
+        self.slots = self._backend = backend  # see `PrefixKeeper`
+        self.num_slots, self.max_length = backend.num_slots // (1 + num_branches), backend.max_length
         self._forking = backend if isinstance(backend, ForkingBackend) else None
-        self._num_branches = num_branches if self._forking else 0
+        self.num_branches = num_branches if self._forking else 0
         self._prompt_chunk = prompt_chunk_tokens(backend)
         self._held: list[Sequence[int]] = [()] * backend.num_slots
-
-    @property
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    @property
-    def num_branches(self) -> int:
-        return self._num_branches
-
-    @property
-    def max_length(self) -> int:
-        return self._backend.max_length
-
-    @property
-    def slots(self) -> Backend:
-        """See `PrefixKeeper`."""
-        return self._backend
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`; `source_slot` may hold less of the tokens, and a branch of its sequence more."""
@@ -69,8 +52,8 @@ class ModelProposer:
 
     def _family(self, slot: int) -> list[int]:
         """A sequence's slot, and those of its branches."""
-        first = self._num_slots + slot * self._num_branches
-        return [slot, *range(first, first + self._num_branches)]
+        first = self.num_slots + slot * self.num_branches
+        return [slot, *range(first, first + self.num_branches)]
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """One token per draft, more where its grammar forces them, or None where a part of a prompt was read."""

@@ -69,17 +69,9 @@ class NgramProposer:
     """The `Proposer` over the sequence itself; any number of slots and any length cost it nothing."""
 
     def __init__(self, *, num_slots: int, max_length: int) -> None:
-        self._num_slots = num_slots
-        self._max_length = max_length
+        self.num_slots = num_slots
+        self.max_length = max_length
         self._held: dict[int, tuple[NgramIndex, Sequence[int]]] = {}
-
-    @property
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    @property
-    def max_length(self) -> int:
-        return self._max_length
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """Propose up to each draft's limit in one step, as far as its grammar allows; there are no runner-ups."""

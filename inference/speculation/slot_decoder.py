@@ -23,34 +23,12 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 class SlotDecoder:
     """The `Decoder` over a slot model: every turn is one span of the same pass."""
 
+    keeps_grammars = True
+
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    @property
-    def vocab_size(self) -> int:
-        return self._backend.vocab_size
-
-    @property
-    def num_slots(self) -> int:
-        return self._backend.num_slots
-
-    @property
-    def max_length(self) -> int:
-        return self._backend.max_length
-
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        return prompt_chunk_tokens(self._backend)
-
-    @property
-    def keeps_grammars(self) -> bool:
-        """See `MaskingDecoder`."""
-        return True
-
-    @property
-    def slots(self) -> Backend:
-        """See `PrefixKeeper`."""
-        return self._backend
+        self.slots = self._backend = backend  # see `PrefixKeeper`
+        self.vocab_size, self.num_slots, self.max_length = backend.vocab_size, backend.num_slots, backend.max_length
+        self.prompt_chunk_tokens = prompt_chunk_tokens(backend)
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`."""

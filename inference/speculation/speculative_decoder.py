@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.model import (
-    Backend,
     Decoder,
     Draft,
     DraftToken,
-    MaskingDecoder,
     PrefixKeeper,
     Proposer,
     Turn,
@@ -36,32 +34,10 @@ class SpeculativeDecoder:
         self._proposer = proposer
         self._keepers = [each for each in (target, proposer) if isinstance(each, PrefixKeeper)]
         self._length = length
-
-    @property
-    def vocab_size(self) -> int:
-        return self._target.vocab_size
-
-    @property
-    def num_slots(self) -> int:
-        return self._target.num_slots
-
-    @property
-    def max_length(self) -> int:
-        return self._target.max_length
-
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        return self._target.prompt_chunk_tokens
-
-    @property
-    def keeps_grammars(self) -> bool:
-        """See `MaskingDecoder`."""
-        return isinstance(self._target, MaskingDecoder) and self._target.keeps_grammars
-
-    @property
-    def slots(self) -> Backend | None:
-        """See `PrefixKeeper`: the target's; the draft's follow as far as they can."""
-        return self._target.slots if isinstance(self._target, PrefixKeeper) else None
+        self.vocab_size, self.num_slots, self.max_length = target.vocab_size, target.num_slots, target.max_length
+        self.prompt_chunk_tokens, self.keeps_grammars = target.prompt_chunk_tokens, target.keeps_grammars
+        # See `PrefixKeeper`; the draft's slots follow as far as they can.
+        self.slots = target.slots if isinstance(target, PrefixKeeper) else None
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`; what the slot's last sequence taught of drafts is forgotten."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from inference.errors import InvalidRequestError
@@ -50,7 +50,7 @@ class ChatMessage:
 
     @property
     def num_characters(self) -> int:
-        return sum(map(len, (self.role, self.content, self.tool_calls_json, self.name, self.reasoning)))
+        return sum(map(len, astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from inference.errors import InternalError, InvalidRequestError
 from inference.request import Grammar, GrammarKind
-from inference.text.grammar_source import LIMITS, brief, source_of
-from inference.text.schema_fault import path_of_fault
+from inference.text.grammar_source import brief, parser_limits, source_of
+from inference.text.schema_fault import fault_of_schema
 from inference.text.tokenizer import Tokenizer
 from inference.tokens import common_length, joined
 
@@ -36,7 +36,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._words: LLTokenizer | None = None
+        self._eos = frozenset(each for each in tokenizer.eos_token_ids if each < vocab_size)
 
     def compile(self, grammar: Grammar) -> GrammarMatcher:
         """A matcher at the beginning of an output; its first mask is made already, which is where most work is.
@@ -44,55 +44,39 @@ class GrammarCompiler:
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
         """
-        eos = self._eos_token_ids()
+        if not self._eos:
+            raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")
         try:
-            matcher = self._matcher(source_of(grammar), eos)
+            matcher = self._matcher(grammar)
             if matcher.is_error():
                 raise ValueError(matcher.get_error())
-            compiled = GrammarMatcher(matcher, eos, lambda: self._matcher(source_of(grammar), eos))
+            compiled = GrammarMatcher(matcher, self._eos, lambda: self._matcher(grammar))
             compiled.masks((), ())
         except (ValueError, RecursionError) as exc:
-            path = self._path(grammar, eos)
+            path = _path(grammar)
             message = f"{grammar.kind.value}: {path and f'{path}: '}{brief(str(exc))}"
             raise InvalidRequestError(message, field="grammar") from exc
         return compiled
 
-    def _matcher(self, source: str, eos: frozenset[int]) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
+    def _matcher(self, grammar: Grammar) -> LLMatcher:
+        from llguidance import LLMatcher
 
-        limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
-        return LLMatcher(self._llg_words(eos), source, log_level=0, limits=limits)
+        return LLMatcher(self._words, source_of(grammar), log_level=0, limits=parser_limits())
 
-    def _path(self, grammar: Grammar, eos: frozenset[int]) -> str:
-        """Where the fault of a schema is; empty if there is no telling."""
-        if grammar.kind is not GrammarKind.JSON_SCHEMA:
-            return ""
-
-        def message_of(schema: Any) -> str:
-            return self._matcher(source_of(replace(grammar, text=json.dumps(schema))), eos).get_error()
-
-        try:
-            return path_of_fault(json.loads(grammar.text), message_of)
-        except (ValueError, RecursionError, InvalidRequestError):  # no JSON, or too much of it
-            return ""
-
-    def _eos_token_ids(self) -> frozenset[int]:
-        eos = frozenset(each for each in self._tokenizer.eos_token_ids if each < self._vocab_size)
-        if not eos:
-            raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")
-        return eos
-
-    def _llg_words(self, eos: frozenset[int]) -> LLTokenizer:
+    @cached_property
+    def _words(self) -> LLTokenizer:
         """Made at the first grammar: servers that see none pay nothing."""
-        if self._words is None:
-            from llguidance import LLTokenizer
+        from llguidance import LLTokenizer
 
-            self._words = LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=sorted(eos))
-        return self._words
+        return LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=sorted(self._eos))
 
 
-class _LimitError(Exception):
-    """The library gave up on a sequence, also when it saw nothing but that."""
+def _path(grammar: Grammar) -> str:
+    """Where the fault of a schema is; empty if there is no telling."""
+    try:
+        return fault_of_schema(json.loads(grammar.text))[0] if grammar.kind is GrammarKind.JSON_SCHEMA else ""
+    except (ValueError, RecursionError):  # no JSON, or too much of it
+        return ""
 
 
 class GrammarMatcher:
@@ -126,8 +110,8 @@ class GrammarMatcher:
     def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
         """See `Matcher`."""
         self._reach(output)
-        masks: list[bytes | None] = [self._first_mask(output)]
-        with suppress(_LimitError):
+        masks: list[bytes | None] = [self._mask(output)]
+        with suppress(InvalidRequestError):
             while len(masks) <= len(proposal):
                 mask = self._mask(joined(output, proposal[: len(masks)]))
                 if mask is None:
@@ -148,35 +132,36 @@ class GrammarMatcher:
         """See `Matcher`."""
         try:
             return self._go_to(output) == len(output)
-        except _LimitError:
+        except InvalidRequestError:
             return False
 
     def _reach(self, output: Sequence[int]) -> None:
-        try:
-            num_taken = self._go_to(output)
-        except _LimitError:
-            raise self._too_complex() from None
+        num_taken = self._go_to(output)
         if num_taken < len(output):
             token_id = output[num_taken]
             raise InternalError(f"the grammar refuses token {token_id} of the output, which it had allowed")
 
     def _num_taken(self, output: Sequence[int], proposal: Sequence[int]) -> int:
-        with suppress(_LimitError):
+        with suppress(InvalidRequestError):
             return self._go_to(joined(output, proposal)) - len(output)
         num_taken = 0  # one by one, to the token at which the limit is
-        with suppress(_LimitError):
+        with suppress(InvalidRequestError):
             while self._go_to(joined(output, proposal[: num_taken + 1])) > len(output) + num_taken:
                 num_taken += 1
         self._reach(joined(output, proposal[:num_taken]))
         return num_taken
 
     def _go_to(self, tokens: Sequence[int]) -> int:
-        """Stand behind as many of the tokens as the grammar takes, end-of-sequence ones not among them; how many."""
+        """Stand behind as many of the tokens as the grammar takes, end-of-sequence ones not among them; how many.
+
+        Raises:
+            InvalidRequestError: the library gives up on them, also when it sees nothing else.
+        """
         for _ in range(2):
             num_taken = self._advance(tokens)
             if not self._has_error():
                 return num_taken
-        raise _LimitError
+        raise self._too_complex()
 
     def _advance(self, tokens: Sequence[int]) -> int:
         common = common_length(self._held, tokens)
@@ -191,21 +176,15 @@ class GrammarMatcher:
     def _may_end(self, token_id: int) -> bool:
         return token_id in self._eos and self._matcher.is_accepting()
 
-    def _first_mask(self, output: Sequence[int]) -> bytes | None:
-        try:
-            return self._mask(output)
-        except _LimitError:
-            raise self._too_complex() from None
-
     def _mask(self, tokens: Sequence[int]) -> bytes | None:
-        """What may follow the tokens; None if they are refused or ended."""
+        """What may follow the tokens; None if they are refused or ended. Raises what `_go_to` does."""
         for _ in range(2):
             if self._go_to(tokens) < len(tokens):
                 return None
             mask: bytes = self._matcher.compute_bitmask()
             if not self._has_error():
                 return mask
-        raise _LimitError
+        raise self._too_complex()
 
     def _has_error(self) -> bool:
         """Whether the library gave up; then the matcher is a new one."""

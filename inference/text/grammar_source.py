@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.reasoning import BEGIN, END
-from inference.text.schema_fault import path_of_fault
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
 
 VERSION = f"llguidance {version('llguidance')}, compact JSON"
 """Library and whitespace rule: others mask differently, so a sequence that began with one goes on with no other."""
@@ -25,7 +27,8 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-_COMPACT = {"whitespace_flexible": False}
+COMPACT = {"whitespace_flexible": False}
+"""How JSON is written."""
 _SEVERAL = '{"grammars"'
 _MAX_MESSAGE = 300
 _THOUGHT = f"thought[lazy]: /(.|\\n)*{END.replace('/', chr(92) + '/')}/\nSPACE: /\\s*/\n"
@@ -67,7 +70,7 @@ def _plain_source(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(grammar.text, _COMPACT)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(grammar.text, COMPACT)  # type: ignore[arg-type]
     if grammar.kind is GrammarKind.CHOICE:
         return LLMatcher.grammar_from_lark(_alternatives(grammar.text))
     if grammar.kind is GrammarKind.GRAMMAR and grammar.text.startswith(_SEVERAL):
@@ -82,21 +85,11 @@ def _alternatives(text: str) -> str:
     return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
 
 
-def fault_of_schema(schema: Any) -> tuple[str, str]:
-    """Where a JSON schema has a fault, as in properties/name, and which; two empty texts if it has none."""
-    try:
-        message = _message_of(schema)
-        return (path_of_fault(schema, _message_of), message) if message else ("", "")
-    except (ValueError, RecursionError) as exc:
-        return "", brief(str(exc))
+def parser_limits() -> LLParserLimits:
+    """`LIMITS` as the library has them."""
+    from llguidance import LLParserLimits
 
-
-def _message_of(schema: Any) -> str:
-    from llguidance import LLMatcher, LLParserLimits
-
-    limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
-    source = LLMatcher.grammar_from_json_schema(json.dumps(schema), _COMPACT)  # type: ignore[arg-type]
-    return brief(LLMatcher.validate_grammar(source, limits=limits))
+    return LLParserLimits(**LIMITS)  # type: ignore[arg-type]
 
 
 def brief(message: str) -> str:

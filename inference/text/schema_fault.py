@@ -1,10 +1,13 @@
-"""Where in a JSON schema a fault is. The library says what is wrong; a client wants to know where."""
+"""Whether a JSON schema has a fault, and where. The library says what is wrong; a client wants to know where."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
+
+from inference.text.grammar_source import COMPACT, brief, parser_limits
 
 SEARCH_S = 0.5
 """A big schema with a fault deep inside is not searched to the end."""
@@ -12,23 +15,37 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependen
 _SHARED = ("$defs", "definitions")  # what references point at
 
 
-def path_of_fault(schema: Any, message_of: Callable[[Any], str]) -> str:
-    """The innermost part that has the fault by itself, as in properties/name/items; empty: it is the whole.
+def fault_of_schema(schema: Any) -> tuple[str, str]:
+    """Where a JSON schema has a fault, and which; two empty texts if it has none.
 
-    Args:
-        message_of: what is wrong with a schema; empty if nothing is.
+    The place is the innermost part that has the fault by itself, as in properties/name/items; empty: it is the whole.
     """
+    try:
+        message = _message_of(schema)
+        return (_path(schema, message), message) if message else ("", "")
+    except (ValueError, RecursionError) as exc:
+        return "", brief(str(exc))
+
+
+def _message_of(schema: Any) -> str:
+    from llguidance import LLMatcher
+
+    source = LLMatcher.grammar_from_json_schema(json.dumps(schema), COMPACT)  # type: ignore[arg-type]
+    return brief(LLMatcher.validate_grammar(source, limits=parser_limits()))
+
+
+def _path(schema: Any, message: str) -> str:
     shared = {key: schema[key] for key in _SHARED if isinstance(schema, dict) and key in schema}
-    message, deadline, path = message_of(schema), time.monotonic() + SEARCH_S, ""
-    while (found := _faulty_part(schema, lambda part: message_of({**shared, **part}) == message, deadline)) is not None:
+    deadline, steps = time.monotonic() + SEARCH_S, list[str]()
+    while (found := _faulty_part(schema, shared, message, deadline)) is not None:
         step, schema = found
-        path = f"{path}/{step}" if path else step
-    return path
+        steps.append(step)
+    return "/".join(steps)
 
 
-def _faulty_part(schema: Any, is_faulty: Callable[[Any], bool], deadline: float) -> tuple[str, Any] | None:
+def _faulty_part(schema: Any, shared: dict[str, Any], message: str, deadline: float) -> tuple[str, Any] | None:
     parts = ((step, part) for step, part in _parts(schema) if time.monotonic() < deadline)
-    return next(((step, part) for step, part in parts if is_faulty(part)), None)
+    return next(((step, part) for step, part in parts if _message_of({**shared, **part}) == message), None)
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:

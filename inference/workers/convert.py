@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from dataclasses import fields
+from enum import Enum
 from operator import attrgetter
 from typing import Any
 
@@ -50,28 +51,39 @@ MAX_BRANCHES_OF_MESSAGE = 1024
 MAX_TOKENS_OF_MESSAGE = 4096
 """Draft tokens that one Propose may hold, over all its branches."""
 
-_REASON_TO_MESSAGE = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-}
-_SCHEDULE_TO_MESSAGE = {
-    None: pb.SCHEDULE_UNSPECIFIED,
-    Schedule.SYNC: pb.SCHEDULE_SYNC,
-    Schedule.ASYNC: pb.SCHEDULE_ASYNC,
-}
-_SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
+
+def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
+    """An enumeration's numbers on the wire, where its names have a prefix."""
+    return {each: getattr(pb, f"{prefix}_{each.name}") for each in kind}
+
+
+_REASON_TO_MESSAGE: dict[FinishReason, Any] = _numbers(FinishReason, "FINISH_REASON")
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
-_GRAMMAR_TO_MESSAGE = {
-    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
-    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
-    GrammarKind.CHOICE: pb.GRAMMAR_KIND_CHOICE,
-    GrammarKind.GRAMMAR: pb.GRAMMAR_KIND_GRAMMAR,
-}
+_SCHEDULE_TO_MESSAGE: dict[Schedule | None, Any] = {None: pb.SCHEDULE_UNSPECIFIED, **_numbers(Schedule, "SCHEDULE")}
+_SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
+_GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIND")
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
+# Fields that have one name and meaning in a dataclass and its message.
+_COMMON = ("max_new_tokens", "logprobs", "min_new_tokens", "prompt_logprobs", "cache_salt")
+_COMPLETION, _OPEN = (*_COMMON, "ignore_eos", "echo", "gamma"), (*_COMMON, "stop_at_eos", "num_committed_tokens")
+_CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
+_STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens")
+_PROVENANCE = ("model_id", "grammar_version", "prompt_digest")
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
 _MESSAGE_NAMES = [field.name for field in fields(ChatMessage)]
 _timings_of = attrgetter(*(field.name for field in fields(Timings)))  # both are fields of pb.Timings, under these names
 _counts_of = attrgetter(*(field.name for field in fields(Counts)))
+
+
+def _to_message(values: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(values, name) for name in names}
+
+
+def _from_message(message: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Fields by their names; None is one that says something also where it is 0 or empty, and is not set."""
+    known = message.DESCRIPTOR.fields_by_name
+    unset = {name for name in names if known[name].has_presence and not message.HasField(name)}
+    return {name: None if name in unset else getattr(message, name) for name in names}
 
 
 def _check_count(values: Sized, limit: int, field: str) -> None:
@@ -82,10 +94,6 @@ def _check_count(values: Sized, limit: int, field: str) -> None:
     """
     if len(values) > limit:
         raise InvalidRequestError(f"{field} has {len(values)} elements, the limit is {limit}", field=field)
-
-
-def reason_to_message(reason: FinishReason) -> pb.FinishReason:
-    return _REASON_TO_MESSAGE[reason]
 
 
 def reason_from_message(number: pb.FinishReason) -> FinishReason:
@@ -106,8 +114,8 @@ def sampling_to_message(
 ) -> pb.SamplingParams:
     """Fields go by their names; all are set but the unsaid, so that nobody's defaults matter."""
     biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
-    values = {name: getattr(sampling, name) for name in _SAMPLING_NAMES if name not in unsaid}
-    return pb.SamplingParams(seed=seed, logit_bias=biases, **values)
+    said = [name for name in _SAMPLING_NAMES if name not in unsaid]
+    return pb.SamplingParams(seed=seed, logit_bias=biases, **_to_message(sampling, said))
 
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
@@ -185,25 +193,13 @@ def counts_from_message(message: pb.Timings) -> Counts:
 def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateRequest:
     message = pb.GenerateRequest(
         sampling=sampling_to_message(request.sampling, request.seed, request.unsaid),
-        max_new_tokens=request.max_new_tokens,
         stop_token_ids=sorted(request.stop_token_ids),
-        ignore_eos=request.ignore_eos,
-        gamma=request.gamma,
         schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
         stop=request.stop,
-        logprobs=request.logprobs,
-        echo=request.echo,
-        min_new_tokens=request.min_new_tokens,
-        prompt_logprobs=request.prompt_logprobs,
         grammar=grammar_to_message(request.grammar),
-        cache_salt=request.cache_salt,
+        **_prompt_to_message(request.prompt),
+        **_to_message(request, _COMPLETION),
     )
-    if isinstance(request.prompt, str):
-        message.text = request.prompt
-    elif isinstance(request.prompt, Chat):
-        message.chat.CopyFrom(_chat_to_message(request.prompt))
-    else:
-        message.token_ids.ids.extend(request.prompt)
     if request.resume is not None:
         _add_resume(message, request.resume)
     return message
@@ -224,14 +220,18 @@ def _wanted_resume(message: pb.GenerateRequest) -> completion.Resume | None:
 
 
 def _chat_to_message(chat: Chat) -> pb.Chat:
-    messages = [pb.ChatMessage(**{name: getattr(each, name) for name in _MESSAGE_NAMES}) for each in chat.messages]
+    messages = [pb.ChatMessage(**_to_message(each, _MESSAGE_NAMES)) for each in chat.messages]
     return pb.Chat(messages=messages, tools_json=chat.tools_json, template_kwargs_json=chat.template_kwargs_json)
 
 
-def tokenize_to_message(prompt: str | Chat, *, special: bool) -> pb.TokenizeRequest:
+def _prompt_to_message(prompt: str | tuple[int, ...] | Chat) -> dict[str, Any]:
     if isinstance(prompt, str):
-        return pb.TokenizeRequest(text=prompt, without_special_tokens=not special)
-    return pb.TokenizeRequest(chat=_chat_to_message(prompt), without_special_tokens=not special)
+        return {"text": prompt}
+    return {"chat": _chat_to_message(prompt)} if isinstance(prompt, Chat) else {"token_ids": pb.TokenIds(ids=prompt)}
+
+
+def tokenize_to_message(prompt: str | Chat, *, special: bool) -> pb.TokenizeRequest:
+    return pb.TokenizeRequest(without_special_tokens=not special, **_prompt_to_message(prompt))
 
 
 def tokenize_from_message(message: pb.TokenizeRequest) -> str | Chat:
@@ -255,7 +255,7 @@ def _chat_from_message(message: pb.Chat) -> Chat:
     if not message.messages:
         raise InvalidRequestError("messages: the chat has none", field="messages")
     _check_count(message.messages, MAX_MESSAGES, "messages")
-    messages = (ChatMessage(**{name: getattr(each, name) for name in _MESSAGE_NAMES}) for each in message.messages)
+    messages = (ChatMessage(**_from_message(each, _MESSAGE_NAMES)) for each in message.messages)
     return Chat(tuple(messages), message.tools_json, message.template_kwargs_json)
 
 
@@ -265,47 +265,28 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
     return completion.CompletionRequest(
         prompt=_prompt_from_message(message),
         sampling=sampling_from_message(message.sampling),
-        seed=_if_set(message.sampling, "seed"),
-        max_new_tokens=_if_set(message, "max_new_tokens"),
+        seed=message.sampling.seed if message.sampling.HasField("seed") else None,
         unsaid=_unsaid(message.sampling),
         stop_token_ids=frozenset(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        gamma=_if_set(message, "gamma"),
         schedule=schedule_from_message(message.schedule),
         stop=tuple(message.stop),
-        logprobs=_if_set(message, "logprobs"),
-        echo=message.echo,
-        min_new_tokens=message.min_new_tokens,
-        prompt_logprobs=_if_set(message, "prompt_logprobs"),
         grammar=_wanted_grammar(message),
-        cache_salt=message.cache_salt,
         resume=_wanted_resume(message),
+        **_from_message(message, _COMPLETION),
     )
-
-
-def _if_set(message: Any, name: str) -> Any:
-    """A field that says something also where it is 0 or empty; None if it is not set."""
-    return getattr(message, name) if message.HasField(name) else None
 
 
 def event_to_message(event: Event) -> pb.GenerateResponse:
     if isinstance(event, Started):
-        return pb.GenerateResponse(
-            started=pb.Started(
-                num_prompt_tokens=event.num_prompt_tokens,
-                seed=event.seed,
-                prompt_text=event.prompt_text,
-                prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
-                has_grammar=event.has_grammar,
-                num_cached_tokens=event.num_cached_tokens,
-                model_id=event.provenance.model_id,
-                grammar_version=event.provenance.grammar_version,
-                prompt_digest=event.provenance.prompt_digest,
-                defaults=None if event.defaults is None else _defaults_to_message(event.defaults),
-            )
+        started = pb.Started(
+            prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
+            defaults=None if event.defaults is None else _defaults_to_message(event.defaults),
+            **_to_message(event, _STARTED),
+            **_to_message(event.provenance, _PROVENANCE),
         )
+        return pb.GenerateResponse(started=started)
     if isinstance(event, Finished):
-        return pb.GenerateResponse(finished=pb.GenerationFinished(reason=reason_to_message(event.reason)))
+        return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASON_TO_MESSAGE[event.reason]))
     delta = pb.Delta(
         token_ids=event.token_ids,
         text=event.text,
@@ -326,11 +307,12 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     kind = message.WhichOneof("event")
     if kind == "started":
         begun = message.started
-        scores, num_cached = tuple(map(logprobs_from_message, begun.prompt_logprobs)), begun.num_cached_tokens
-        origin = Provenance(begun.model_id, begun.grammar_version, begun.prompt_digest)
-        defaults = _defaults_from_message(begun.defaults) if begun.HasField("defaults") else None
-        told = (begun.num_prompt_tokens, begun.seed, begun.prompt_text, scores, begun.has_grammar, num_cached)
-        return Started(*told, origin, defaults)
+        return Started(
+            prompt_logprobs=tuple(map(logprobs_from_message, begun.prompt_logprobs)),
+            defaults=_defaults_from_message(begun.defaults) if begun.HasField("defaults") else None,
+            provenance=Provenance(**_from_message(begun, _PROVENANCE)),
+            **_from_message(begun, _STARTED),
+        )
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
@@ -344,7 +326,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
         tuple(map(logprobs_from_message, delta.logprobs)),
         reason_from_message(delta.finish_reason) if delta.finish_reason else None,
         counts_from_message(delta.timings),
-        _if_set(delta, "position"),
+        delta.position if delta.HasField("position") else None,
         OwnDrafts(delta.num_lookup_tokens, delta.num_lookup_accepted),
     )
 
@@ -355,18 +337,12 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
         tokenizer_fingerprint=fingerprint,
         vocab_size=vocab_size,
         prompt_token_ids=request.prompt_token_ids,
-        num_committed_tokens=request.num_committed_tokens,
         sampling=sampling_to_message(request.sampling, request.sampling.seed),
-        max_new_tokens=request.max_new_tokens,
         stop_token_ids=sorted(request.stop_token_ids),
-        stop_at_eos=request.stop_at_eos,
         schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
         gamma=request.gamma,
-        logprobs=request.logprobs,
-        min_new_tokens=request.min_new_tokens,
-        prompt_logprobs=request.prompt_logprobs,
         grammar=grammar_to_message(request.grammar and written_out(request.grammar)),
-        cache_salt=request.cache_salt,
+        **_to_message(request, _OPEN),
     )
 
 
@@ -380,17 +356,11 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
     return GenerationRequest(
         prompt_token_ids=tuple(message.prompt_token_ids),
         sampling=sampling,
-        max_new_tokens=message.max_new_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
-        stop_at_eos=message.stop_at_eos,
         gamma=message.gamma or None,
         schedule=schedule_from_message(message.schedule),
-        num_committed_tokens=message.num_committed_tokens,
-        logprobs=_if_set(message, "logprobs"),
-        min_new_tokens=message.min_new_tokens,
-        prompt_logprobs=_if_set(message, "prompt_logprobs"),
         grammar=_wanted_grammar(message),
-        cache_salt=message.cache_salt,
+        **_from_message(message, _OPEN),
     )
 
 
@@ -458,15 +428,9 @@ def commit_from_message(message: pb.Commit) -> Commit:
 
 def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
     return pb.GetModelResponse(
-        name=card.name,
-        topology=card.topology,
-        max_length=card.max_length,
-        vocab_size=card.vocab_size,
-        tokenizer_fingerprint=card.tokenizer_fingerprint,
-        chat_template=card.chat_template,
         defaults=_defaults_to_message(card.defaults),
-        model_id=card.model_id,
         features=sorted(card.features),
+        **_to_message(card, _CARD),
     )
 
 
@@ -480,13 +444,7 @@ def _defaults_from_message(message: pb.RequestDefaults) -> RequestDefaults:
 
 def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
     return completion.ModelCard(
-        message.name,
-        message.topology,
-        message.max_length,
-        message.vocab_size,
-        message.tokenizer_fingerprint,
-        _if_set(message, "chat_template"),
-        _defaults_from_message(message.defaults),
-        message.model_id,
-        frozenset(message.features),
+        defaults=_defaults_from_message(message.defaults),
+        features=frozenset(message.features),
+        **_from_message(message, _CARD),
     )

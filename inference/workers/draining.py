@@ -73,8 +73,7 @@ class DrainingCompleter:
 
     def __init__(self, completer: Completer) -> None:
         self._completer = completer
-        self._waits: set[Wait] = set()
-        self._num_open = 0
+        self._waits: set[Wait] = set()  # of the requests that are open
         self._left = asyncio.Event()
         self._ended = False
 
@@ -82,7 +81,7 @@ class DrainingCompleter:
         """Let requests finish for `grace_s` seconds, then fail what still runs."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while self._num_open:
+                while self._waits:
                     self._left.clear()
                     await self._left.wait()
                 return
@@ -94,16 +93,13 @@ class DrainingCompleter:
         """See `Completer`."""
         if self._ended:
             raise UnavailableError(SHUTTING_DOWN)
-        self._num_open += 1
-        wait = Wait()
+        self._waits.add(wait := Wait())
         try:
             async with aclosing(self._completer.complete(request)) as events:
-                self._waits.add(wait)
                 while (event := await wait.next(events)) is not None:
                     yield event
         except TimeoutError:
             raise UnavailableError(SHUTTING_DOWN) from None
         finally:
             self._waits.discard(wait)
-            self._num_open -= 1
             self._left.set()

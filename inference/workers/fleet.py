@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ import grpc
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from grpc_comm.health import is_serving, served
 from grpc_comm.names import Addresses, addresses_of
-from grpc_comm.spans import carrying
+from grpc_comm.secured import Headers
 from inference.config import PLAIN, ConnectionConfig, DialSecurity
 from inference.errors import InternalError, UnavailableError
 from inference.scheduling.replicas import Replicas
@@ -33,11 +33,6 @@ logger = logging.getLogger(__name__)
 
 LATELY_S = 8.0
 """Longer than a channel waits before it dials again (5 s, and its jitter): so long a server may be back unnoticed."""
-Continuing = Callable[[grpc.aio.Channel], grpc.aio.Channel]
-
-
-def _as_it_is(channel: grpc.aio.Channel) -> grpc.aio.Channel:
-    return channel
 
 
 @dataclass(slots=True, eq=False)
@@ -66,15 +61,13 @@ class Fleet:
     Args:
         targets: HOST:PORT, dns:///NAME:PORT for all servers of a name, or file:///PATH for those of a list.
         security: what they are shown, and whom to trust.
-        continuing: wraps each channel.
+        headers: of each call, beside what it says of the request that it serves.
     """
 
-    def __init__(
-        self, targets: Sequence[str], security: DialSecurity = PLAIN, continuing: Continuing = _as_it_is
-    ) -> None:
+    def __init__(self, targets: Sequence[str], security: DialSecurity = PLAIN, headers: Headers = dict) -> None:
         self._targets = targets
         self._security = security
-        self._continuing = continuing
+        self._headers = headers
         self.budget = RetryBudget()
         """Of resumes, of all requests together."""
         self._policy = Replicas()
@@ -217,8 +210,8 @@ class Fleet:
 
     def _opened(self, address: str, name: str | None) -> Replica:
         security = named(self._security, name)
-        channel = carrying(open_channel(address, credentials_of(security)), passed_on)
-        replica = Replica(address, self._continuing(channel), security)
+        channel = open_channel(address, credentials_of(security), passed_on, self._headers)
+        replica = Replica(address, channel, security)
         replica.following = asyncio.create_task(self._follow(replica))
         return replica
 
@@ -252,7 +245,7 @@ async def _close(replica: Replica) -> None:
 
 
 @asynccontextmanager
-async def connected(connection: ConnectionConfig, continuing: Continuing = _as_it_is) -> AsyncGenerator[Fleet, None]:
+async def connected(connection: ConnectionConfig, headers: Headers = dict) -> AsyncGenerator[Fleet, None]:
     """The servers of a connection, once one of them answers.
 
     Raises:
@@ -261,6 +254,6 @@ async def connected(connection: ConnectionConfig, continuing: Continuing = _as_i
     """
     async with AsyncExitStack() as stack:
         with calls_to(connection.host):
-            fleet = await stack.enter_async_context(Fleet(connection.targets, connection.security, continuing))
+            fleet = await stack.enter_async_context(Fleet(connection.targets, connection.security, headers))
             await fleet.until_one_answers(connection.connect_timeout_s)
         yield fleet

@@ -40,37 +40,12 @@ from inference.text.reasoning import is_begun, is_over
 from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest, Resume
-from inference.workers.prompt import PromptReader
+from inference.workers.prompt import LocalCodec
 
 _END_TOKENS = 16
 """Of a prompt, in which the mark of a reasoning stands if it is the last that is said."""
 REPLAY_TOKENS = 256
 """Tokens of a resumed output that become text in one go: a few milliseconds in which nobody else is served."""
-
-
-class LocalCodec:
-    """A codec over a tokenizer of this process."""
-
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._reader = PromptReader(tokenizer, max_length=max_length)
-
-    def write_with(self, tokenizer: Tokenizer) -> None:
-        """Use a tokenizer of the same vocabulary that writes conversations in another way."""
-        self._tokenizer = self._reader.tokenizer = tokenizer
-
-    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """See `Codec`."""
-        return await self._reader.read(prompt, special=special)
-
-    async def decode(self, token_ids: Sequence[int]) -> str:
-        """See `Codec`."""
-        for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
-                raise InvalidRequestError(message, field="tokens")
-        return self._tokenizer.decode(token_ids, special=True)
 
 
 class LocalCompleter:
@@ -98,7 +73,7 @@ class LocalCompleter:
     def stand_for(self, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str) -> None:
         """Answer for another model of the same vocabulary from now on."""
         self._tokenizer, self._defaults, self._model_id = tokenizer, defaults, model_id
-        self.codec.write_with(tokenizer)
+        self.codec.tokenizer = tokenizer
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""

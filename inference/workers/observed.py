@@ -1,7 +1,4 @@
-"""Tells whoever watches of every request: metrics always, a profile and the current span if they are asked for.
-
-One order of wrappers, outermost first: observed, traced, then (before a remote server) draining.
-"""
+"""Tells whoever watches of every request: metrics always, a profile and the current span if they are asked for."""
 
 from __future__ import annotations
 

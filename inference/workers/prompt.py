@@ -1,8 +1,9 @@
-"""From a prompt to its token ids, with limits before work. Knows no requests."""
+"""From prompts to token ids and back, by a tokenizer of this process, with limits before work. Knows no requests."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from inference.errors import CapacityError, InvalidRequestError
@@ -19,22 +20,25 @@ MAX_READING = 16
 RETRY_AFTER_S = 1.0
 
 
-class PromptReader:
-    """Tokenizes prompts of any kind.
+class LocalCodec:
+    """A `Codec` over a tokenizer of this process.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: of the model; another one of the same vocabulary, which writes conversations in another way, may
+            take its place.
+        vocab_size: token ids beyond it are refused.
         max_length: tokens of the context; a text that is longer than so many of the longest token is refused unread.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, max_length: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
         self.tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._max_characters = max(MIN_CHARACTERS, max_length * tokenizer.longest_token)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
         self._num_reading = 0
 
-    async def read(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """The prompt's token ids; of a text, with the special tokens around it or without.
+    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
+        """See `Codec`.
 
         Raises:
             InvalidRequestError: it is longer than any prompt of this context, or the chat template refuses it.
@@ -47,21 +51,29 @@ class PromptReader:
         is_slow = isinstance(prompt, Chat) and self.tokenizer.is_slow_to_chat
         if is_slow or num_characters > MAX_INLINE_CHARACTERS:
             return await self._read_long(prompt, special)
-        return self._encode(prompt, special)
+        return self._read(prompt, special)
 
     async def _read_long(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
         if self._num_reading >= MAX_READING:
             message = f"{self._num_reading} long prompts are being read already (limit {MAX_READING})"
             raise CapacityError(message, retry_after_s=RETRY_AFTER_S)
         self._num_reading += 1
-        reading = asyncio.get_running_loop().run_in_executor(self._threads, self._encode, prompt, special)
+        reading = asyncio.get_running_loop().run_in_executor(self._threads, self._read, prompt, special)
         reading.add_done_callback(lambda _: self._leave())  # a client that goes takes a prompt out only if it waits
         return await reading
 
     def _leave(self) -> None:
         self._num_reading -= 1
 
-    def _encode(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
+    def _read(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
         if isinstance(prompt, Chat):
             return self.tokenizer.encode_chat(prompt)
         return self.tokenizer.encode(prompt, special=special)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Codec`."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
+                raise InvalidRequestError(message, field="tokens")
+        return self.tokenizer.decode(token_ids, special=True)

@@ -68,6 +68,7 @@ class ScriptedDecoder:
 
     vocab_size = VOCAB_SIZE
     prompt_chunk_tokens = 0
+    keeps_grammars = False
 
     def __init__(self, *, num_slots: int = 1, max_length: int = 1000) -> None:
         self.num_slots = num_slots

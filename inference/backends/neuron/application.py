@@ -56,61 +56,66 @@ class Compilation:
 
     Attributes:
         application_class: NxDI's class, or ours derived from it.
-        path: the target's checkpoint.
+        model: what was asked for; of a pair, of the target.
         config: NxDI's InferenceConfig.
-        description: all that the compilation depends on, but for the checkpoints.
-        checkpoints: all of them.
-        root: folder of compiled models, or of one that another program compiled.
-        policy: one of COMPILE_POLICIES.
-        on_cpu: NxDI's CPU mode, which compiles nothing.
-        cores: NeuronCores of this process; None is what the environment says.
+        arguments: of NeuronConfig.
+        draft: of a pair.
     """
 
     application_class: Any
-    path: Path
+    model: ModelConfig
     config: Any
-    description: Mapping[str, Any]
-    checkpoints: tuple[Path, ...]
-    root: Path
-    policy: str
-    on_cpu: bool
-    cores: str | None
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """Of NeuronConfig."""
-        arguments: Mapping[str, Any] = self.description["neuron_config"]
-        return arguments
+    arguments: Mapping[str, Any]
+    draft: ModelConfig | None = None
 
     @property
     def _has_own_graph(self) -> bool:
         """Whether NxDI alone would compile another set of graphs, or other results of one."""
         host_chooses = self.arguments.get("enable_fused_speculation") and self.arguments.get("output_logits")
-        verifies = self.description["method"] == "vanilla" and self.arguments["speculation_length"] > 0
+        verifies = self.model.neuron.method == "vanilla" and self.arguments["speculation_length"] > 0
         return bool(host_chooses or verifies)
+
+    @property
+    def _wanted(self) -> Wanted:
+        checkpoints = [model.path for model in (self.model, self.draft) if model is not None]
+        if self.arguments.get("quantized"):
+            checkpoints.append(Path(self.arguments["quantized_checkpoints_path"]))
+        description = {
+            "method": self.model.neuron.method,
+            "neuron_config": self.arguments,
+            "draft_tp_degree": self.draft and self.draft.neuron.tp_degree,
+            "format": FORMAT,
+            "versions": {package: version_of(package) for package in VERSIONS},
+            "compiler": compiler_environment(),
+        }
+        return Wanted(description, tuple(checkpoints))
 
     def compiled(self) -> Path:
         """The folder of the compiled model; compiles if there is none and the policy lets it.
 
         Raises:
-            ConfigError: there is none and it may not, or cannot, be compiled; or `root` is a model for other settings.
+            ConfigError: there is none and it may not, or cannot, be compiled; or the folder of compiled models is one
+                model, of another program or for other settings.
         """
-        if is_compiled_model(self.root):
+        options = self.model.neuron
+        root = artifacts_root(options.artifacts)
+        if is_compiled_model(root):
             if self._has_own_graph:
                 raise ConfigError(
-                    f"{self.root} was compiled by another program: it lacks a graph that {self.description['method']} "
+                    f"{root} was compiled by another program: it lacks a graph that {options.method} "
                     f"needs and this project alone makes: {FOREIGN_REMEDY}"
                 )
-            check_fits(self.root, self.config)
-            return self.root
-        return find_or_compile(self.root, Wanted(self.description, self.checkpoints), self._compile, policy=self.policy)
+            check_fits(root, self.config)
+            return root
+        return find_or_compile(root, self._wanted, self._compile, policy=options.compile_policy)
 
     def _compile(self, folder: Path) -> None:
+        path = self.model.path
         try:
-            self.application_class(str(self.path), self.config).compile(f"{folder}/")
+            self.application_class(str(path), self.config).compile(f"{folder}/")
         except Exception as error:  # of NxDI, the compiler or the system
-            logger.exception("compiling %s failed", self.path.name)
-            raise ConfigError(f"model {self.path}: NxDI could not compile it: {_first_line(error)}") from error
+            logger.exception("compiling %s failed", path.name)
+            raise ConfigError(f"model {path}: NxDI could not compile it: {_first_line(error)}") from error
 
     def _on_cpu(self) -> Any:
         neuron_config = self.config.neuron_config
@@ -119,18 +124,18 @@ class Compilation:
         if neuron_config.tp_degree > 1:
             degree = neuron_config.tp_degree
             raise ConfigError(f"neuron_config: on_cpu: tp_degree {degree} needs as many processes, a server is one")
-        application = self.application_class(str(self.path), self.config)
+        application = self.application_class(str(self.model.path), self.config)
         try:
             application.to_cpu()
         except (AssertionError, NotImplementedError, RuntimeError) as error:  # such as float16
-            raise ConfigError(f"model {self.path}: NxDI's CPU mode: {_first_line(error)}") from error
+            raise ConfigError(f"model {self.model.path}: NxDI's CPU mode: {_first_line(error)}") from error
         return application
 
     def load(self) -> Any:
-        """An application whose `forward` runs on the device."""
-        if self.on_cpu:
+        """An application whose `forward` runs on the device, or in NxDI's CPU mode, which compiles nothing."""
+        if self.arguments.get("on_cpu"):
             return self._on_cpu()
-        take_cores(self.cores, self.config.neuron_config.tp_degree)
+        take_cores(self.model.neuron.cores, self.config.neuron_config.tp_degree)
         folder = f"{self.compiled()}/"
         application = self.application_class(folder)  # its configuration lies there too
         application.load(folder)
@@ -142,7 +147,7 @@ def slot_compilation(config: ModelConfig, model_config: PretrainedConfig, argume
     base, neuron_config = _prepare(config, model_config, arguments)
     nxdi_config = _inference_config(base, neuron_config, config.path)
     _quantize(base, config.path, nxdi_config, arguments)
-    return _compilation(_with_one_token_graph(base), config, nxdi_config, arguments, draft=None)
+    return Compilation(_with_one_token_graph(base), config, nxdi_config, arguments)
 
 
 def fused_compilation(
@@ -158,37 +163,7 @@ def fused_compilation(
     # A class of its own: NxDI writes attributes of the class while it loads a pair.
     own = not arguments.get("enable_eagle_speculation")
     fused = corrected(base, host_chooses=arguments["output_logits"]) if own else type(base.__name__, (base,), {})
-    return _compilation(fused, target, nxdi_config, arguments, draft=draft)
-
-
-def _compilation(
-    application_class: Any,
-    config: ModelConfig,
-    nxdi_config: Any,
-    arguments: dict[str, Any],
-    *,
-    draft: ModelConfig | None,
-) -> Compilation:
-    quantized = arguments.get("quantized_checkpoints_path") if arguments.get("quantized") else None
-    paths = (config.path, None if draft is None else draft.path, None if quantized is None else Path(quantized))
-    return Compilation(
-        application_class,
-        config.path,
-        nxdi_config,
-        {
-            "method": config.neuron.method,
-            "neuron_config": arguments,
-            "draft_tp_degree": None if draft is None else draft.neuron.tp_degree,
-            "format": FORMAT,
-            "versions": {package: version_of(package) for package in VERSIONS},
-            "compiler": compiler_environment(),
-        },
-        tuple(path for path in paths if path is not None),
-        artifacts_root(config.neuron.artifacts),
-        config.neuron.compile_policy,
-        bool(arguments.get("on_cpu")),
-        config.neuron.cores,
-    )
+    return Compilation(fused, target, nxdi_config, arguments, draft)
 
 
 def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.backends.digests import digests_of, user_cache
+from inference.backends.identity import contents
 from inference.backends.neuron import store
 from inference.backends.neuron.workshop import workshop
 from inference.errors import ConfigError
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 ENVIRONMENT = "NEURON_COMPILED_ARTIFACTS"
 KEY_DIGITS = 20
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+READ = ("config.json", "*.safetensors", "*.bin", "*.pt")
 _OF_NO_CONSEQUENCE = ("key", "files", "checkpoints")
 """In a manifest, but for what it was compiled for: names of places."""
 _NOTHING: tuple[Any, ...] = (None, False, {}, [])
@@ -137,12 +138,9 @@ def _nearest(root: Path, wanted: Wanted) -> str:
 
 def _contents(checkpoint: Path) -> dict[str, str]:
     """SHA-256 of what a compilation reads, by name: config.json and every weight file, or the one file of weights."""
-    files = [checkpoint]
-    if not checkpoint.is_file():
-        config = checkpoint / "config.json"
-        files = [config] if config.is_file() else []
-        files += [file for kind in WEIGHTS for file in sorted(checkpoint.glob(kind))]
-    return dict(zip((file.name for file in files), digests_of(files), strict=True))
+    if checkpoint.is_file():
+        return {checkpoint.name: digests_of([checkpoint])[0]}
+    return dict(contents(checkpoint, READ))
 
 
 def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:

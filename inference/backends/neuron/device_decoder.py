@@ -35,13 +35,9 @@ class DeviceDecoder(GraphDecoder):
         super().__init__(application, shape)
         self._method = method
         self._max_top_k = max_top_k
+        self.seed_invariant = not max_top_k
         self._remedy = remedy
         self._has_cut_top_k = False
-
-    @property
-    def seed_invariant(self) -> bool:
-        """See `inference.model.LimitedDecoder`."""
-        return not self._max_top_k
 
     def check(self, request: GenerationRequest) -> None:
         """See `inference.model.LimitedDecoder`."""
@@ -80,11 +76,8 @@ class DeviceDecoder(GraphDecoder):
 
 def _changed_logits(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
     """What changes the greedy choice too, and needs logits."""
-    if sampling.repetition_penalty != 1:
-        yield "repetition_penalty", f"repetition_penalty {sampling.repetition_penalty}"
-    if sampling.presence_penalty:
-        yield "presence_penalty", f"presence_penalty {sampling.presence_penalty}"
-    if sampling.frequency_penalty:
-        yield "frequency_penalty", f"frequency_penalty {sampling.frequency_penalty}"
+    for field, neutral in (("repetition_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0)):
+        if (value := getattr(sampling, field)) != neutral:
+            yield field, f"{field} {value}"
     if sampling.logit_bias:
         yield "logit_bias", "logit_bias"

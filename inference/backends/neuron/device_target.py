@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from inference.backends.neuron.application import Compilation, slot_compilation
-from inference.backends.neuron.calls import Row, continued_call, prompt_call
+from inference.backends.neuron.calls import Row, continued_call
 from inference.backends.neuron.device_decoder import DeviceDecoder
 from inference.backends.neuron.settings import device_top_k, target_arguments
 from inference.backends.neuron.shape import SlotShape, slot_shape
@@ -21,9 +21,7 @@ class TargetDecoder(DeviceDecoder):
     """One token per sequence and step; draft tokens that are proposed are not looked at."""
 
     def _read_prompt(self, turn: Turn) -> Verdict:
-        row = Row(turn.slot, 0, turn.token_ids, self._device_sampling(turn.sampling))
-        call = prompt_call(row, widest=self._shape.prompt_width)
-        return _verdict(self._application.forward(**call).tokens)
+        return _verdict(self._prompted(turn, self._device_sampling(turn.sampling)).tokens)
 
     def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:
         rows = [Row(turn.slot, turn.start, turn.token_ids[-1:], self._device_sampling(turn.sampling)) for turn in turns]

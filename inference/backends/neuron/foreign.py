@@ -6,7 +6,6 @@ words, and nothing of the checkpoint, whose weights it holds.
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.backends.neuron.artifacts import differences
+from inference.backends.neuron.shards import read_json
 from inference.backends.neuron.store import MANIFEST
 from inference.errors import ConfigError
 
@@ -40,7 +40,7 @@ def check_fits(folder: Path, config: Any) -> None:
     Raises:
         ConfigError: naming all settings that differ, and both values of each.
     """
-    there, asked = _settings(folder / CONFIG), _as_saved(config)
+    there, asked = read_json(folder / CONFIG), _as_saved(config)
     if found := differences(*_comparable(there, asked)):
         raise ConfigError(
             f"{folder} is a compiled model, but not for these settings: {'; '.join(found)}. Set what differs, or name "
@@ -52,17 +52,7 @@ def check_fits(folder: Path, config: Any) -> None:
 def _as_saved(config: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         config.save(f"{folder}/")
-        return _settings(Path(folder, CONFIG))
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{file} holds no JSON object")
-    return settings
+        return read_json(Path(folder, CONFIG))
 
 
 def _comparable(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ import torch
 
 from inference.backends.checkpoint import load_config
 from inference.backends.neuron.application import Compilation, fused_compilation
-from inference.backends.neuron.calls import Row, fused_call, prompt_call
+from inference.backends.neuron.calls import Row, fused_call
 from inference.backends.neuron.checks import check_method, check_pair
 from inference.backends.neuron.device_decoder import DeviceDecoder
 from inference.backends.neuron.device_target import load_target_decoder, prepare_target
@@ -38,18 +38,15 @@ class HostFusedDecoder(GraphDecoder):
         decide: chooses and verifies.
     """
 
+    keeps_grammars = True
+    """The graph's own draft knows no grammar, and is accepted less often."""
+
     def __init__(self, application: Application, shape: SlotShape, decide: Decide) -> None:
         super().__init__(application, shape)
         self._decide = decide
 
-    @property
-    def keeps_grammars(self) -> bool:
-        """See `inference.model.MaskingDecoder`; the graph's own draft knows no grammar, and is accepted less often."""
-        return True
-
     def _read_prompt(self, turn: Turn) -> Verdict:
-        call = prompt_call(Row(turn.slot, 0, turn.token_ids), widest=self._shape.prompt_width)
-        *_, logits = self._application.forward(**call).fused_outputs  # [1, 1, vocab_size]
+        *_, logits = self._prompted(turn).fused_outputs  # [1, 1, vocab_size]
         (verdict,) = self._decided([replace(turn, proposal=())], logits)
         return verdict
 
@@ -75,13 +72,11 @@ class FusedDecoder(DeviceDecoder):
     """A fused pair whose graph accepts; the width of its shape is K, the tokens that one step commits at most."""
 
     def _read_prompt(self, turn: Turn) -> Verdict:
-        row = Row(turn.slot, 0, turn.token_ids, self._device_sampling(turn.sampling))
-        call = prompt_call(row, widest=self._shape.prompt_width)
-        accepted, _, _, _, *_ = self._application.forward(**call).fused_outputs  # accepted: [1, K]
+        accepted, *_ = self._prompted(turn, self._device_sampling(turn.sampling)).fused_outputs  # [1, K]
         return Verdict(self._token_ids(accepted[0], 1), num_draft_tokens=0, num_accepted_tokens=0)
 
     def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:
-        rows = [self._row(turn) for turn in turns]
+        rows = [Row(t.slot, t.start, t.token_ids[-1:], self._device_sampling(t.sampling)) for t in turns]
         outputs = self._application.forward(**fused_call(rows)).fused_outputs
         accepted, _, _, next_positions, *_ = outputs  # [num_rows, K] padded with -1; next_positions: [num_rows, 1]
         ends = next_positions.reshape(-1).tolist()
@@ -89,9 +84,6 @@ class FusedDecoder(DeviceDecoder):
             turn.slot: self._verdict(turn, of_row, int(end) - turn.start)
             for turn, of_row, end in zip(turns, accepted, ends, strict=True)
         }
-
-    def _row(self, turn: Turn) -> Row:
-        return Row(turn.slot, turn.start, turn.token_ids[-1:], self._device_sampling(turn.sampling))
 
     def _verdict(self, turn: Turn, accepted: torch.Tensor, num_tokens: int) -> Verdict:
         """`num_tokens` counts the target's own token, whose keys and values are not in the slot yet."""

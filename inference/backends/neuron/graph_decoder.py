@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from inference.backends.neuron.calls import GREEDY, Row, prompt_call
 from inference.backends.neuron.shape import SlotShape
 from inference.backends.neuron.slots import Application, CompiledModel
 from inference.errors import InvalidRequestError
@@ -23,19 +25,13 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 class GraphDecoder(CompiledModel, ABC):
     """A compiled graph and its slots; see `inference.model.Decoder`. The width of its shape is a step's at most."""
 
+    seed_invariant = True
+    keeps_grammars = False
+
     def __init__(self, application: Application, shape: SlotShape) -> None:
         super().__init__(application, shape)
         self._held = [0] * shape.num_slots  # tokens of each slot whose keys and values the graph has
-
-    @property
-    def seed_invariant(self) -> bool:
-        """See `inference.model.LimitedDecoder`."""
-        return True
-
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        """See `inference.model.Decoder`: a prompt is read at once."""
-        return self._shape.length
+        self.prompt_chunk_tokens = shape.length  # a prompt is read at once
 
     def check(self, request: GenerationRequest) -> None:
         """See `inference.model.LimitedDecoder`."""
@@ -69,6 +65,11 @@ class GraphDecoder(CompiledModel, ABC):
     def _goes_on(self, turn: Turn) -> bool:
         """Whether the slot holds all of the turn's tokens but the last."""
         return turn.start > 0 and self._held[turn.slot] == turn.start == len(turn.token_ids) - 1
+
+    def _prompted(self, turn: Turn, sampling: tuple[float, float, float] = GREEDY) -> Any:
+        """What the prompt graph gives for a turn's tokens."""
+        call = prompt_call(Row(turn.slot, 0, turn.token_ids, sampling), widest=self._shape.prompt_width)
+        return self._application.forward(**call)
 
     @abstractmethod
     def _read_prompt(self, turn: Turn) -> Verdict:

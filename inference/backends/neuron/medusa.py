@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.backends.neuron.application import Compilation, slot_compilation
-from inference.backends.neuron.calls import Row, medusa_call, prompt_call
+from inference.backends.neuron.calls import medusa_call
 from inference.backends.neuron.checks import check_medusa
 from inference.backends.neuron.device_decoder import DeviceDecoder
-from inference.backends.neuron.medusa_tree import Choice, tree_pass
+from inference.backends.neuron.medusa_tree import Choice, num_ranks, tree_pass
 from inference.backends.neuron.settings import medusa_arguments
 from inference.backends.neuron.shape import SlotShape, slot_shape
 from inference.backends.neuron.slots import Application, checked_config
@@ -43,8 +43,7 @@ class MedusaDecoder(DeviceDecoder):
         self._guesses: list[list[int]] = []  # of every head, behind the last committed token
 
     def _read_prompt(self, turn: Turn) -> Verdict:
-        call = prompt_call(Row(turn.slot, 0, turn.token_ids, self._sampling), widest=self._shape.prompt_width)
-        ids = self._application.forward(**call).hidden_states  # [1 + num_heads, 1, top_k] token ids, likeliest first
+        ids = self._prompted(turn, self._sampling).hidden_states  # [1 + num_heads, 1, top_k] token ids, likeliest first
         self._num_placed = len(turn.token_ids)
         self._guesses = ids[1:, 0].tolist()
         return Verdict((int(ids[0, 0, 0]),), num_draft_tokens=0, num_accepted_tokens=0)
@@ -65,11 +64,6 @@ class MedusaDecoder(DeviceDecoder):
         self._held[turn.slot] = len(turn.token_ids) + len(path)
         token_ids = (*(tree.token_ids[node] for node in path), chosen[last])
         return {turn.slot: Verdict(token_ids, num_draft_tokens=tree.num_guesses, num_accepted_tokens=len(path))}
-
-
-def num_ranks(choices: Sequence[Choice]) -> int:
-    """How many of every head's best tokens a tree uses; 2 at least, since 1 means greedy to NxDI's sampler."""
-    return max(2, 1 + max(max(choice) for choice in choices))
 
 
 def load_medusa_decoder(target: ModelConfig) -> MedusaDecoder:

@@ -13,6 +13,11 @@ from dataclasses import dataclass
 Choice = tuple[int, ...]
 
 
+def num_ranks(choices: Sequence[Sequence[int]]) -> int:
+    """How many of every head's best tokens a tree uses; 2 at least: for 1, NxDI's sampler gives one token of each."""
+    return max(2, 1 + max(max(choice) for choice in choices))
+
+
 @dataclass(frozen=True, slots=True)
 class TreePass:
     """Nodes of one pass.

@@ -5,9 +5,11 @@ Owns the widths: K is NxDI's `speculation_length`, the tokens of one verificatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+from inference.backends.neuron.medusa_tree import num_ranks
 from inference.config import ModelConfig, NeuronOptions
 from inference.errors import ConfigError
 
@@ -17,6 +19,7 @@ MAX_DEVICE_TOP_K = 256
 """NxDI's default of global_topk."""
 SAMPLES = {"do_sample": True, "dynamic": True}
 """on_device_sampling_config: each request's own top_k, top_p and temperature."""
+_TILING = "cc_pipeline_tiling_factor"
 
 
 def verification_width(gamma: int) -> int:
@@ -30,11 +33,8 @@ def slot_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     Raises:
         ConfigError: neuron_config sets what a flag says already, or breaks a rule of slot models.
     """
-    arguments = {**_common(config, length=length), "speculation_length": verification_width(config.neuron.gamma)}
-    _check_slot_rules(config.neuron.overrides, arguments)
-    merged = _merged(arguments, config)
-    _check_sequence_parallel(merged)
-    return merged
+    width = verification_width(config.neuron.gamma)
+    return _arguments(config, {"speculation_length": width}, _slot_faults(config), length=length, width=width)
 
 
 def target_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
@@ -43,12 +43,8 @@ def target_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     Raises:
         ConfigError: as for `slot_arguments`.
     """
-    _check_memory(config.neuron.overrides)
-    _check_sampling(config, is_greedy_only=False)
-    arguments = {**_common(config, length=length), "speculation_length": 0, "on_device_sampling_config": SAMPLES}
-    merged = _merged(arguments, config)
-    _check_sequence_parallel(merged)
-    return merged
+    own = {"speculation_length": 0, "on_device_sampling_config": SAMPLES}
+    return _arguments(config, own, _sampling_faults(config, is_greedy_only=False), length=length)
 
 
 def host_chooses(config: ModelConfig) -> bool:
@@ -65,29 +61,14 @@ def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     options = config.neuron
     if options.gamma < 2:
         raise ConfigError(f"speculation_length {options.gamma} is below 2: NxDI's fused graph needs a draft token")
-    arguments = {**_common(config, length=length), "speculation_length": options.gamma, "on_device_sampling_config": {}}
-    arguments |= {"enable_fused_speculation": True, "output_logits": host_chooses(config)}
+    own: dict[str, Any] = {"speculation_length": options.gamma, "on_device_sampling_config": {}}
+    own |= {"enable_fused_speculation": True, "output_logits": host_chooses(config)}
     if options.method in EAGLE_METHODS:
         is_tree = bool(options.overrides.get("token_tree_config"))
-        arguments |= {"enable_eagle_speculation": True, "on_device_sampling_config": {} if is_tree else SAMPLES}
+        own |= {"enable_eagle_speculation": True, "on_device_sampling_config": {} if is_tree else SAMPLES}
     if options.method == "eagle3":
-        arguments |= {"is_eagle3": True, "sequence_parallel_enabled": True, "enable_eagle_draft_input_norm": True}
-    _check_fused_rules(config)
-    merged = _with_eagle_gather(_merged(arguments, config))
-    _check_buckets(merged, options.gamma)
-    _check_sequence_parallel(merged)
-    return merged
-
-
-def _with_eagle_gather(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Under sequence parallelism NxDI gathers an EAGLE draft's embeddings, which it has not scattered: but not so."""
-    if not (arguments.get("enable_eagle_speculation") and arguments.get("sequence_parallel_enabled")):
-        return arguments
-    if (factor := arguments.get("cc_pipeline_tiling_factor", 1)) != 1:
-        raise ConfigError(
-            f"neuron_config: cc_pipeline_tiling_factor {factor}: EAGLE with sequence_parallel_enabled needs 1"
-        )
-    return {**arguments, "cc_pipeline_tiling_factor": 1}
+        own |= {"is_eagle3": True, "sequence_parallel_enabled": True, "enable_eagle_draft_input_norm": True}
+    return _arguments(config, own, _fused_faults(config), length=length, width=options.gamma)
 
 
 def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
@@ -97,23 +78,10 @@ def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
         ConfigError: as for `slot_arguments`.
     """
     overrides = config.neuron.overrides
-    _check_memory(overrides)
-    if overrides.get("on_device_sampling_config"):
-        raise ConfigError(
-            "neuron_config: speculation_method medusa is greedy only: leave out on_device_sampling_config"
-        )
-    ranks = 1 + max(rank for path in overrides["medusa_tree"] for rank in path)
-    # Above 1, or NxDI's sampler would give one token of each head, not its best ones.
-    arguments = {
-        **_common(config, length=length),
-        "is_medusa": True,
-        "on_device_sampling_config": {"top_k": max(2, ranks)},
-    }
-    merged = _merged({**arguments, "speculation_length": 0}, config)
-    if merged.get("sequence_parallel_enabled"):
-        raise ConfigError("neuron_config: speculation_method medusa fails with sequence_parallel_enabled: leave it out")
-    _check_buckets(merged, int(overrides["medusa_speculation_length"]))
-    return merged
+    sampling = {"top_k": num_ranks(overrides["medusa_tree"])}
+    own = {"is_medusa": True, "speculation_length": 0, "on_device_sampling_config": sampling}
+    width = int(overrides["medusa_speculation_length"])
+    return _arguments(config, own, _medusa_faults(overrides), length=length, width=width)
 
 
 def device_top_k(arguments: Mapping[str, Any]) -> int:
@@ -176,95 +144,111 @@ _BY_FLAG = {
 }
 
 
-def _merged(arguments: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+def _arguments(
+    config: ModelConfig, own: Mapping[str, Any], faults: Iterator[str], *, length: int, width: int = 0
+) -> dict[str, Any]:
+    """All arguments of a model: what goes for every one, a method's `own`, and neuron_config's.
+
+    Args:
+        faults: of neuron_config, by the method's rules; the others are every method's.
+        width: tokens of a verification graph; 0: there is none.
+    """
+    arguments, overrides = {**_common(config, length=length), **own}, config.neuron.overrides
+    merged = {**arguments, **overrides}
+    contradictions = _contradictions(arguments, overrides)
+    for fault in chain(_memory_faults(overrides), faults, contradictions, _shape_faults(merged, width)):
+        raise ConfigError(f"neuron_config: {fault}")
+    return {**merged, _TILING: 1} if _gathers_twice(merged) else merged
+
+
+def _contradictions(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) -> Iterator[str]:
     lengths = {"n_positions": arguments["seq_len"], "max_length": arguments["seq_len"]}
     fixed = {**dict.fromkeys(_MODES, False), **lengths, **arguments}
-    for name, value in config.neuron.overrides.items():
+    for name, value in overrides.items():
         if name in _BY_FLAG and fixed.get(name, value) != value:
-            flag = _BY_FLAG[name]
-            raise ConfigError(f"neuron_config: {name} {value} contradicts {fixed[name]}, which is set by {flag}")
-    return {**arguments, **config.neuron.overrides}
+            yield f"{name} {value} contradicts {fixed[name]}, which is set by {_BY_FLAG[name]}"
 
 
-def _check_slot_rules(overrides: Any, arguments: dict[str, Any]) -> None:
-    width, num_slots = arguments["speculation_length"], arguments["batch_size"]
-    if overrides.get("on_device_sampling_config"):
-        why = "tokens are chosen on the host, unless --device_sampling is given"
-        raise ConfigError(f"neuron_config: on_device_sampling_config does not go with method vanilla: {why}")
-    _check_memory(overrides)
-    buckets = overrides.get("token_generation_buckets") or []
-    if overrides.get("spec_batch_size", num_slots) < num_slots and len(buckets) != 1:
-        raise ConfigError("neuron_config: spec_batch_size below --batch needs exactly one of token_generation_buckets")
-    _check_buckets({**arguments, **overrides}, width)
-
-
-def _check_memory(overrides: Any) -> None:
+def _memory_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
     """Every call names slots and positions, and another batch than the one before."""
     for name in ("async_mode", "is_prefix_caching", "is_block_kv_layout", "chunked_prefill_config"):
         if overrides.get(name):
-            raise ConfigError(f"neuron_config: {name} does not go with this server, which schedules slots by itself")
+            yield f"{name} does not go with this server, which schedules slots by itself"
 
 
-def _check_buckets(arguments: dict[str, Any], width: int) -> None:
-    """NxDI takes a prompt padded to K tokens for a verification."""
-    if width and width in (arguments.get("context_encoding_buckets") or [arguments["max_context_length"]]):
-        raise ConfigError(f"neuron_config: a context bucket of {width} tokens would be taken for a verification pass")
-
-
-def _check_sequence_parallel(arguments: dict[str, Any]) -> None:
-    """Every core takes an equal part of a prompt, padding included."""
+def _shape_faults(arguments: Mapping[str, Any], width: int) -> Iterator[str]:
+    """NxDI takes a prompt padded to K tokens for a verification; in parallel, every core takes an equal part of one."""
     tp_degree = arguments["tp_degree"]
     buckets = arguments.get("context_encoding_buckets") or [arguments["max_context_length"]]
-    uneven = [bucket for bucket in buckets if bucket % tp_degree]
+    if width and width in buckets:
+        yield f"a context bucket of {width} tokens would be taken for a verification pass"
+    uneven = [bucket for bucket in buckets if bucket % tp_degree]  # padding included
     if arguments.get("sequence_parallel_enabled") and uneven:
-        raise ConfigError(
-            f"neuron_config: sequence_parallel_enabled: tp_degree {tp_degree} does not divide prompts of {uneven[0]} "
-            "tokens: set --sequence_length, max_context_length or context_encoding_buckets"
+        yield (
+            f"sequence_parallel_enabled: tp_degree {tp_degree} does not divide prompts of {uneven[0]} tokens: "
+            "set --sequence_length, max_context_length or context_encoding_buckets"
         )
+    if _gathers_twice(arguments) and (factor := arguments.get(_TILING, 1)) != 1:
+        yield f"{_TILING} {factor}: EAGLE with sequence_parallel_enabled needs 1"
 
 
-def _check_fused_rules(config: ModelConfig) -> None:
-    options = config.neuron
-    _check_memory(options.overrides)
-    _check_sampling(config, is_greedy_only=options.method not in EAGLE_METHODS)
-    if options.overrides.get("token_tree_config") and options.method != "eagle":
-        raise ConfigError(f"neuron_config: token_tree_config goes with eagle, not with {options.method}")
-    _check_token_tree(options.overrides.get("token_tree_config"), options)
-    if options.method == "eagle3" and options.overrides.get("sequence_parallel_enabled") is False:
-        raise ConfigError("neuron_config: speculation_method eagle3 fails without sequence_parallel_enabled")
-    if options.method == "eagle3" and options.overrides.get("enable_eagle_draft_input_norm") is False:
-        raise ConfigError(
-            "neuron_config: without enable_eagle_draft_input_norm NxDI leaves out an EAGLE3 draft's norms"
-        )
+def _gathers_twice(arguments: Mapping[str, Any]) -> bool:
+    """In parallel NxDI gathers an EAGLE draft's embeddings, which it has not scattered: but not with a tiling of 1."""
+    return bool(arguments.get("enable_eagle_speculation") and arguments.get("sequence_parallel_enabled"))
 
 
-def _check_sampling(config: ModelConfig, *, is_greedy_only: bool) -> None:
+def _slot_faults(config: ModelConfig) -> Iterator[str]:
+    overrides, num_slots = config.neuron.overrides, config.num_slots
+    if overrides.get("on_device_sampling_config"):
+        why = "tokens are chosen on the host, unless --device_sampling is given"
+        yield f"on_device_sampling_config does not go with method vanilla: {why}"
+    buckets = overrides.get("token_generation_buckets") or []
+    if overrides.get("spec_batch_size", num_slots) < num_slots and len(buckets) != 1:
+        yield "spec_batch_size below --batch needs exactly one of token_generation_buckets"
+
+
+def _medusa_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
+    if overrides.get("on_device_sampling_config"):
+        yield "speculation_method medusa is greedy only: leave out on_device_sampling_config"
+    if overrides.get("sequence_parallel_enabled"):
+        yield "speculation_method medusa fails with sequence_parallel_enabled: leave it out"
+
+
+def _fused_faults(config: ModelConfig) -> Iterator[str]:
+    method, overrides = config.neuron.method, config.neuron.overrides
+    yield from _sampling_faults(config, is_greedy_only=method not in EAGLE_METHODS)
+    if overrides.get("token_tree_config") and method != "eagle":
+        yield f"token_tree_config goes with eagle, not with {method}"
+    yield from _tree_faults(config.neuron)
+    if method == "eagle3" and overrides.get("sequence_parallel_enabled") is False:
+        yield "speculation_method eagle3 fails without sequence_parallel_enabled"
+    if method == "eagle3" and overrides.get("enable_eagle_draft_input_norm") is False:
+        yield "without enable_eagle_draft_input_norm NxDI leaves out an EAGLE3 draft's norms"
+
+
+def _sampling_faults(config: ModelConfig, *, is_greedy_only: bool) -> Iterator[str]:
     sampling = config.neuron.overrides.get("on_device_sampling_config") or {}
-    if sampling.get("do_sample") and is_greedy_only:
-        raise ConfigError(
-            f"neuron_config: do_sample: speculation_method {config.neuron.method} is greedy on the device"
-        )
-    if sampling.get("dynamic") and not sampling.get("do_sample"):
-        raise ConfigError(
-            "neuron_config: dynamic without do_sample samples the first token of a prompt alone: set both, or neither"
-        )
+    samples, dynamic = sampling.get("do_sample"), sampling.get("dynamic")
+    if samples and is_greedy_only:
+        yield f"do_sample: speculation_method {config.neuron.method} is greedy on the device"
+    if dynamic and not samples:
+        yield "dynamic without do_sample samples the first token of a prompt alone: set both, or neither"
     if sampling.get("deterministic"):
-        raise ConfigError(
-            "neuron_config: deterministic takes 0.5 for every random number: the law would not be the target's"
-        )
-    if sampling.get("do_sample") and not sampling.get("dynamic"):
-        raise ConfigError("neuron_config: do_sample needs dynamic, or NxDI ignores what a request asks for")
+        yield "deterministic takes 0.5 for every random number: the law would not be the target's"
+    if samples and not dynamic:
+        yield "do_sample needs dynamic, or NxDI ignores what a request asks for"
 
 
-def _check_token_tree(tree: Mapping[str, Sequence[str]] | None, options: NeuronOptions) -> None:
+def _tree_faults(options: NeuronOptions) -> Iterator[str]:
     """A pass of NxDI takes as many tokens as the tree has nodes."""
+    tree: Mapping[str, Sequence[str]] | None = options.overrides.get("token_tree_config")
     if not tree:
         return
     if (options.overrides.get("on_device_sampling_config") or {}).get("do_sample"):
-        raise ConfigError("neuron_config: token_tree_config is greedy only: leave out do_sample")
+        yield "token_tree_config is greedy only: leave out do_sample"
     nodes = {str(node) for parent, children in tree.items() for node in (parent, *children)}
     if len(nodes) != options.gamma:
-        raise ConfigError(
-            f"neuron_config: token_tree_config has {len(nodes)} nodes, its root included: "
+        yield (
+            f"token_tree_config has {len(nodes)} nodes, its root included: "
             f"speculation_length must be as many, not {options.gamma}"
         )

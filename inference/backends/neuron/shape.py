@@ -23,7 +23,7 @@ class SlotShape:
         reserved: positions at a slot's end that a graph may write to, and no sequence may use.
         max_prompt: tokens of the longest prompt that the prompt graph reads.
         prompt_width: tokens of the widest prompt graph, padding included; 0 where prompts are not padded.
-        slot_bytes: of one slot's keys and values, before sharding.
+        slot_bytes: of one slot's keys and values, before sharding; in a pair, of the target's.
     """
 
     vocab_size: int
@@ -37,6 +37,7 @@ class SlotShape:
 
     @property
     def max_length(self) -> int:
+        """Positions that a slot holds, less those that a pass may write behind the last valid one."""
         return self.length - self.reserved
 
 

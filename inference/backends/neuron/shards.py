@@ -17,9 +17,12 @@ INDEX = "model.safetensors.index.json"
 def read_json(file: Path) -> dict[str, Any]:
     """A file's JSON object; ConfigError if it has none."""
     try:
-        return dict(json.loads(file.read_text()))
-    except (OSError, TypeError, ValueError) as error:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file} holds no JSON object")
+    return value
 
 
 def shards_of(folder: Path) -> list[Path]:

@@ -47,24 +47,8 @@ class CompiledModel:
     def __init__(self, application: Application, shape: SlotShape) -> None:
         self._application = application
         self._shape = shape
-
-    @property
-    def vocab_size(self) -> int:
-        return self._shape.vocab_size
-
-    @property
-    def num_slots(self) -> int:
-        return self._shape.num_slots
-
-    @property
-    def max_length(self) -> int:
-        """Positions that a slot holds, less those that a pass may write behind the last valid one."""
-        return self._shape.max_length
-
-    @property
-    def slot_bytes(self) -> int:
-        """Of a slot; in a pair, of the target."""
-        return self._shape.slot_bytes
+        self.vocab_size, self.num_slots, self.max_length = shape.vocab_size, shape.num_slots, shape.max_length
+        self.slot_bytes = shape.slot_bytes
 
 
 class NeuronBackend(CompiledModel):
@@ -74,16 +58,8 @@ class NeuronBackend(CompiledModel):
         super().__init__(application, shape)
         self._held: list[list[int]] = [[] for _ in range(shape.num_slots)]
         self._times = ReadingTimes(shape.width)
-
-    @property
-    def max_pass_tokens(self) -> int:
-        """See `inference.model.CompiledShapes`."""
-        return self._shape.width
-
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        """See `inference.model.CompiledShapes`: the prompt graph reads a prompt at once, or not at all."""
-        return self._shape.max_prompt
+        self.max_pass_tokens = shape.width
+        self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a prompt at once, or not at all
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
         """See `inference.model.RereadingBackend`."""

@@ -44,6 +44,11 @@ class Publication:
         return self.folder.parent.name
 
     @property
+    def started(self) -> dict[str, Any]:
+        """By whom, where and when; empty if that is lost."""
+        return _read_object(self.folder / STARTED) or {}
+
+    @property
     def size_bytes(self) -> int:
         """Of all files that the manifest names."""
         return sum(file["bytes"] for file in (self.manifest or {}).get("files", {}).values())
@@ -69,10 +74,14 @@ class Publication:
 
 def read_publication(folder: Path) -> Publication:
     """What lies in a folder; a manifest that was cut short counts as none."""
+    return Publication(folder, _read_object(folder / MANIFEST))
+
+
+def _read_object(file: Path) -> dict[str, Any] | None:
     try:
-        return Publication(folder, dict(json.loads((folder / MANIFEST).read_text())))
-    except (OSError, TypeError, ValueError):
-        return Publication(folder, None)
+        return dict(json.loads(file.read_text()))
+    except (OSError, TypeError, ValueError):  # lost, or cut short
+        return None
 
 
 def publications(root: Path) -> list[Publication]:

@@ -8,10 +8,9 @@ from calendar import timegm
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from inference.backends.neuron.artifacts import artifacts_root, compiled_for, flat
-from inference.backends.neuron.store import STARTED, Publication, discard, publications
+from inference.backends.neuron.store import Publication, discard, publications
 from inference.errors import ConfigError
 
 
@@ -76,21 +75,14 @@ def _nobody_loads(found: list[Publication]) -> Iterator[Publication]:
                 is_taken = True
 
 
-def _started(publication: Publication) -> dict[str, Any]:
-    try:
-        return dict(json.loads((publication.folder / STARTED).read_text()))
-    except (OSError, TypeError, ValueError):  # lost, or cut short
-        return {}
-
-
 def _begun(publication: Publication) -> str:
-    started = _started(publication)
+    started = publication.started
     return f"{started.get('time', 'at no known time')} by process {started.get('pid')} of {started.get('host')}"
 
 
 def _begun_s(publication: Publication) -> float:
     """Seconds since 1970; 0 if it does not say."""
     try:
-        return float(timegm(time.strptime(str(_started(publication)["time"]), "%Y-%m-%dT%H:%M:%SZ")))
+        return float(timegm(time.strptime(str(publication.started["time"]), "%Y-%m-%dT%H:%M:%SZ")))
     except (KeyError, ValueError):
         return 0.0

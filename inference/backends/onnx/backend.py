@@ -44,28 +44,10 @@ class OnnxBackend:
         self._num_threads = num_threads
         self._slots = OnnxSlots(decoder.shape, num_slots=num_slots, max_length=max_length)
         self._passes: dict[int, OnnxPass] = {}
-
-    @property
-    def arithmetic(self) -> str:
-        """See `inference.model.Identified`."""
-        levels = weight_levels() if self._decoder.dtype == "int8" else 0
-        return f"onnx {self._decoder.dtype} cpu {levels}"
-
-    @property
-    def vocab_size(self) -> int:
-        return self._decoder.shape.vocab_size
-
-    @property
-    def num_slots(self) -> int:
-        return self._slots.num_slots
-
-    @property
-    def max_length(self) -> int:
-        return self._slots.max_length
-
-    @property
-    def slot_bytes(self) -> int:
-        return self._slots.slot_bytes
+        self.vocab_size, self.num_slots, self.max_length = decoder.shape.vocab_size, num_slots, max_length
+        self.slot_bytes = self._slots.slot_bytes
+        levels = weight_levels() if decoder.dtype == "int8" else 0
+        self.arithmetic = f"onnx {decoder.dtype} cpu {levels}"
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         """See `inference.model.ForkingBackend`."""

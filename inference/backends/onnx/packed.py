@@ -134,7 +134,7 @@ def _read(folder: Path, dtype: str) -> PackedDecoder:
 
 def _read_locked(folder: Path, dtype: str, lock: FolderLock) -> PackedDecoder:
     shape = DecoderShape.load(folder / SHAPE_FILE)
-    config = StoredConfig(json.loads((folder / CONFIG_FILE).read_text()))
+    config = StoredConfig(**json.loads((folder / CONFIG_FILE).read_text()))
     graph = onnx.load(str(folder / GRAPH_FILE), load_external_data=False).graph
     weights = tuple(tensor for tensor in graph.initializer if tensor.name not in CONSTANTS)
     if not weights:

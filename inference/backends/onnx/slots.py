@@ -17,7 +17,6 @@ class OnnxSlots:
     """
 
     def __init__(self, shape: DecoderShape, *, num_slots: int, max_length: int) -> None:
-        self.num_slots = num_slots
         self.max_length = max_length
         self.room = max_length + 1
         # [num_slots, layers and key or value, 1, num_kv_heads, room, head_room]
@@ -27,12 +26,8 @@ class OnnxSlots:
         except (MemoryError, ValueError) as error:
             message = f"{num_slots} slots of {max_length} positions do not fit into the memory of cpu"
             raise ConfigError(message) from error
+        self.slot_bytes = int(self.memory[0].nbytes)
         self._values: dict[int, list[onnxruntime.OrtValue]] = {}
-
-    @property
-    def slot_bytes(self) -> int:
-        """Memory of one slot over all layers."""
-        return int(self.memory[0].nbytes)
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         """Copy the positions start .. end-1 of one slot to another."""

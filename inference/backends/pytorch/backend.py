@@ -60,34 +60,16 @@ class TorchBackend:
         attach(self._model, self._holder)
         self._dtype = model.dtype
         self._device = model.device
-        self._vocab_size, shapes = self._probe(max_length)
+        self.vocab_size, shapes = self._probe(max_length)
+        self.num_slots, self.max_length = num_slots, max_length
+        self.arithmetic = f"torch {self._dtype} {self._device.type}"
         kind = {"dtype": self._dtype, "device": self._device}
         is_static = self._device.type == "cuda" if fixed_shapes is None else fixed_shapes
         self._cache = SlotCache(shapes, num_slots=num_slots, max_length=max_length, num_spare=int(is_static), **kind)
+        self.slot_bytes = self._cache.slot_bytes
         self._static = StaticPasses(self._run_all, self._cache) if is_static else None
         if self._device.type == "cpu" and self._dtype == torch.float32:
             self._pack_linears(SlotCache(shapes, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))
-
-    @property
-    def arithmetic(self) -> str:
-        """See `inference.model.Identified`."""
-        return f"torch {self._dtype} {self._device.type}"
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def num_slots(self) -> int:
-        return self._cache.num_slots
-
-    @property
-    def max_length(self) -> int:
-        return self._cache.max_length
-
-    @property
-    def slot_bytes(self) -> int:
-        return self._cache.slot_bytes
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> Array:
@@ -140,7 +122,7 @@ class TorchBackend:
         self._holder.current = slot_pass
         if rows is not None and not rows:  # a part of a prompt: the head would be wasted
             self._model.base_model(**arguments)
-            return torch.empty(0, self._vocab_size, device=self._device)
+            return torch.empty(0, self.vocab_size, device=self._device)
         keep = 0 if rows is None else torch.tensor(rows).to(self._device, non_blocking=True)
         logits: torch.Tensor = self._model(**arguments, logits_to_keep=keep).logits  # [1, num_rows, vocab_size]
         return logits[0].float()
@@ -149,7 +131,7 @@ class TorchBackend:
     def _pack_linears(self, cache: SlotCache) -> None:
         """Make passes over several tokens cost little more than over one; `cache` is for the test of it."""
         span = Span(slot=0, start=0, token_ids=range(NUM_TEST_TOKENS), num_logits=NUM_TEST_TOKENS)
-        inputs = torch.tensor([span.token_ids, span.token_ids]) % self._vocab_size  # [2, num_tokens]
+        inputs = torch.tensor([span.token_ids, span.token_ids]) % self.vocab_size  # [2, num_tokens]
         slot_pass = SlotPass(cache, [span], dtype=self._dtype, device=self._device)
         pack_linears(self._model, lambda: self._run(inputs, slot_pass, None))
 

@@ -62,11 +62,7 @@ class SlotCache:
         # The same memory as one tensor per slot, [1, num_kv_heads, ..., dim]: indexing costs more than a copy.
         self._slot_keys = [torch.split(keys, 1) for keys in self.keys]
         self._slot_values = [torch.split(values, 1) for values in self.values]
-
-    @property
-    def slot_bytes(self) -> int:
-        """Memory of one slot over all layers."""
-        return sum(tensor[0].nbytes for tensor in (*self.keys, *self.values))
+        self.slot_bytes = sum(room[0].nbytes for room in rooms)
 
     def write(
         self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor

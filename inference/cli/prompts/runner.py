@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from inference.cli.prompts.output import Sink
 from inference.cli.prompts.results import Result
+from inference.cli.prompts.source import PromptJob
 from inference.commit import Delta
 from inference.errors import CapacityError, SpecDecError
 from inference.workers.completion import Completer, CompletionRequest
@@ -20,21 +20,14 @@ logger = logging.getLogger(__name__)
 _Deltas = asyncio.Queue[Delta | None]
 
 
-async def run_prompts(
-    completer: Completer, prompts: Sequence[str], template: CompletionRequest, *, concurrency: int, sink: Sink
-) -> list[Result]:
-    """Complete every prompt, at most `concurrency` at a time; a failed one does not stop the others.
-
-    Args:
-        template: the request of each prompt, but for the prompt.
-        sink: is shown the results in the order of the prompts.
-    """
-    places = asyncio.Semaphore(concurrency)
-    results = [Result(prompt) for prompt in prompts]
-    queues = [_Deltas() for _ in prompts]
+async def run_prompts(completer: Completer, job: PromptJob, sink: Sink) -> list[Result]:
+    """Complete every prompt; a failed one does not stop the others. The sink is shown them in their order."""
+    places = asyncio.Semaphore(job.concurrency)
+    results = [Result(prompt) for prompt in job.prompts]
+    queues = [_Deltas() for _ in job.prompts]
     async with asyncio.TaskGroup() as group:
         for result, queue in zip(results, queues, strict=True):
-            group.create_task(_run(completer, replace(template, prompt=result.prompt), places, result, queue))
+            group.create_task(_run(completer, replace(job.template, prompt=result.prompt), places, result, queue))
         for result, queue in zip(results, queues, strict=True):
             await _show(result, queue, sink)
     return results

@@ -1,11 +1,32 @@
-"""Where prompts come from: a flag, or a file with one prompt per line."""
+"""What is to be completed: prompts, from a flag or from a file with one per line, and how."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from inference.config import ObserveConfig
 from inference.errors import ConfigError
 from inference.text.unicode import check_unicode
+from inference.workers.completion import CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PromptJob:
+    """Prompts to complete.
+
+    Attributes:
+        template: the request of each prompt, but for the prompt.
+        concurrency: prompts in flight at once.
+        as_json: one object per prompt on stdout; else text as it streams.
+        observe: what to write at the end.
+    """
+
+    prompts: tuple[str, ...]
+    template: CompletionRequest
+    concurrency: int
+    as_json: bool
+    observe: ObserveConfig
 
 
 def read_prompts(prompt: str | None, file: Path) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from inference.cli.prompts.job import PromptJob
 from inference.cli.prompts.output import JsonSink, Sink, TextSink, TokenSink, print_summary
 from inference.cli.prompts.progress import PromptProgress
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.runner import run_prompts
+from inference.cli.prompts.source import PromptJob
 from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
 from inference.observe.profile import Profile
 from inference.serving.assembly import draft_worker, load_proposer, target_engine
@@ -45,16 +45,12 @@ async def run_alone(job: PromptJob, model: ModelConfig) -> int:
 async def _complete(job: PromptJob, completer: Completer, text_sink: Sink) -> int:
     if job.as_json:
         with PromptProgress(len(job.prompts)) as progress:
-            results = await _run(job, completer, JsonSink(progress))
+            results = await run_prompts(completer, job, JsonSink(progress))
     else:
-        results = await _run(job, completer, text_sink)
+        results = await run_prompts(completer, job, text_sink)
     if job.observe.profile:
         _write_profile(job.observe.role, results)
     return int(any(result.error is not None for result in results))
-
-
-async def _run(job: PromptJob, completer: Completer, sink: Sink) -> list[Result]:
-    return await run_prompts(completer, job.prompts, job.template, concurrency=job.concurrency, sink=sink)
 
 
 def _write_profile(role: str, results: list[Result]) -> None:

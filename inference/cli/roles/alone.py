@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inference.cli import flags, settings
-from inference.cli.compiling import compile_ahead
+from inference.cli.roles.compile import compile_ahead
 from inference.cli.roles.role import Role
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, usable_cores
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import logging
+import time
 
 from inference.cli import flags, settings
-from inference.cli.compiling import compile_ahead
 from inference.cli.roles.role import Role
-from inference.config import usable_cores
+from inference.config import ModelConfig, usable_cores
+from inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +31,22 @@ async def run(args: argparse.Namespace) -> int:
         for path, neuron in ((target, ours), (draft, drafts))
     ]
     return await compile_ahead(*ours_and_drafts)
+
+
+async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -> int:
+    """Compile what is not compiled yet, a pair or a model alone; returns the exit code.
+
+    Raises:
+        ConfigError: there is no model, a backend compiles nothing, or a model cannot be used.
+    """
+    if target is None and draft is None:
+        raise ConfigError("nothing to compile: name --target_model, --draft_model or both")
+    from inference.backends.registry import compile_models
+
+    started = time.monotonic()
+    await asyncio.to_thread(compile_models, target, draft)
+    logger.info("everything is compiled, after %.0f s", time.monotonic() - started)
+    return 0
 
 
 ROLE = Role("compile", "Compile models ahead of time for backend neuron.", add_flags, run)

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 from inference.cli import flags, settings
-from inference.cli.compiling import compile_ahead
+from inference.cli.roles.compile import compile_ahead
 from inference.cli.roles.role import Role
 from inference.config import DEFAULT_GAMMA, ProposerConfig, check_gamma, targets
 from inference.errors import ConfigError

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 from inference.cli import flags, settings
-from inference.cli.compiling import compile_ahead
+from inference.cli.roles.compile import compile_ahead
 from inference.cli.roles.role import Role
 from inference.config import DEFAULT_GAMMA, FUSED_GAMMA, FusedConfig, usable_cores
 
@@ -32,7 +32,7 @@ async def run(args: argparse.Namespace) -> int:
     server = replace(settings.server_config(args, args.port), defaults=defaults)
     observe = settings.observe_server(args)
 
-    from inference.serving.fused import serve_fused
+    from inference.serving.target import serve_fused
 
     await serve_fused(config, server, settings.optional_http(args), observe)
     return 0

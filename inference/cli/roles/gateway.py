@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from inference.cli import flags, settings
 from inference.cli.roles.role import Role
@@ -17,7 +18,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(args: argparse.Namespace) -> int:
-    connection, http = settings.connection_config(args), settings.http_config(args, deadline_s=args.deadline_s)
+    connection, http = settings.connection_config(args), replace(settings.http_config(args), deadline_s=args.deadline_s)
     server = settings.server_config(args, args.http_port)
     observe = ObserveConfig(args.role, args.profile, otlp_endpoint=args.otlp_endpoint)
 

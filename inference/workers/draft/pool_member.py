@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grpc
 
@@ -301,13 +301,13 @@ class PoolHelp:
         self._engine = engine
         self._offer = offer
         self._metrics = metrics
-        self._members: dict[asyncio.Task[None], PoolMember] = {}
+        self._members: dict[str, tuple[PoolMember, asyncio.Task[None]]] = {}
         self._task = asyncio.create_task(self._help_all(targets))
 
     @property
     def fault(self) -> str | None:
         """See `Work`."""
-        if not any(member.is_attached for member in self._members.values()):
+        if not any(member.is_attached for member, _ in self._members.values()):
             return self._engine.fault or "no target has this worker in its pool"
         return self._engine.fault
 
@@ -335,53 +335,33 @@ class PoolHelp:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _help_all(self, targets: Sequence[str]) -> None:
-        names = addresses_of(targets)
-        news: asyncio.Future[Addresses | None] = asyncio.ensure_future(anext(names, None))
         try:
-            while True:
-                waiting: set[asyncio.Future[Any]] = {news, *self._members}
-                ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if news in ended:
-                    with calls_to(", ".join(targets)):
-                        found = news.result()
-                    if found is not None:
-                        self._take(found)
-                    news = asyncio.ensure_future(anext(names, None) if found is not None else _nothing())
-                for task in [each for each in self._members if each in ended]:
-                    del self._members[task]
-                    _go_on_without(task, is_last=not self._members)
-        finally:
-            news.cancel()
-            for task in self._members:
-                task.cancel()
+            async with asyncio.TaskGroup() as group:
+                with calls_to(", ".join(targets)):
+                    async for addresses in addresses_of(targets):
+                        self._take(addresses, group)
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the first ends the others
 
-    def _take(self, addresses: Addresses) -> None:
+    def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
         """There are these targets now."""
-        for task, member in list(self._members.items()):
-            if member.address not in addresses:
-                del self._members[task]
-                task.cancel()
+        for address in self._members.keys() - addresses.keys():
+            self._members.pop(address)[1].cancel()
         share = max(1, self._offer.num_slots // max(1, len(addresses)))
-        known = {member.address for member in self._members.values()}
-        for member in self._members.values():
+        for member, _ in self._members.values():
             member.resize(share)
-        for address in addresses.keys() - known:
+        for address in addresses.keys() - self._members.keys():
             security = named(self._offer.security, addresses[address])
             offer = replace(self._offer, num_slots=share, security=security)
             member = PoolMember(self._engine, address, offer, self._metrics)
-            self._members[asyncio.create_task(member.run())] = member
+            self._members[address] = member, group.create_task(self._help(member))
 
-
-async def _nothing() -> None:
-    """What names have to say that never change."""
-    await asyncio.Event().wait()
-
-
-def _go_on_without(member: asyncio.Task[None], *, is_last: bool) -> None:
-    """Log why a target refuses the worker; raise it if there is no other target left."""
-    try:
-        member.result()
-    except (RequestError, HandshakeError) as refusal:
-        if is_last:
-            raise
-        logger.warning("goes on without a target that refuses it, or is not trusted: %s", refusal)
+    async def _help(self, member: PoolMember) -> None:
+        """Help one target, until it refuses the worker, which matters if there is no other target left."""
+        try:
+            await member.run()
+        except (RequestError, HandshakeError) as refusal:
+            del self._members[member.address]
+            if not self._members:
+                raise
+            logger.warning("goes on without a target that refuses it, or is not trusted: %s", refusal)

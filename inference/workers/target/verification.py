@@ -92,7 +92,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     async def Verify(self, _: object, context: Context) -> None:
         """Serve one session from Open to its last Commit."""
         # 1. Open: check that draft and target fit, queue for a slot.
-        session = await self._open(await self._first(context))
+        session = await self._open((await self._first(context, "open", of="a session")).open)
         # 2. From here on three things happen at once: proposals come in, silence is watched, commits go out.
         reading = asyncio.create_task(self._read_proposals(session, context))
         watching = asyncio.create_task(self._watch(session))
@@ -121,18 +121,14 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     async def Assist(self, _: object, context: Context) -> None:
         """Serve one draft worker of the pool until it leaves."""
-        message = await self._first(context)
-        if message == grpc.aio.EOF or message.WhichOneof("message") != "attach":
-            raise InvalidRequestError("the first message of a pool worker must be Attach")
-        self._check_fits(message.attach)
-        await serve_worker(StreamWorker(message.attach), self._pool, context, pass_us=self._engine.pass_us)
+        attach = (await self._first(context, "attach", of="a pool worker")).attach
+        self._check_fits(attach)
+        await serve_worker(StreamWorker(attach), self._pool, context, pass_us=self._engine.pass_us)
 
-    async def _open(self, message: Any) -> TargetSession:
-        if message == grpc.aio.EOF or message.WhichOneof("message") != "open":
-            raise InvalidRequestError("the first message of a session must be Open")
-        self._check_fits(message.open)
-        self._check_resumes(message.open)
-        request = open_from_message(message.open)
+    async def _open(self, message: pb.Open) -> TargetSession:
+        self._check_fits(message)
+        self._check_resumes(message)
+        request = open_from_message(message)
         return self._engine.open(request, drafted=True, grammar=await self._engine.compiled(request))
 
     def _check_fits(self, message: pb.Open | pb.Attach) -> None:
@@ -154,14 +150,17 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 "it cannot resume"
             )
 
-    async def _first(self, context: Context) -> Any:
-        """The first message of a stream, which does not wait for ever."""
+    async def _first(self, context: Context, kind: str, *, of: str) -> Any:
+        """The first message of a stream, which does not wait for ever, and must be of this kind."""
         timeout_s = min(FIRST_MESSAGE_S, self._idle_timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                return await context.read()
+                message = await context.read()
         except TimeoutError:
             raise DeadlineError(f"no first message came for {timeout_s:g} s") from None
+        if message == grpc.aio.EOF or message.WhichOneof("message") != kind:
+            raise InvalidRequestError(f"the first message of {of} must be {kind.capitalize()}")
+        return message
 
     def _opened(self, session: TargetSession) -> pb.VerifyResponse:
         opened = pb.Opened(

@@ -217,7 +217,7 @@ def test_a_draft_that_reaches_a_limit_fails_no_request(limit: dict[str, int], mo
     A draft that led to too many states, and was refused, once failed requests that the target alone would have
     finished.
     """
-    monkeypatch.setattr("inference.text.grammar.LIMITS", {**LIMITS, **limit})
+    monkeypatch.setattr("inference.text.grammar_source.LIMITS", {**LIMITS, **limit})
     compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
     output, draft = TOKENIZER.encode("abab"), TOKENIZER.encode("axxx1234567bar")
     alone = compiler.compile(Grammar(GrammarKind.REGEX, MANY_STATES))

@@ -15,7 +15,8 @@ from inference.gateway.answer import AnswerReader
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat
 from inference.text.calls.grammar import MAX_CALLS, arguments_of, calls_anywhere, only_calls
-from inference.text.grammar_source import fault_of_schema, written_out
+from inference.text.grammar_source import written_out
+from inference.text.schema_fault import fault_of_schema
 from tests.support.models import EOS_TOKEN_ID
 from tests.unit.text.test_grammar import COMPILER, TOKENIZER, is_whole, walk
 

@@ -14,7 +14,7 @@ from inference.backends.neuron.slots import load_neuron_backend
 from inference.cli.prompts import topologies
 from inference.config import ConnectionConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.errors import ConfigError
-from inference.serving import fused, target
+from inference.serving import target
 from inference.serving.assembly import fused_engine, load_proposer, target_engine
 from tests.conftest import ModelDirectories
 from tests.support.neuron.slot_models import checkpoint, neuron_config
@@ -55,7 +55,7 @@ def _servers_end_when_they_have_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     monkeypatch.setattr(target, "serve_target", serve_target)
-    monkeypatch.setattr(fused, "serve_fused", serve_fused)
+    monkeypatch.setattr(target, "serve_fused", serve_fused)
     monkeypatch.setattr(topologies, "run_draft", run_draft)
 
 

@@ -320,8 +320,8 @@ def all_k_tokens_count_as_accepted(patch: Patch) -> None:
 
 
 def steps_start_one_early(patch: Patch) -> None:
-    row = FusedDecoder._row
-    patch.setattr(FusedDecoder, "_row", lambda self, turn: replace(row(self, turn), start=turn.start - 1))
+    call = calls_module.fused_call
+    patch.setattr(fused, "fused_call", lambda rows: call([replace(row, start=row.start - 1) for row in rows]))
 
 
 def prompts_are_never_read(patch: Patch) -> None:

@@ -187,7 +187,7 @@ def tokens_chosen_on_the_device(patch: Patch) -> None:
 
 
 def a_context_bucket_of_k(patch: Patch) -> None:
-    patch.setattr(settings, "_check_buckets", lambda *_: None)
+    patch.setattr(settings, "_shape_faults", lambda *_: ())
     change_settings(patch, context_encoding_buckets=[GAMMA + 1, MAX_LENGTH + GAMMA + 1])
 
 

@@ -7,11 +7,17 @@ from collections.abc import AsyncGenerator
 
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.runner import run_prompts
+from inference.cli.prompts.source import PromptJob
 from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
+from inference.config import ObserveConfig
 from inference.errors import CapacityError, UnavailableError
 from inference.workers.completion import CompletionRequest
 
 TEMPLATE = CompletionRequest(prompt="", max_new_tokens=2)
+
+
+def job(prompts: list[str], *, concurrency: int) -> PromptJob:
+    return PromptJob(tuple(prompts), TEMPLATE, concurrency, as_json=False, observe=ObserveConfig("draft"))
 
 
 class ListSink:
@@ -67,7 +73,7 @@ def _delta(token_id: int, text: str) -> Delta:
 
 async def test_results_are_shown_in_the_order_of_the_prompts() -> None:
     sink, completer = ListSink(), ScriptedCompleter()
-    results = await run_prompts(completer, ["slow", "quick"], TEMPLATE, concurrency=2, sink=sink)
+    results = await run_prompts(completer, job(["slow", "quick"], concurrency=2), sink)
     assert sink.lines == [
         "begin slow",
         "slow a",
@@ -84,12 +90,12 @@ async def test_results_are_shown_in_the_order_of_the_prompts() -> None:
 
 async def test_no_more_at_once_than_asked() -> None:
     completer = ScriptedCompleter()
-    await run_prompts(completer, ["slow"] * 5, TEMPLATE, concurrency=2, sink=ListSink())
+    await run_prompts(completer, job(["slow"] * 5, concurrency=2), ListSink())
     assert completer.max_running == 2
 
 
 async def test_a_failed_prompt_keeps_what_came_and_does_not_stop_others() -> None:
-    broken, fine = await run_prompts(ScriptedCompleter(), ["broken", "fine"], TEMPLATE, concurrency=2, sink=ListSink())
+    broken, fine = await run_prompts(ScriptedCompleter(), job(["broken", "fine"], concurrency=2), ListSink())
     fields = broken.to_json()
     assert (fields["text"], fields["token_ids"], fields["finish_reason"]) == ("a", [1], None)
     assert fields["error"] == {"code": "UNAVAILABLE", "message": "gone"}
@@ -99,12 +105,12 @@ async def test_a_failed_prompt_keeps_what_came_and_does_not_stop_others() -> Non
 
 async def test_a_full_server_is_asked_again() -> None:
     completer = ScriptedCompleter()
-    (result,) = await run_prompts(completer, ["patient"], TEMPLATE, concurrency=1, sink=ListSink())
+    (result,) = await run_prompts(completer, job(["patient"], concurrency=1), ListSink())
     assert (result.text, completer.num_attempts) == ("ab", 2)
 
 
 async def test_json_has_what_was_promised() -> None:
-    (result,) = await run_prompts(ScriptedCompleter(), ["p"], TEMPLATE, concurrency=1, sink=ListSink())
+    (result,) = await run_prompts(ScriptedCompleter(), job(["p"], concurrency=1), ListSink())
     fields = result.to_json()
     assert fields["prompt"] == "p"
     assert (fields["token_ids"], fields["text"], fields["finish_reason"]) == ([1, 2], "ab", "length")

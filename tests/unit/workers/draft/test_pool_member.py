@@ -231,7 +231,7 @@ async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, mo
     await until(lambda: offered() == [[4, 2, 1], [2], [1]])
     serve(0)
     await until(lambda: offered() == [[4, 2, 1, 4], [2], [1]])
-    assert all(member.is_attached for member in help_._members.values())
+    assert all(member.is_attached for member, _ in help_._members.values())
     await help_.stop(grace_s=0)
     for server in servers:
         await server.close()
