@@ -71,7 +71,7 @@ def check_python(words: list[str]) -> None:
     if script == "main.py":
         check_role(arguments)
     elif script == "compare_architectures.py":
-        comparison._parser().parse_args([comparison.with_underscores(word) for word in arguments])
+        comparison.comparison_parser().parse_args([comparison.with_underscores(word) for word in arguments])
     else:
         assert script == "llmperf/token_benchmark_ray.py"
         values = dict(zip(arguments[::2], arguments[1::2], strict=True))

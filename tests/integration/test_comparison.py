@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from inference.comparison.plan.config import OPEN_LOOP_BATCH
 from tests.conftest import ModelDirectories
 from tests.support.servers import command
 
@@ -48,8 +49,9 @@ async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -
     assert process.returncode == 0, stderr.decode()
     results = json.loads(stdout.decode().splitlines()[-1])
     assert results["same_tokens"] is True
-    # Warm-up; contenders, round trip times, runs; prompts one after another, and what came on its own.
-    assert results["num_requests"] == 5 + 5 * 2 * 2 * (2 + 3)
+    # Warm-up, one by one and then as an open loop may come; contenders, round trip times, runs; prompts one after
+    # another, and what came on its own.
+    assert results["num_requests"] == 5 * (1 + 2 * OPEN_LOOP_BATCH) + 5 * 2 * 2 * (2 + 3)
     for served in results["statistics"]:
         assert (served["error_rate"], served["goodput_share"]) == (0.0, 1.0)
         assert served["num_completed_requests"] == 2 * (2 if served["request_rate"] is None else 3)

@@ -45,10 +45,13 @@ class ForeignServer:
             _send(writer, 404, {"error": "no such path"})
             return True
         self.bodies.append(body)
+        asked = body.get("prompt") or body["messages"][-1]["content"]
+        if "too long" in asked:
+            _send(writer, 400, {"error": {"message": "the prompt is too long"}})
+            return True
         if body.keys() & {"stream_options", "seed"}:
             _send(writer, 422, {"error": "a field is not known"})
             return True
-        asked = body.get("prompt") or body["messages"][-1]["content"]
         if "busy" in asked:
             _send(writer, 503, {"error": {"message": "come back later"}})
             return True

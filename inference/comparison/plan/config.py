@@ -15,7 +15,7 @@ from inference.comparison.plan.datasets import Prompt
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.plan.machine import Machine, split_into_machines
 from inference.comparison.plan.slo import Slo
-from inference.config import DEFAULT_BRANCHES, check_branches, model_name
+from inference.config import DEFAULT_BRANCHES, NOT_EMULATED, check_branches, model_name
 from inference.errors import ConfigError
 from inference.request import MAX_GAMMA, MAX_SEED, Grammar, Schedule
 
@@ -160,6 +160,7 @@ class WorkloadConfig:
         for concurrency in self.concurrencies:
             _require_within("concurrency", concurrency, 1, MAX_CONCURRENCY)
         _require(self.deadline_s > 0, f"deadline_s {self.deadline_s:g} is not above 0")
+        _require_distinct("request_rate", self.request_rates or ("none",))
         for rate in self.request_rates:
             _require(0 < rate <= MAX_REQUEST_RATE, f"request_rate {rate:g} is outside 0..{MAX_REQUEST_RATE:g}")
         _require_within("num_arrivals", self.num_arrivals, 1, MAX_ARRIVALS)
@@ -280,6 +281,8 @@ class ComparisonConfig:
             _require(not self.endpoints or rtt_ms == 0, f"rtt_ms {rtt_ms:g}: {where}")
         if self.topologies:
             self._require_models()
+        elif (emulation := self.backend.emulation) != NOT_EMULATED:
+            raise ConfigError(f"emulate {emulation}: passes of endpoints are their own; name --topologies to start")
         _require_distinct("gamma", self.gammas)
         _require_distinct("branches", self.branches)
         for branches in self.branches:
@@ -413,8 +416,8 @@ class ComparisonConfig:
 
     @property
     def sweeps(self) -> bool:
-        """More than one way to draft."""
-        return len(self.draft_models) * len(self.gammas) * len(self.branches) > 1
+        """More than one way to draft, of what is started."""
+        return bool(self.topologies) and len(self.draft_models) * len(self.gammas) * len(self.branches) > 1
 
 
 def _has_model(path: Path) -> bool:

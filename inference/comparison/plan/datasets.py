@@ -10,9 +10,12 @@ from typing import Any, TypeAlias
 
 from inference.cli.prompts.source import read_prompts
 from inference.errors import ConfigError
+from inference.text.unicode import first_lone_surrogate
 
 _USERS = ("human", "user")
 """Who asks, in ShareGPT's words and in OpenAI's."""
+_READ = (*_USERS, "system")
+"""Whose words are sent; what others said is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +78,17 @@ def _conversation(entry: dict[str, Any], key: str, where: str, *, may_be_empty: 
     messages = entry.get(key)
     if not isinstance(messages, list):
         raise ConfigError(f'{where}: a list "{key}" is expected')
-    said: dict[str, list[str]] = {}
+    said: dict[str, list[str]] = {role: [] for role in _READ}
     for index, each in enumerate(messages):
         place = f"{where}, {key}[{index}]"
         message = _object(each, place)
-        role = message.get("role", message.get("from"))
-        said.setdefault(str(role), []).append(_text(message.get("content", message.get("value")), place))
-    turns = tuple(text for role in _USERS for text in said.get(role, ()))
+        role, text = str(message.get("role", message.get("from"))), message.get("content", message.get("value"))
+        if role in _READ and not (may_be_empty and text == ""):  # public copies of ShareGPT have such messages
+            said[role].append(_text(text, place))
+    turns = tuple(text for role in _USERS for text in said[role])
     if not turns and not may_be_empty:
         raise ConfigError(f'{where}: no message is of "user"')
-    return Conversation(turns, "\n".join(said.get("system", ())))
+    return Conversation(turns, "\n".join(said["system"]))
 
 
 def _json(text: str, where: str) -> Any:
@@ -103,4 +107,6 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{where}: a text that is not empty is expected")
+    if (at := first_lone_surrogate(value)) is not None:
+        raise ConfigError(f"{where}: character {at} is no UTF-8")
     return value

@@ -7,7 +7,7 @@ import enum
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from inference.cli.config_file import ConfigFileParser, as_toml
 from inference.cli.flags import add_dial_security, add_emulate
@@ -58,7 +58,11 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         ConfigError: a value is out of range, or a file cannot be read.
         SystemExit: --help, or a flag that does not exist.
     """
-    args = _parser().parse_args([with_underscores(argument) for argument in arguments])
+    return config_of(comparison_parser().parse_args([with_underscores(argument) for argument in arguments]))
+
+
+def config_of(args: argparse.Namespace) -> ComparisonConfig:
+    """The comparison that parsed flags ask for; raises as `parse_config` does."""
     security = dial_security(args)
     return ComparisonConfig(
         target_model=_local(args.target_model),
@@ -199,16 +203,18 @@ def _positive(text: str) -> int:
     return number
 
 
-def _parser() -> ConfigFileParser:
-    parser = ConfigFileParser(
-        role="comparison",
-        roles={"comparison": _parser},
-        prog="compare_architectures.py",
-        description="Compare the target alone, both models in one server (fused), and draft and target on two "
-        "machines, with the requests at the draft (distributed) or at the target (pool): speed at equal tokens. Starts "
-        "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
-        allow_abbrev=False,
-    )
+_ABOUT: dict[str, Any] = {
+    "prog": "compare_architectures.py",
+    "description": "Compare the target alone, both models in one server (fused), and draft and target on two "
+    "machines, with the requests at the draft (distributed) or at the target (pool): speed at equal tokens. Starts "
+    "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
+}
+
+
+def comparison_parser(**options: Any) -> ConfigFileParser:
+    """All flags of the comparison; `options` are argparse's."""
+    roles = {"comparison": comparison_parser}
+    parser = ConfigFileParser(role="comparison", roles=roles, allow_abbrev=False, **{**_ABOUT, **options})
     workload = (_add_contenders, _add_endpoints, _add_workload, _add_arrivals)
     for add in (*workload, _add_network, _add_machines, _add_backend, _add_output):
         add(parser)

@@ -57,11 +57,11 @@ class Sample:
 
     @property
     def wall_s(self) -> float:
-        """Time spent on requests: at concurrency 1 their sum, else from the first sent to the last answered."""
+        """Time spent on requests, failed ones too: at concurrency 1 their sum, else from first sent to last ended."""
+        took_s = [(it.sent_s, it.stats.end_to_end_s + it.failed_s) for it in (*self.records, *self.failures)]
         if self.cell.concurrency == 1:
-            return sum(record.stats.end_to_end_s for record in self.records)
-        ends = [record.sent_s + record.stats.end_to_end_s for record in self.records]
-        return max(ends) - min(record.sent_s for record in self.records) if ends else 0.0
+            return sum(seconds for _, seconds in took_s)
+        return max(map(sum, took_s)) - min(took_s)[0] if took_s else 0.0
 
     @property
     def tokens_per_s(self) -> float:

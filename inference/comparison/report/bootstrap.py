@@ -33,11 +33,14 @@ class Ratio:
         """The interval leaves 1 out: both sides' ranges do not overlap."""
         return self.low > 1.0 or self.high < 1.0
 
+    @property
+    def doubt(self) -> str:
+        """Why it is no finding; empty where it is one."""
+        return "too few to tell" if self.num_pairs < MIN_PAIRS else "" if self.differs else "no difference"
+
     def __str__(self) -> str:
-        if self.num_pairs < MIN_PAIRS:
-            return f"{self.estimate:.2f}, too few to tell"
-        verdict = "" if self.differs else ", no difference"
-        return f"{self.estimate:.2f} ({self.low:.2f}-{self.high:.2f}){verdict}"
+        interval = "" if self.num_pairs < MIN_PAIRS else f" ({self.low:.2f}-{self.high:.2f})"
+        return ", ".join(filter(None, (f"{self.estimate:.2f}{interval}", self.doubt)))
 
 
 def paired_ratio(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Ratio:

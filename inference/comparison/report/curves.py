@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 
 from inference.comparison.plan.config import Contender
 from inference.comparison.report.distribution import knee
-from inference.comparison.report.findings import Findings
+from inference.comparison.report.findings import Findings, round_trip
 from inference.comparison.report.looks import look_of, panels
 from inference.comparison.report.plots import by_kind
 
 SHOWN = {
     "ttft_s": "TTFT, ms",
-    "message_gap_s": "gap between messages (ITL), ms",
+    "inter_token_latency_s": "ITL, ms",
     "end_to_end_latency_s": "end to end, ms",
 }
 NUM_MARKS = 6
@@ -34,6 +34,7 @@ def latency_shares(findings: Findings) -> Figure:
                 every = max(1, len(values) // NUM_MARKS)
                 axes.ecdf(np.asarray(values) * 1e3, markevery=every, **_style(series))
         axes.set_ylim(0, 1.02)
+        axes.set_title(f"{findings.least_load}, {round_trip(findings.config, min(findings.config.network.rtts_ms))}")
 
     names = by_kind(findings, "share of values"), list(SHOWN.values())
     return panels(findings.kinds, list(SHOWN), panel, size=(3.6, 2.7), names=names)
@@ -78,6 +79,7 @@ def latency_over_load(findings: Findings) -> Figure:
     def panel(axes: Axes, kind: str, is_open: bool) -> None:
         for curve in load_curves(findings, kind, is_open=is_open):
             _load_curve(axes, curve)
+        axes.set_title(round_trip(findings.config, min(findings.config.network.rtts_ms)))
 
     ways = loads_to_draw(findings)
     loads = ["requests per second that come on their own" if is_open else "requests in flight" for is_open in ways]

@@ -8,13 +8,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from inference.comparison.report.bootstrap import CONFIDENCE, Ratio, stratified_ratio
+from inference.comparison.report.bootstrap import CONFIDENCE, MIN_PAIRS, Ratio, stratified_ratio
 from inference.comparison.report.findings import PLACE
 from inference.comparison.report.service import LATENCIES
 from inference.errors import ConfigError
@@ -62,6 +63,8 @@ def diff(arguments: Sequence[str]) -> int:
     for text in differing:
         print(f"warning: not the same conditions: {text}", file=sys.stderr)
     _print(changes, args.threshold)
+    for text in untold(old, new):
+        print(text)
     return EXIT_SLOWER if any(change.is_slower(args.threshold) for change in changes) else 0
 
 
@@ -86,8 +89,9 @@ def read_results(path: Path) -> Results:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         results: Results = content.get("comparison", content)
-        _ = results["requests"], results["statistics"], results["conditions"]
-    except (OSError, ValueError, KeyError, AttributeError) as exc:
+        cells = _by_cell(results).values()
+        _ = dict(results["conditions"]), [_by_prompt(cell, name) for cell in cells for name in LATENCIES]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
         raise ConfigError(f"{file} is no result of a comparison with its requests: {exc!r}") from exc
     return results
 
@@ -97,6 +101,14 @@ def differing_conditions(old: Results, new: Results) -> list[str]:
     before, after = old["conditions"], new["conditions"]
     names = [name for name in {**before, **after} if name not in MAY_DIFFER]
     return [f"{name}: {before.get(name)} | {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+
+
+def untold(old: Results, new: Results) -> list[str]:
+    """What no latency tells: requests that failed, and cells that only one has."""
+    before, after = _by_cell(old), _by_cell(new)
+    failed = [sum(it["error_code"] is not None for it in chain(*cells.values())) for cells in (before, after)]
+    told = [f"failed requests, in no latency: {failed[0]} in old, {failed[1]} in new"] if any(failed) else []
+    return told + [f"only in {'old' if it in before else 'new'}: {it}" for it in sorted(before.keys() ^ after.keys())]
 
 
 def compare(old: Results, new: Results) -> list[Change]:
@@ -139,7 +151,9 @@ def _print(changes: Sequence[Change], threshold: float) -> None:
             mark = f", by more than {threshold:.0%}" if change.is_slower(threshold) else ""
             table.add_row(change.where, change.figure, str(change.ratio), change.verdict + mark)
         Console(width=160).print(table)
-    print(f"{len(changes)} latencies compared: {len(changes) - len(differing)} show no difference")
+    num_untold = sum(change.ratio.num_pairs < MIN_PAIRS for change in changes)
+    few = f", {num_untold} have too few runs to tell" if num_untold else ""
+    print(f"{len(changes)} latencies compared: {len(changes) - len(differing) - num_untold} show no difference{few}")
     num_slower, num_beyond = (sum(it.is_slower(least) for it in changes) for least in (0.0, threshold))
     beyond = f"{num_beyond} of them by more than {threshold:.0%}"
     print(f"{num_slower} slower, {beyond}; {len(differing) - num_slower} faster")

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Load
+from inference.comparison.plan.backend import AUTO, BackendConfig
+from inference.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Load, PromptSet
 from inference.comparison.plan.grid import Cell, Sample
 from inference.comparison.plan.machine import cpu_model
 from inference.comparison.report.agreement import Agreement, check_agreement
@@ -40,7 +41,11 @@ class Findings:
     def warnings(self) -> list[str]:
         """What must be known of the figures, beside the conditions."""
         names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
-        return [f"{name} does not count tokens: one is assumed in each of its messages" for name in names]
+        failed = [(it.cell, f"{it.num_failed} of {len(it.requests)}") for it in self.services if it.num_failed]
+        return [
+            *(f"{name} does not count tokens: one is assumed in each of its messages" for name in names),
+            *(f"{cell}: {share} requests failed, latencies are those of others" for cell, share in failed),
+        ]
 
     @property
     def kinds(self) -> list[str]:
@@ -50,6 +55,11 @@ class Findings:
     def num_failed(self) -> int:
         """Requests that failed although none was sent before its client had the answer to the one before."""
         return sum(service.num_failed for service in self.services if service.cell.request_rate is None)
+
+    @property
+    def least_load(self) -> str:
+        """What is shown where loads are not told apart, for people."""
+        return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
         """How the requests of a cell were served; None if it was not measured."""
@@ -100,16 +110,22 @@ def emulation_of(config: ComparisonConfig) -> str:
     return "" if emulation == NOT_EMULATED else f"EMULATED: passes asleep for at least {emulation}"
 
 
+def round_trip(config: ComparisonConfig, rtt_ms: float) -> str:
+    """For people; nobody set those of endpoints."""
+    return f"round trip {rtt_ms:g} ms" if config.topologies else "endpoints where they are"
+
+
 def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
     """Under which conditions it was measured, as (name, text) for people."""
     workload = config.workload
-    prompts = ", ".join(f"{len(prompt_set.prompts)} {prompt_set.kind}" for prompt_set in workload.prompt_sets)
+    prompts = ", ".join(map(_prompts, workload.prompt_sets))
     sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
     emulation = emulation_of(config)
     limit = "exactly" if workload.ignore_eos else "up to"
     turns = "one architecture after the other, so what drifts favours some" if config.one_at_a_time else "interleaved"
     started = [
         *([("Passes", emulation)] if emulation else []),
+        *([("Backend", backends)] if (backends := _backends(config.backend)) else []),
         ("Target model", str(config.target_model)),
         ("Draft models", ", ".join([*config.draft_models, *filter(None, [config.backend.draft_dtype])])),
         ("Gamma", f"{_listed(config.gammas)} draft tokens per round"),
@@ -126,16 +142,31 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
     ]
 
 
+def _prompts(prompt_set: PromptSet) -> str:
+    lengths = [len(it if isinstance(it, str) else "".join((it.system, *it.turns))) for it in prompt_set.prompts]
+    least, most = min(lengths), max(lengths)
+    return f"{len(lengths)} {prompt_set.kind} of {least if least == most else f'{least} to {most}'} characters"
+
+
+def _backends(backend: BackendConfig) -> str:
+    """What computes, where the user said so."""
+    names = backend.name if backend.name == backend.draft_name else f"{backend.name}, of drafts {backend.draft_name}"
+    return " ".join(() if names == AUTO else (names, *backend.model_flags))
+
+
 def short_conditions(config: ComparisonConfig) -> str:
     """The same in a line or two, for a picture."""
     workload, names = config.workload, [model_name(Path(draft)) for draft in config.draft_models]
     rates = _listed(workload.request_rates)
-    parts = (
+    where = (
         f"{cpu_model()}, {config.cores_per_machine} of {len(config.usable_cores)} cores per model",
-        f"{model_name(config.target_model)} with {', '.join(names)}" if config.topologies else "endpoints",
+        f"{model_name(config.target_model)} with {', '.join(names)}",
+        f"round trip {_listed(config.network.rtts_ms)} ms",
+    )
+    parts = (
+        *(where if config.topologies else (f"endpoints, asked from {cpu_model()}",)),
         dict(conditions(config))["Prompts"],
         f"{_listed(workload.concurrencies)} in flight" + (f", {rates} requests/s" if rates else ""),
-        f"round trip {_listed(config.network.rtts_ms)} ms",
         f"{workload.num_runs} runs",
     )
     return ". ".join(parts)
@@ -258,7 +289,7 @@ def row(summary: CellSummary) -> dict[str, Any]:
         "bound_tokens_per_s": summary.bound_tokens_per_s,
         "bound_speedup": summary.bound_speedup,
         "percent_of_bound": summary.percent_of_bound,
-        "draft_step_s": costs.step_s,
+        "draft_step_s": costs.step_s or None,  # a draft that runs ahead does not tell it
         "pass_s": costs.pass_s,
         "verify_s": costs.verify_s,
     }

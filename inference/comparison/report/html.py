@@ -58,7 +58,7 @@ def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
         "Pictures": "".join(figure(picture, findings.config) for picture in pictures),
         **{f"{_title(kind)} prompts": _results(findings, kind) for kind in findings.kinds},
         "Conditions": told(findings.config),
-        "How to read it": listed(_EXPLANATIONS),
+        "How to read it": listed(_EXPLANATIONS if findings.config.topologies else _EXPLANATIONS[:-2]),
     }
     compared = _TOPOLOGIES if findings.config.topologies else "Servers that were running already"
     lead = f'<p class="lead">{compared}: speed at equal tokens. Measured in {findings.duration_s:.0f} s.</p>\n'
@@ -84,26 +84,26 @@ def page(title: str, header: str, parts: Mapping[str, str]) -> str:
 
 _EXPLANATIONS = (
     "<b>tokens/s</b>: output tokens / time from sending to the last token, prompt included; median over the runs. "
-    "With several clients: tokens of all / time from the first sent to the last answered.",
+    "With several clients: tokens of all / time from the first sent to the last ended. Failed requests' time counts.",
     "<b>TTFT</b>: request sent to first token. <b>TPOT</b>: (end-to-end - TTFT) / (output tokens - 1). Medians.",
     "<b>acceptance rate</b>: accepted / verified draft tokens. <b>tokens/pass</b>: mean acceptance length, the "
     "committed tokens per target pass that verified a proposal.",
     "<b>speed-up</b>: over the target alone (of endpoints alone: over the first) in the same "
-    "run, same prompts, same network; median, and the lowest and "
-    "highest of the runs.",
-    "<b>bound</b>: what theory allows (Leviathan et al., arXiv 2211.17192; see docs/comparison.md) with the draft step "
-    "time, target pass times and acceptance measured here, the round trip time set, and the best length up to &gamma;. "
-    "Service, scheduling and tokenizing are not counted. It assumes that draft tokens are accepted independently; if "
-    "they are not, a few per cent more are possible. ngram often proposes fewer than &gamma; tokens; the bound counts "
-    "full rounds.",
+    "run, same prompts, same network; median, and the lowest and highest of the runs. In short, <b>no difference</b> "
+    "stands behind it where the end to end shows none.",
     "<b>times over those of the target alone</b>: geometric mean over pairs of answers to one prompt in one run, with "
     "the interval of 95 % confidence by bootstrap over those pairs. Below 1 is faster; where the interval holds 1, it "
     "says <b>no difference</b>: these runs show none. <b>ITL</b> there: (end-to-end - TTFT) / (output tokens - 1) of "
     "a request. <b>message_gap</b>: between messages of a stream, each with one token or several.",
     "<b>goodput</b>: answers within the limits of <code>--slo</code>, of all requests. Where these come on their own, "
     "times count from when each was due: waiting to be sent is waiting, too (no coordinated omission).",
-    "A proxy on loopback stands for the network. It is in every path in every cell, also at round trip 0, so that all "
-    "topologies pay for it alike; client and proxy need a little of the same cores.",
+    "<b>bound</b>: what theory allows (Leviathan et al., arXiv 2211.17192; see docs/comparison.md) with the draft step "
+    "time, target pass times and acceptance measured here, the round trip time set, and the best length up to &gamma;. "
+    "Service, scheduling and tokenizing are not counted. It assumes that draft tokens are accepted independently; if "
+    "they are not, a few per cent more are possible. ngram often proposes fewer than &gamma; tokens; the bound counts "
+    "full rounds.",
+    "A proxy on loopback stands for the network. It is in every path of what was started, also at round trip 0, so "
+    "that all topologies pay for it alike; client and proxy need a little of the same cores.",
 )
 
 
@@ -140,6 +140,7 @@ def _results(findings: Findings, kind: str) -> str:
     summaries = [summary for summary in findings.summaries if summary.cell.kind == kind]
     services = [service for service in findings.services if service.cell.kind == kind]
     place, kind_of, label = place_columns(findings.config), f"{_title(kind)} prompts", emulation_of(findings.config)
+    over = f"requests, and times over those of {findings.config.baseline_name}"
     names = [column.name for column in place]
     speed = [[*texts(place, summary.cell), *texts(FIGURES, summary)] for summary in summaries]
     served = [[*texts(place, service.cell), *_served(findings, service)] for service in services]
@@ -147,7 +148,7 @@ def _results(findings: Findings, kind: str) -> str:
     return (
         f"{f'<p>{escape(label)}</p>' if label else ''}"
         f"{table(f'{kind_of}: speed', [*names, *(column.name for column in FIGURES)], speed)}"
-        f"{table(f'{kind_of}: requests, and times over those of the target alone', [*names, *_SERVED], served)}"
+        f"{table(f'{kind_of}: {over}', [*names, *_SERVED], served)}"
         f"<details><summary>{escape(kind_of)}: every figure's distribution ({len(figures)} rows)</summary>"
         f"{table(f'{kind_of}: distributions', [*names, 'figure', *STATISTICS], figures)}</details>"
     )

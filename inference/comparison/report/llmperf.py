@@ -27,7 +27,8 @@ def write_llmperf(findings: Findings, directory: Path) -> None:
     """Write NAME_summary.json and NAME_individual_responses.json of every cell."""
     directory.mkdir(exist_ok=True)
     for service in findings.services:
-        name = re.sub(r"[^\w-]+", "-", f"{findings.config.target_model.name}_{service.cell}")
+        asked = service.cell.contender.endpoint or findings.config.target_model.name
+        name = re.sub(r"[^\w-]+", "-", f"{asked}_{service.cell}")
         answers = [_without(request, _OWN) for request in service.requests]
         _write(directory / f"{name}_summary.json", summary(findings.config, service, f"{name}_summary"))
         _write(directory / f"{name}_individual_responses.json", answers)
@@ -45,7 +46,7 @@ def summary(config: ComparisonConfig, service: Service, name: str) -> dict[str, 
     return {
         "version": VERSION,
         "name": name,
-        "model": str(config.target_model),
+        "model": service.cell.contender.endpoint or str(config.target_model),
         **lengths,
         "num_concurrent_requests": service.cell.concurrency or None,
         "additional_sampling_params_temperature": config.workload.temperature,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from inference.comparison.plan.config import Contender
-from inference.comparison.report.findings import Findings
+from inference.comparison.report.findings import Findings, round_trip
 from inference.comparison.report.looks import (
     DRAFTS,
     TARGET,
@@ -47,7 +47,7 @@ def _speedups(axes: Axes, findings: Findings, rtt_ms: float) -> None:
         _bars(axes, findings, series, rtt_ms, index)
     alone = findings.config.baseline_name.removeprefix("the ")
     axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2, label=alone)
-    axes.set_title(f"round trip {rtt_ms:g} ms")
+    axes.set_title(f"{findings.least_load}, {round_trip(findings.config, rtt_ms)}")
     axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
     axes.grid(visible=False, axis="x")
 
@@ -77,7 +77,8 @@ def _bars(axes: Axes, findings: Findings, series: Contender, rtt_ms: float, inde
 
 def tokens_over_rtt(findings: Findings) -> Figure:
     """Lines: a panel per prompt kind, marks for what was measured, dashes for the bound."""
-    names = ["tokens per second, one client"], ["round trip time between edge and target (ms)"] * len(findings.kinds)
+    way = "round trip time between edge and target (ms)" if findings.config.topologies else ""
+    names = [f"tokens per second, {findings.least_load}"], [way] * len(findings.kinds)
     return panels([findings], findings.kinds, _over_rtt, size=(4.6, 3.6), names=names)
 
 
@@ -91,7 +92,8 @@ def _over_rtt(axes: Axes, findings: Findings, kind: str) -> None:
             bound_line(axes, at_ms, bounds, look.colour, look.mark)
     axes.set_title(f"{kind.replace('_', ' ')} prompts")
     if len(findings.config.network.rtts_ms) == 1:  # else matplotlib invents times below 0
-        axes.set_xticks(findings.config.network.rtts_ms)
+        ends = None if findings.config.topologies else [round_trip(findings.config, 0.0)]
+        axes.set_xticks(findings.config.network.rtts_ms, ends)
 
 
 def tokens_over_concurrency(findings: Findings) -> Figure:
@@ -104,7 +106,7 @@ def tokens_over_concurrency(findings: Findings) -> Figure:
             found = [summary for summary in best if summary is not None]
             _rates(axes, series, [summary.cell.concurrency for summary in found], found)
         powers_of_two(axes, loads)
-        axes.set_title(f"round trip {rtt_ms:g} ms")
+        axes.set_title(round_trip(findings.config, rtt_ms))
 
     names = by_kind(findings, "tokens per second, all clients"), ["requests in flight"] * len(rtts_ms)
     return panels(findings.kinds, rtts_ms, panel, size=(3.5, 2.9), names=names)

@@ -33,7 +33,7 @@ class CellSummary:
     Attributes:
         tokens_per_s: output tokens of all requests / time spent on them.
         alpha: probability that a draft token is accepted, given that all before it in its round were.
-        wire_bytes_per_token: between draft worker and target, both directions, per output token.
+        wire_bytes_per_token: between draft worker and target, both ways, per output token; None: nobody tells.
         speedup: tokens/s over those of the target alone in the same run; None if it takes no part.
         costs: measured parts that the bound is made of, pooled over the round trip times.
         bound_tokens_per_s: what theory allows; see `bound`.
@@ -50,7 +50,7 @@ class CellSummary:
     acceptance_rate: float | None
     alpha: float | None
     mean_acceptance_length: float | None
-    wire_bytes_per_token: float
+    wire_bytes_per_token: float | None
     speedup: Spread | None
     costs: bound.Costs
     bound_tokens_per_s: float
@@ -171,7 +171,7 @@ class Summarizer:
             acceptance_rate=pooled.acceptance_rate,
             alpha=bound.acceptance_probability(rounds),
             mean_acceptance_length=pooled.mean_acceptance_length,
-            wire_bytes_per_token=pooled.wire_bytes / max(1, pooled.num_output_tokens),
+            wire_bytes_per_token=pooled.wire_bytes / max(1, pooled.num_output_tokens) or None,
             speedup=self._speedup(cell),
             costs=self.theory(cell.contender, cell.kind, cell.concurrency).costs,
             bound_tokens_per_s=self._bound(cell),

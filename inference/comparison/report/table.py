@@ -39,7 +39,8 @@ def place_columns(config: ComparisonConfig) -> list[Column[Cell]]:
         columns.append(Column("draft", lambda cell: cell.contender.draft_name, is_text=True))
         columns.append(Column("gamma", lambda cell: _figure(cell.contender.gamma, digits=0)))
         columns.append(Column("branches", lambda cell: _figure(cell.contender.branches, digits=0)))
-    columns.append(Column("RTT\nms", lambda cell: f"{cell.rtt_ms:g}"))
+    if config.topologies:
+        columns.append(Column("RTT\nms", lambda cell: f"{cell.rtt_ms:g}"))
     if len(config.workload.loads) > 1:
         columns.append(Column("clients", lambda cell: _figure(cell.concurrency or None, digits=0)))
         columns.append(Column("requests\n/s", lambda cell: _figure(cell.request_rate, digits=2)))

@@ -47,7 +47,9 @@ class GrpcClient:
                 async for event in stream:
                     events.append((time.monotonic() - sent_s, event))
         except SpecDecError as exc:
-            return RequestRecord(prompt_index, sent_s, 0, (), (), code_name(exc), str(exc))
+            return RequestRecord(
+                prompt_index, sent_s, 0, (), (), code_name(exc), str(exc), failed_s=time.monotonic() - sent_s
+            )
         return record_of(events, prompt_index, sent_s)
 
 

@@ -79,7 +79,7 @@ class _Answer:
             text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
             num_tokens = None if usage.get("completion_tokens") is None else int(usage["completion_tokens"])
             num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
-        except (ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError, OverflowError):
             raise HttpError("BAD_CHUNK", f"no chunk of an answer: {data[:MAX_SHOWN]}") from None
         if failure:
             raise HttpError("IN_STREAM", f"the stream broke off with {str(failure)[:MAX_SHOWN]}")
@@ -104,16 +104,16 @@ class _Answer:
 
 
 def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ...]:
-    """Tokens of each chunk: as counted there; else all of them spread by characters; else one a chunk."""
+    """Tokens of each chunk: as counted there; else all of them spread by characters; else one a chunk. One whose share
+    is none keeps its time: TTFT and end to end go by texts."""
     counts = [chunk.num_tokens for chunk in chunks]
-    if None in counts:
+    if is_spread := None in counts:
+        chunks = [chunk for chunk in chunks if chunk.text]
         so_far = list(itertools.accumulate(len(chunk.text) for chunk in chunks))
-        even = num_tokens is None or num_tokens == len(chunks) or not so_far[-1]
         spread = (round((num_tokens or 0) * characters / so_far[-1]) for characters in so_far)
-        counts = list(range(1, len(chunks) + 1)) if even else list(spread)
-    known = [0, *(count or 0 for count in counts)]
-    new = [now - before for before, now in itertools.pairwise(known)]
-    return tuple(Round(c.arrived_s, n, 0, 0, Timings()) for c, n in zip(chunks, new, strict=True) if n > 0)
+        counts = list(range(1, len(chunks) + 1)) if num_tokens in (None, len(chunks)) else list(spread)
+    new = [now - before for before, now in itertools.pairwise([0, *(count or 0 for count in counts)])]
+    return tuple(Round(c.arrived_s, n, 0, 0, Timings()) for c, n in zip(chunks, new, strict=True) if n > 0 or is_spread)
 
 
 class HttpClient:
@@ -173,7 +173,8 @@ class HttpClient:
             code, message = "NO_STREAM", str(exc)
         except HttpError as exc:
             code, message = exc.code, str(exc)
-        return RequestRecord(prompt_index, sent_s, 0, (), (), code, f"endpoint {self._endpoint.name}: {message}")
+        message = f"endpoint {self._endpoint.name}: {message}"
+        return RequestRecord(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
 
     async def _ask(self, prompt: str | Chat, manner: int, answer: _Answer, sent_s: float) -> bool:
         """Whether it was answered; if not, the next manner is to be tried. One that is taken is kept."""

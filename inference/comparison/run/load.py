@@ -116,11 +116,11 @@ async def by_locust(
 
 
 def record_of_messages(
-    prompt_index: int, sent_s: float, messages: Sequence[tuple[float, str]], error: tuple[str, str] | None
+    prompt_index: int, sent_s: float, messages: Sequence[tuple[float, str]], error: tuple[str, str, float] | None
 ) -> RequestRecord:
-    """Of one request as a user writes it: (seconds since it was sent, message in base64); `error`: status, words."""
+    """Of a request as a user writes it: (seconds since sent, message in base64); `error`: status, words, seconds."""
     if error is not None:
-        return RequestRecord(prompt_index, sent_s, 0, (), (), *error)
+        return RequestRecord(prompt_index, sent_s, 0, (), (), *error[:2], failed_s=error[2])
     parsed = ((arrived_s, pb.GenerateResponse.FromString(b64decode(text))) for arrived_s, text in messages)
     return record_of([(arrived_s, event_from_message(message)) for arrived_s, message in parsed], prompt_index, sent_s)
 

@@ -101,7 +101,7 @@ class GenerationUser(User):
                 messages.append((arrived_s, b64encode(message.SerializeToString()).decode()))
             self._report(messages[-1][0], len(messages), None)
         except grpc.RpcError as exc:
-            record["error"] = exc.code().name, exc.details()
+            record["error"] = exc.code().name, exc.details(), time.monotonic() - sent_s
             self._report(0.0, 0, exc)
         load.records.append(record)
         if load.is_complete:

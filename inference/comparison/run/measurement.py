@@ -45,7 +45,7 @@ def _warm_up(config: ComparisonConfig) -> list[Cell]:
     """Every contender answers the first prompts of every kind, and as many requests at once as ever will be: pages,
     caches, thread pools and the graphs of such passes are there afterwards."""
     kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
-    loads, most = [(kind, 1) for kind in kinds], max(config.workload.concurrencies)
+    loads, most = [(kind, 1) for kind in kinds], config.workload.max_concurrency
     loads += [(kinds[0], most)] if most > 1 else []
     return [Cell(contender, kind, 0.0, load) for contender in config.contenders for kind, load in loads]
 

@@ -43,6 +43,7 @@ class RequestRecord:
         text: the answer's.
         model_id: what the server says its tokens depend on; empty: nothing.
         is_estimated: the server does not count tokens; its messages were counted instead.
+        failed_s: seconds from when it was sent until it failed; 0 if it was answered.
     """
 
     prompt_index: int
@@ -55,6 +56,7 @@ class RequestRecord:
     text: str = ""
     model_id: str = ""
     is_estimated: bool = False
+    failed_s: float = 0.0
 
     @cached_property
     def stats(self) -> RequestStats:

@@ -44,7 +44,8 @@ class Trial:
         return self.speedup.median >= MARGIN and self.speedup.low > 1.0
 
     def __str__(self) -> str:
-        return f"{self.speedup.median:.2f} ({self.speedup.low:.2f}-{self.speedup.high:.2f})"
+        low, high = self.speedup.low, self.speedup.high
+        return f"{self.speedup.median:.2f} ({f'{low:.2f}-{high:.2f}' if low < high else 'one run'})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from inference.cli.config_file import as_toml
 from inference.cli.flags import NGRAM
 from inference.cli.settings import text_of
 from inference.comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Topology
-from inference.comparison.plan.flags import list_of, one_or_two, parse_config, with_underscores
+from inference.comparison.plan.flags import comparison_parser, config_of, list_of, one_or_two, with_underscores
 from inference.comparison.study.advice import Prices
 from inference.comparison.study.space import Space
 from inference.config import BUNDLED_DRAFT
@@ -57,20 +58,16 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
         ConfigError: a value is out of range, or a file cannot be read.
         SystemExit: --help, or a flag that does not exist.
     """
-    parser = _parser()
-    if {"-h", "--help"} & set(arguments):
-        defaults = ", ".join(f"--{name} {value}" for name, value in _DEFAULTS.items())
-        print(f"{parser.format_help()}\nand all flags of the comparison, here with {defaults}:\n")
-    args, rest = parser.parse_known_args([with_underscores(argument) for argument in arguments])
-    usual = {**_DEFAULTS, "max_new_tokens": args.max_new_tokens[0], "temperature": args.temperature[0]}
-    comparison = parse_config([*(f"--{name}={value}" for name, value in usual.items()), *rest])
+    args = _parser().parse_args([with_underscores(argument) for argument in arguments])
+    usual = {"max_new_tokens": next(iter(args.max_new_tokens), 0), "temperature": next(iter(args.temperature), -1.0)}
+    comparison = replace(config_of(argparse.Namespace(**{**vars(args), **usual})), asked=as_toml(args))
     _require_what_can_be_studied(comparison)
     for length in args.max_new_tokens:  # refuses what is out of range before anything is started
         for temperature in args.temperature:
             replace(comparison.workload, max_new_tokens=length, temperature=temperature)
     prices = Prices(*args.price_per_hour) if args.price_per_hour else None
     schema = None if args.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, text_of(args.json_schema))
-    return StudyConfig(comparison, _space(comparison, args), args.budget, prices, schema)
+    return StudyConfig(comparison, _space(comparison, args), _seconds(args.budget), prices, schema)
 
 
 def _require_what_can_be_studied(config: ComparisonConfig) -> None:
@@ -80,6 +77,7 @@ def _require_what_can_be_studied(config: ComparisonConfig) -> None:
         "request_rate": config.workload.request_rates,
         "one_at_a_time": config.one_at_a_time,
         "llmperf": config.llmperf,
+        "slo": config.workload.slo.limits,
         "compile only": config.backend.compile_policy == "only",
     }
     if asked := [name for name, value in others.items() if value]:
@@ -105,15 +103,17 @@ def _space(config: ComparisonConfig, args: argparse.Namespace) -> Space:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    defaults = ", ".join(f"--{name} {value}" for name, value in _DEFAULTS.items())
+    parser = comparison_parser(
         prog="compare_architectures.py study",
         description="Find out when speculation pays, and with what: search over ways to serve and conditions for as "
-        "long as you say, and advise. Of every list the first value is the usual one, from which the search begins.",
-        allow_abbrev=False,
-        add_help=False,
+        "long as you say, and advise. Of every list the first value is the usual one, from which the search begins. "
+        f"All flags are the comparison's, here with {defaults}, but for those at the end.",
+        conflict_handler="resolve",  # two of the comparison's are lists here
     )
+    parser.set_defaults(**_DEFAULTS)
     text = "time for measuring, such as 90s, 10m, 1h (%(default)s)"
-    parser.add_argument("--budget", type=_seconds, default="10m", metavar="TIME", help=text)
+    parser.add_argument("--budget", type=_time, default="10m", metavar="TIME", help=text)
     text = "of the target's machine, and of a draft's own, in any currency: costs per million tokens follow"
     prices = one_or_two("TARGET or TARGET,DRAFT")
     parser.add_argument("--price_per_hour", type=prices, metavar="TARGET[,DRAFT]", help=text)
@@ -126,8 +126,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if match is None or float(match[1]) == 0:
+def _time(text: str) -> str:
+    if not re.fullmatch(r"\d+(?:\.\d+)?[smh]", text) or _seconds(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 1h")
-    return float(match[1]) * _UNITS_S[match[2]]
+    return text
+
+
+def _seconds(text: str) -> float:
+    return float(text[:-1]) * _UNITS_S[text[-1]]

@@ -43,10 +43,11 @@ class Study:
 
 
 def write_study(study: Study, directory: Path) -> dict[str, Any]:
-    """Write study.json, service.toml and, where matplotlib is, study.html; return the content of study.json."""
+    """Write study.json, config.toml, service.toml and, where matplotlib is, study.html; return the first."""
     results = json_of(study)
     (directory / "study.json").write_text(json.dumps(results, indent=1) + "\n")
     reason = next(iter(sentences(study.evidence, None)))
+    (directory / "config.toml").write_text(study.config.asked, encoding="utf-8")
     (directory / "service.toml").write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
     write_page(directory / "study.html", lambda: _page(study, directory))
     return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from inference.comparison.plan.backend import NGRAM
+from inference.comparison.plan.backend import AUTO, NGRAM
 from inference.comparison.plan.config import ComparisonConfig, Contender, Topology
 
 Table = dict[str, str | int | bool]
@@ -24,7 +24,9 @@ _ADDRESSES = "Addresses are yours: --target_host of an edge draft, --attach of a
 
 def _roles(config: ComparisonConfig, contender: Contender | None) -> dict[str, Table]:
     target = str(config.target_model.resolve())
-    alone: Table = {"model": target}
+    backend = config.backend
+    on: Table = {} if backend.name == AUTO else {"backend": backend.name}
+    alone: Table = {"model": target, **on}
     if contender is None:
         return {"target": {**alone, "no-lookup": True}}
     if contender.topology is Topology.TARGET:
@@ -32,10 +34,11 @@ def _roles(config: ComparisonConfig, contender: Contender | None) -> dict[str, T
     draft, gamma = _draft(contender), contender.gamma or 0
     if contender.topology is Topology.FUSED:
         fixed = {"no-adaptive_gamma": True} if len(config.gammas) > 1 else {}  # as it was measured
-        return {"fused_target": {"target_model": target, "draft_model": draft, "gamma": gamma, **fixed}}
+        return {"fused_target": {"target_model": target, "draft_model": draft, "gamma": gamma, **fixed, **on}}
     table: Table = {"model": draft, "gamma": gamma}
     table |= {"tokenizer": target} if draft == NGRAM else {}
-    table |= {"dtype": config.backend.draft_dtype} if config.backend.draft_dtype and draft != NGRAM else {}
+    table |= {"backend": backend.draft_name} if backend.draft_name != AUTO and draft != NGRAM else {}
+    table |= {"dtype": backend.draft_dtype} if backend.draft_dtype and draft != NGRAM else {}
     table |= {"schedule": contender.schedule.value} if contender.schedule else {}
     table |= {} if contender.branches is None else {"branches": contender.branches}
     return {"target": alone, "draft": table}

@@ -10,11 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.comparison.plan.config import ClientSite, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from inference.comparison.plan.backend import BackendConfig
+from inference.comparison.plan.config import (
+    OPEN_LOOP_BATCH,
+    ClientSite,
+    Contender,
+    NetworkConfig,
+    PromptSet,
+    Topology,
+    WorkloadConfig,
+)
 from inference.comparison.plan.datasets import Conversation
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.plan.flags import parse_config
 from inference.comparison.run.load import require_clients
+from inference.comparison.run.measurement import _warm_up
+from inference.config import Emulation
 from inference.errors import ConfigError
 from inference.request import Schedule
 from tests.support.samples import config, model_directory
@@ -52,6 +63,7 @@ def test_impossible_comparisons_are_refused(tmp_path: Path, changes: dict[str, o
         ({"concurrencies": (0,)}, "concurrency 0 is outside 1..4096"),
         ({"concurrencies": ()}, "no concurrency is given"),
         ({"deadline_s": 0.0}, "deadline_s 0 is not above 0"),
+        ({"request_rates": (2.0, 2.0)}, "request_rate 2.0 is given 2 times"),
     ],
 )
 def test_impossible_workloads_are_refused(changes: dict[str, object], message: str) -> None:
@@ -230,3 +242,17 @@ def test_locust_is_for_what_it_can_ask_of_everybody(tmp_path: Path) -> None:
     assert not any(part.uses_locust for part in config(tmp_path, workload=several, **beside).parts)
     assert not uses_locust(replace(several, prompt_sets=(PromptSet("chats", (Conversation(("hello",)),)),)))
     assert not uses_locust(WorkloadConfig(PROMPTS, request_rates=(4.0,)))
+
+
+def test_passes_of_endpoints_are_not_emulated(tmp_path: Path) -> None:
+    """--emulate was taken, did nothing, and had real measurements labelled EMULATED."""
+    there = {"topologies": (), "endpoints": (Endpoint("a", "grpc://127.0.0.1:1"),), "network": NetworkConfig((0.0,))}
+    with pytest.raises(ConfigError, match="emulate target:25ms: passes of endpoints are their own"):
+        config(tmp_path, **there, backend=BackendConfig(emulation=Emulation(0.025)))
+
+
+def test_an_open_loop_is_warmed_up_as_wide_as_it_will_be(tmp_path: Path) -> None:
+    """Its passes over several requests were first seen by whoever was measured first."""
+    workload = WorkloadConfig(PROMPTS, request_rates=(2.0,))
+    loads = {cell.concurrency for cell in _warm_up(config(tmp_path, workload=workload))}
+    assert loads == {1, OPEN_LOOP_BATCH}

@@ -43,6 +43,7 @@ def test_lines_are_chats_or_prompts(tmp_path: Path) -> None:
         ("a.jsonl", '{"messages": [{"role": "user", "content": 5}]}', "line 1, messages[0]: a text"),
         ("a.jsonl", '{"messages": [{"role": "system", "content": "x"}]}', 'line 1: no message is of "user"'),
         ("a.jsonl", "\n", "a.jsonl has no prompt"),
+        ("a.jsonl", '{"prompt": "a\\ud800"}', "a.jsonl, line 1: character 1 is no UTF-8"),
         ("a.json", "{}", "a.json: ShareGPT's list of conversations is expected"),
         ("a.json", '[\n{"x": }]', "a.json: no JSON (Expecting value: line 2"),
         ("a.json", '[{"conversations": 1}]', 'a.json, conversation 1: a list "conversations" is expected'),
@@ -121,3 +122,20 @@ def test_prompts_of_the_studies_are_there() -> None:
     files = sorted((ROOT / "prompts").glob("study_*.txt"))
     assert [file.stem for file in files] == ["study_code", "study_numbers", "study_open", "study_repetition"]
     assert all(len(read_dataset(file)) >= 8 for file in files)
+
+
+def test_what_others_said_is_not_looked_at(tmp_path: Path) -> None:
+    """Public copies of ShareGPT have empty answers, and chats have null where tools were called: a whole file was
+    refused for words that are never sent."""
+    (tmp_path / "a.json").write_text(
+        json.dumps(
+            [
+                {"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": ""}]},
+                {"conversations": [{"from": "human", "value": ""}, {"from": "gpt", "value": "what?"}]},
+            ]
+        )
+    )
+    assert read_dataset(tmp_path / "a.json") == (Conversation(("one",)),)
+    chat = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": None, "tool_calls": []}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(chat))
+    assert read_dataset(tmp_path / "a.jsonl") == (Conversation(("one",)),)

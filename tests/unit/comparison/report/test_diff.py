@@ -106,3 +106,41 @@ def test_results_without_anything_in_common(old: Path, tmp_path: Path, capsys: p
     (tmp_path / "new.json").write_text(json.dumps(content))
     assert _diff(old, tmp_path / "new.json") == 2
     assert "no measurement in common" in capsys.readouterr().err
+
+
+def test_too_few_runs_show_nothing_and_not_no_difference(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With one run of each prompt there is no spread to go by. Five times slower was "no difference" then."""
+    content = json.loads(old.read_text())
+    content["requests"] = [[it for it in cell if it["run"] == 0] for cell in content["requests"]]
+    (tmp_path / "new.json").write_text(json.dumps(content))
+    assert _diff(old, tmp_path / "new.json", "--anyway") == 0
+    assert "48 latencies compared: 0 show no difference, 48 have too few runs to tell" in capsys.readouterr().out
+
+
+def test_what_failed_and_what_is_missing_is_said(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cell in which everything failed dropped out without a word, and half of another's requests did."""
+    content = json.loads(old.read_text())
+    content["statistics"][0]["rtt_ms"] = 77.0
+    for request in content["requests"][1][:3]:
+        request["error_code"] = "UNAVAILABLE"
+    (tmp_path / "new.json").write_text(json.dumps(content))
+    assert _diff(old, tmp_path / "new.json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "failed requests, in no latency: 0 in old, 3 in new" in lines
+    assert [line[:12] for line in lines if line.startswith("only in")] == ["only in old:", "only in new:"]
+
+
+@pytest.mark.parametrize("without", ["error_code", "ttft_s", "prompt"])
+def test_results_of_a_version_with_other_fields_are_refused_by_name(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], without: str
+) -> None:
+    """They ended in a traceback."""
+    content = json.loads(old.read_text())
+    for cell in content["requests"]:
+        for request in cell:
+            del request[without]
+    (tmp_path / "new.json").write_text(json.dumps(content))
+    assert _diff(old, tmp_path / "new.json") == 2
+    assert f"is no result of a comparison with its requests: KeyError('{without}')" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,15 +17,17 @@ from matplotlib.figure import Figure
 
 from inference.comparison.plan.backend import BackendConfig
 from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from inference.comparison.plan.datasets import Conversation
 from inference.comparison.report.files import prepare_directory, write_report
-from inference.comparison.report.findings import Findings
+from inference.comparison.report.findings import Findings, conditions
 from inference.comparison.report.html import _CSS
 from inference.comparison.report.looks import save
 from inference.comparison.report.pictures import PICTURES
+from inference.comparison.run.record import RequestRecord
 from inference.config import Emulation
 from inference.errors import ConfigError
 from inference.request import Schedule
-from tests.support.samples import PASS_S, STEP_S, VERIFY_S, config, findings, model_directory
+from tests.support.samples import PASS_S, STEP_S, VERIFY_S, config, findings, model_directory, samples
 
 PNG_SIGNATURE = b"\x89PNG"
 
@@ -178,7 +181,14 @@ def test_every_picture_has_its_conditions(sweep: Path) -> None:
     text = (sweep / "report.html").read_text()
     captions = re.findall("<figcaption>(.*?)</figcaption>", text, re.DOTALL)
     assert len(captions) == 6
-    for words in ("cores per model", "1 structured, 1 open_ended", "greedy", "1, 4 in flight", "0, 10 ms", "2 runs"):
+    for words in (
+        "cores per model",
+        "1 structured of 5 characters, 1 open_ended",
+        "greedy",
+        "1, 4 in flight",
+        "0, 10 ms",
+        "2 runs",
+    ):
         assert all(words in caption for caption in captions)
 
 
@@ -221,3 +231,28 @@ def test_files_say_that_they_are_emulated(tmp_path: Path) -> None:
     assert results["emulated"] == "target:25ms"
     with (written / "results.csv").open() as file:
         assert {row["emulated"] for row in csv.DictReader(file)} == {"target:25ms"}
+
+
+def test_conditions_tell_prompts_of_other_lengths_and_other_backends_apart(tmp_path: Path) -> None:
+    """Reports of 10 and of 1000 input tokens, of torch and of ONNX, had the same conditions: nobody learned of it, and
+    `diff` called one slower than the other."""
+    prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
+    settings = config(tmp_path, workload=WorkloadConfig((PromptSet("k", prompts),), num_runs=1))
+    found = dict(conditions(settings))
+    assert found["Prompts"].startswith("2 k of 6 to 40 characters; up to 48 output tokens")
+    assert "Backend" not in found
+    torch = BackendConfig("torch", "torch", model_flags=("--dtype=bfloat16",))
+    assert dict(conditions(replace(settings, backend=torch)))["Backend"] == "torch --dtype=bfloat16"
+    assert dict(conditions(replace(settings, backend=BackendConfig("torch"))))["Backend"] == "torch, of drafts auto"
+
+
+def test_whose_requests_failed_is_said_beside_the_speed(tmp_path: Path) -> None:
+    """Only a column of the second table had it: the page led with the speed of what had been answered."""
+    measured = samples(config(tmp_path))
+    failed = RequestRecord(0, 0.0, 0, (), (), "500", "boom", failed_s=1.0)
+    measured[1] = replace(measured[1], failures=(failed,))
+    found = findings(config(tmp_path), measured)
+    num_asked = 1 + 2 * len(measured[1].records)
+    told = f"{measured[1].cell}: 1 of {num_asked} requests failed, latencies are those of others"
+    assert found.warnings == [told]
+    assert told in (_written(found) / "report.html").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import NetworkConfig, PromptSet, Topology, WorkloadConfig
+from inference.comparison.plan.config import ALONE, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from inference.comparison.plan.endpoint import Endpoint
+from inference.comparison.report.curves import latency_shares
+from inference.comparison.report.findings import short_conditions
 from inference.comparison.report.html import render
-from inference.comparison.report.pictures import draw_all
-from inference.comparison.report.plots import speedup_over_gamma, tokens_over_rtt
+from inference.comparison.report.pictures import draw_all, speedups
+from inference.comparison.report.plots import speedup_by_kind, speedup_over_gamma, tokens_over_rtt
 from inference.config import Emulation
 from tests.support.samples import config, findings, model_directory, record, samples
 
@@ -59,6 +62,12 @@ def test_a_report_of_endpoints_speaks_of_them_and_of_no_bound(tmp_path: Path) ->
     page = render(measured, [])
     assert "Servers that were running already: speed" in page
     assert "Target alone, both" not in page
+    assert "times over those of a</caption>" in page
+    assert "times over those of the target alone</caption>" not in page
+    assert "RTT" not in page
+    said = " ".join((*speedups(measured), short_conditions(measured.config)))
+    assert (" ms" in said, "cores per model" in said) == (False, False)
+    assert speedup_by_kind(measured).axes[0].get_title() == "1 in flight, endpoints where they are"
 
 
 @pytest.mark.parametrize("emulation", [Emulation(), Emulation(0.025, 0.003)], ids=["real", "emulated"])
@@ -72,3 +81,41 @@ def test_every_picture_says_whether_it_is_emulated(
     assert len(draw_all(findings(settings), tmp_path)) == len(titles) >= 4
     label = "EMULATED: passes asleep for at least target:25ms,draft:3ms" if emulation.target_s else ""
     assert set(titles) == {label}
+
+
+def test_rates_of_many_clients_are_not_called_those_of_one(tmp_path: Path) -> None:
+    """With --concurrency 4 alone its tokens per second stood on an axis "one client"."""
+    workload = WorkloadConfig((PromptSet("structured", ("1 2 3",)),), num_runs=2, concurrencies=(4,))
+    measured = findings(config(tmp_path, workload=workload))
+    figure = tokens_over_rtt(measured)
+    assert latency_shares(measured).axes[0].get_title() == "4 in flight, round trip 0 ms"
+    assert figure.axes[0].get_ylabel() == "tokens per second, 4 in flight"
+
+
+def test_itl_of_a_picture_is_what_the_tables_call_so(tmp_path: Path) -> None:
+    """The picture had the gaps between messages under that name, which with speculation are several times as long."""
+    measured = findings(config(tmp_path))
+    figure = latency_shares(measured)
+    [axes] = [each for each in figure.axes if each.get_xlabel().startswith("ITL")]
+    drawn = [float(np.max(np.asarray(line.get_xdata(), dtype=float))) for line in axes.lines]
+    of_target, of_fused = (measured.services[index].values["inter_token_latency_s"] for index in (0, 1))
+    assert drawn[:2] == pytest.approx([max(of_target) * 1e3, max(of_fused) * 1e3])
+
+
+def test_a_speed_up_that_chance_may_have_made_is_not_told_without_saying_so(tmp_path: Path) -> None:
+    """The page began with "0.81 times", and said three tables below that there was no difference."""
+    workload = WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=2)
+    settings = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), workload=workload)
+    equal = samples(settings)
+    assert speedups(findings(settings, equal)) == ["k, fused: 2.00 times at 0 ms, 2.00 times at 10 ms"]
+    scatter = itertools.cycle((3.0, 0.3, 2.5, 0.5))
+    noisy = [
+        replace(sample, records=tuple(record(ALONE, prompt_index=i, slowdown=next(scatter)) for i in range(2)))
+        if sample.cell.contender.topology is Topology.FUSED
+        else sample
+        for sample in equal
+    ]
+    [told] = speedups(findings(settings, noisy))
+    assert told.count("(no difference)") == 2
+    [told] = speedups(findings(settings, [sample for sample in noisy if sample.repeat == 0]))
+    assert told.count("(too few to tell)") == 2

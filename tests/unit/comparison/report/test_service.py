@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.comparison.plan.config import PromptSet, WorkloadConfig
+from inference.comparison.plan.config import NetworkConfig, PromptSet, WorkloadConfig
+from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.plan.grid import Sample
 from inference.comparison.plan.slo import Slo, parse_slo
 from inference.comparison.report.llmperf import write_llmperf
@@ -118,3 +119,27 @@ def test_llmperf_s_files_have_its_names(tmp_path: Path) -> None:
     # As its own summary is made of its own answers.
     values = [request["ttft_s"] for request in answers[0]]
     assert summaries[0]["results_ttft_s_quantiles_p90"] == pytest.approx(float(np.quantile(values, 0.9)))
+
+
+def test_time_spent_on_failures_counts_in_every_rate(alone: Sample) -> None:
+    """Of a server that hangs on every other request until its deadline, rates were taken over the time of the answers
+    alone: as many requests per minute, and as much goodput, as if nothing had failed."""
+    hung = replace(_failed("DEADLINE_EXCEEDED"), failed_s=120.0)
+    broken = replace(alone, failures=(hung, hung))
+    assert broken.wall_s == pytest.approx(alone.wall_s + 240.0)
+    found = Service.of([broken], Slo()).statistics()
+    assert found["num_completed_requests_per_min"] == pytest.approx(2 * 60 / broken.wall_s)
+    assert found["goodput_requests_per_s"] == pytest.approx(2 / broken.wall_s)
+    together = replace(broken, cell=replace(alone.cell, concurrency=2))
+    assert together.wall_s == pytest.approx(9.0 + 120.0)  # from the first sent to the end of the last, which failed
+
+
+def test_llmperf_s_files_of_an_endpoint_do_not_claim_another_model(tmp_path: Path) -> None:
+    """They had the bundled target's name, which was never asked."""
+    there = config(
+        tmp_path, topologies=(), endpoints=(Endpoint("a", "grpc://127.0.0.1:1"),), network=NetworkConfig((0.0,))
+    )
+    write_llmperf(findings(there), tmp_path / "llmperf")
+    [first, *_] = sorted((tmp_path / "llmperf").glob("*_summary.json"))
+    assert json.loads(first.read_text())["model"] == "a"
+    assert first.name.startswith("a_a-")

@@ -13,7 +13,7 @@ from inference.comparison.plan.config import PromptSet, WorkloadConfig
 from inference.comparison.plan.datasets import Conversation
 from inference.comparison.plan.endpoint import Endpoint
 from inference.comparison.run.client import asking
-from inference.comparison.run.http_client import HttpClient, _Chunk, _rounds, http_client
+from inference.comparison.run.http_client import HttpClient, HttpError, _Answer, _Chunk, _rounds, http_client
 from inference.comparison.run.load import closed_loop
 from inference.config import DialSecurity
 from inference.errors import ConfigError, UnavailableError
@@ -142,3 +142,36 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="token"):
         async with http_client(Endpoint("b", "http://127.0.0.1:9/v1", security), WORKLOAD):
             pass
+
+
+def test_a_text_of_less_than_a_token_has_come_when_it_came() -> None:
+    """A server that tells a total alone, as llama.cpp's: by its characters the first message, "1", had no token, so it
+    was left out, and TTFT was that of the second one; a last message was lost likewise, and end to end with it."""
+    texts = ("1", " and a long time", " after", ".")
+    chunks = [_Chunk(float(i), text, None) for i, text in enumerate(texts)]
+    chunks.append(_Chunk(9.0, "", 5))  # usage, in a message that ends the answer
+    found = _rounds(chunks, 5)
+    assert [item.arrived_s for item in found] == [0.0, 1.0, 2.0, 3.0]
+    assert sum(item.num_tokens for item in found) == 5
+
+
+async def test_a_prompt_that_is_refused_costs_others_neither_their_seed_nor_their_counts() -> None:
+    """400 is also the answer to a prompt that is too long. Each of the ways to ask was given up for all that came
+    after it: they had no seed, and their tokens were guessed."""
+    async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
+        assert (await client.complete("too long", 0, time.monotonic())).error_code == "400"
+        await client.complete("hello", 1, time.monotonic())
+        asked = [body for body in foreign.bodies if body["prompt"] == "hello"]
+        assert [sorted(body.get("stream_options", ())) for body in asked] == [
+            ["continuous_usage_stats", "include_usage"],
+            ["include_usage"],
+            [],
+        ]
+
+
+@pytest.mark.parametrize("usage", [{"completion_tokens": "many"}, {"prompt_tokens": [1]}, {"completion_tokens": 1e999}])
+def test_counts_that_are_none_fail_the_request_and_not_the_comparison(usage: dict[str, object]) -> None:
+    """They ended it, hours of other figures with them, in a traceback."""
+    with pytest.raises(HttpError) as error:
+        _Answer().take(json.dumps({"choices": [], "usage": usage}), 0.0)
+    assert error.value.code == "BAD_CHUNK"

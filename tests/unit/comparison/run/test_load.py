@@ -39,7 +39,8 @@ def test_messages_survive_json() -> None:
     assert (read.prompt_index, read.sent_s, read.num_prompt_tokens, read.model_id) == (2, 5.0, 4, "model")
     assert (read.token_ids, read.text) == ((1, 2), "ab")
     assert read.rounds == (Round(1.0, 2, 3, 1, timings),)
-    assert record_of_messages(2, 5.0, [], ("INTERNAL", "why")).error_code == "INTERNAL"
+    failed = record_of_messages(2, 5.0, [], ("INTERNAL", "why", 3.0))
+    assert (failed.error_code, failed.error_message, failed.failed_s) == ("INTERNAL", "why", 3.0)
 
 
 async def _held_up(prompt_index: int, due_s: float) -> list[RequestRecord]:

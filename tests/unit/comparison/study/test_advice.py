@@ -140,3 +140,20 @@ def test_files_say_that_they_are_emulated_and_what_was_not_tried(tmp_path: Path)
     assert "EMULATED" in page
     assert "data:image/png;base64," in page
     assert (tmp_path / "study.png").stat().st_size > 10_000
+
+
+def test_the_service_has_the_backend_that_was_measured(tmp_path: Path) -> None:
+    """It was left out, so that a study of torch advised what another backend would serve."""
+    settings = config(tmp_path, backend=BackendConfig(name="torch", draft_name="onnx"))
+    (tmp_path / "service.toml").write_text(service_toml(settings, ASYNC, "why"))
+    backends = [
+        parser_of(role).parse_args(["--config", str(tmp_path / "service.toml")]).backend for role in ("target", "draft")
+    ]
+    assert backends == ["torch", "onnx"]
+
+
+def test_of_one_run_no_range_is_told() -> None:
+    """A study of one run said "7.14 (7.14-7.14) times", as if it had been measured to two digits."""
+    once = replace(trial(FUSED, 1.5), speedup=Spread(7.14, 7.14, 7.14))
+    assert str(once) == "7.14 (one run)"
+    assert str(replace(once, speedup=Spread(1.5, 1.25, 1.75))) == "1.50 (1.25-1.75)"

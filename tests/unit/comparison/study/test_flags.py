@@ -48,6 +48,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
         (["--topologies", "fused"], "a study needs the target alone"),
         (["--max_new_tokens", "32,1"], "max_new_tokens 1 is below 2"),
         (["--temperature", "0,101"], "temperature 101 is outside 0..100"),
+        (["--max_new_tokens", ","], "max_new_tokens 0 is below 2"),
         (["--json_schema", "nowhere.json"], "grammar file nowhere.json cannot be read"),
         (["--endpoint", "a=grpc://h:1", "--rtt_ms", "0"], "endpoint: for a comparison, not for a study"),
         (["--request_rate", "2", "--one_at_a_time"], "request_rate, one_at_a_time: for a comparison"),
@@ -69,3 +70,15 @@ def test_flags_that_mean_nothing_are_refused(flags: list[str], capsys: pytest.Ca
     with pytest.raises(SystemExit):
         parsed(*flags)
     assert flags[0] in capsys.readouterr().err
+
+
+def test_a_study_can_be_asked_again_and_takes_a_comparison_s_file(tmp_path: Path) -> None:
+    """Its own defaults came behind the file's flags and won, and no file was written that asks for the same again."""
+    first = parsed("--rtt-ms", "80,0", "--max-new-tokens", "32,8", "--budget", "90s", "--price_per_hour", "3,1")
+    (tmp_path / "config.toml").write_text(first.comparison.asked)
+    assert parse_study(["--config", str(tmp_path / "config.toml")]) == first
+    (tmp_path / "config.toml").write_text(
+        'gamma = "3"\nconcurrency = "1"\ntopologies = "target,fused"\nmax_new_tokens = 20'
+    )
+    found = parse_study(["--config", str(tmp_path / "config.toml")])
+    assert (found.comparison.gammas, found.space.usual.max_new_tokens) == ((3,), 20)
