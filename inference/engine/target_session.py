@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from inference.caller import request_id
 from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
 from inference.engine.prefixes import Prefix
 from inference.errors import InvalidRequestError
@@ -93,6 +94,7 @@ class TargetSession:
         looks_up: bool = False,
     ) -> None:
         self.id = f"s{next(_numbers)}"
+        self.request_id = request_id()
         self.request = request
         self._grammar = grammar
         self.slot: int | None = None

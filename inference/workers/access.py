@@ -15,14 +15,18 @@ from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.workers.auth_file import read_auth_file
 
 _GENERATION, _VERIFICATION = "/specdec.v1.GenerationService/", "/specdec.v1.VerificationService/"
+_HEALTH = "/grpc.health.v1.Health/"
 _METHODS = {
+    f"{_GENERATION}Generate": {Right.CLIENT},
+    f"{_GENERATION}Tokenize": {Right.CLIENT},
+    f"{_GENERATION}Detokenize": {Right.CLIENT},
     f"{_GENERATION}GetModel": {Right.CLIENT, Right.DRAFT},  # a draft worker asks its target for the chat template
     f"{_GENERATION}GetLoad": {Right.CLIENT, Right.OPS, Right.ADMIN},
     f"{_GENERATION}Drain": {Right.ADMIN},  # without an auth file, on loopback alone: `Operation`
-    _GENERATION: {Right.CLIENT},
     f"{_VERIFICATION}Verify": {Right.DRAFT},
     f"{_VERIFICATION}Assist": {Right.WORKER},
-    "/grpc.health.v1.Health/": ALL_RIGHTS,  # all that are known: it says nothing but whether there is service
+    f"{_HEALTH}Check": ALL_RIGHTS,  # of all that are known: it says nothing but whether there is service
+    f"{_HEALTH}Watch": ALL_RIGHTS,
 }
 _PATHS = {
     "/v1/": {Right.CLIENT},
@@ -38,7 +42,7 @@ PAGE = "/"
 
 def rights_of_call(method: str) -> frozenset[Right]:
     """Any of which lets one call a method; what is not listed is operation."""
-    return frozenset(next((rights for name, rights in _METHODS.items() if method.startswith(name)), {Right.OPS}))
+    return frozenset(_METHODS.get(method, {Right.OPS}))
 
 
 def rights_of_path(path: str) -> frozenset[Right] | None:

@@ -424,12 +424,14 @@ class Attached(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ..., takes_declines: bool = ..., takes_slots: bool = ...) -> None: ...
 
 class AssistOpen(_message.Message):
-    __slots__ = ("session_id", "open")
+    __slots__ = ("session_id", "open", "request_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     open: Open
-    def __init__(self, session_id: _Optional[str] = ..., open: _Optional[_Union[Open, _Mapping]] = ...) -> None: ...
+    request_id: str
+    def __init__(self, session_id: _Optional[str] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class AssistPropose(_message.Message):
     __slots__ = ("session_id", "propose")

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from grpc_comm.channel import open_channel
 from grpc_comm.names import Addresses, addresses_of
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.caller import ANYBODY, harmless_id, serving
 from inference.commit import Commit
 from inference.config import PLAIN, DialSecurity
 from inference.engine.draft import DraftEngine
@@ -184,7 +186,8 @@ class _Help:
         kind = message.WhichOneof("message")
         if kind == "open":
             self._close(message.open.session_id)
-            self._try(message.open.session_id, lambda: self._open(message.open))
+            with serving(ANYBODY, harmless_id(message.open.request_id)):
+                self._try(message.open.session_id, lambda: self._open(message.open))
         elif kind == "commit" and message.commit.session_id in self._sessions:
             self._try(message.commit.session_id, lambda: self._commit(message.commit))
         elif kind == "close":
@@ -195,7 +198,8 @@ class _Help:
         try:
             action()
         except (CapacityError, RequestError, UnavailableError) as exc:
-            logger.warning("session %s gets no draft: %s", session_id, exc)
+            context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
+            context.run(logger.warning, "session %s gets no draft: %s", session_id, exc)
             self._close(session_id)
             if self._attached.takes_declines and not self._outbox.full():  # else its silence will tell
                 self._outbox.put_nowait(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
@@ -252,6 +256,7 @@ class _Helped:
         self._draft = draft
         self._proposals = proposals
         self._runner = runner
+        self.context = copy_context()  # in which the log names the request
         self._sender = asyncio.create_task(send_drafts(draft, proposals))
         self._learner: asyncio.Task[None] | None = None
 

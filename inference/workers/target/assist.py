@@ -46,7 +46,8 @@ class StreamWorker:
         opening = replace(rest, schedule=Schedule.ASYNC, prompt_logprobs=None)
         words = self._vocabulary
         message = open_to_message(opening, fingerprint=words.fingerprint, vocab_size=words.size)
-        self._put(pb.AssistResponse(open=pb.AssistOpen(session_id=session.help_id, open=message)))
+        opened = pb.AssistOpen(session_id=session.help_id, open=message, request_id=session.request_id)
+        self._put(pb.AssistResponse(open=opened))
 
     def commit(self, session: TargetSession, commit: Commit) -> None:
         """See `Worker`."""

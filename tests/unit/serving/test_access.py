@@ -16,11 +16,11 @@ from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.watched import UnusableError
-from inference.caller import Caller, serving
+from inference.caller import Caller, Right, serving
 from inference.config import ConnectionConfig, DialSecurity, PortSecurity
 from inference.errors import ForbiddenError, HandshakeError, UnauthenticatedError
-from inference.workers import admitting
-from inference.workers.access import Access
+from inference.workers import access, admitting
+from inference.workers.access import Access, rights_of_call
 from inference.workers.completion import CompletionRequest
 from inference.workers.dialling import credentials_of
 from inference.workers.failover import FailoverCompleter
@@ -130,6 +130,14 @@ ALLOWED = {
     "ops": {"ops", "load", "health"},
     "admin": {"load", "drain", "health"},
 }
+
+
+def test_a_method_that_nobody_listed_is_operation() -> None:
+    """The story: what was added to a service later would have been open to all its clients."""
+    services = pb.DESCRIPTOR.services_by_name.values()
+    paths = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
+    assert paths == {path for path in access._METHODS if path.startswith("/specdec.")}
+    assert all(rights_of_call(f"{path}2") == {Right.OPS} for path in paths)
 
 
 async def test_a_role_is_what_it_may_do_and_no_more(at: Served, trust: Pki) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from grpc_comm.server import Gate, Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.tls import ServerTls
+from inference.caller import NamesRequests
 from inference.config import DialSecurity
 from inference.engine.draft import DraftEngine
 from inference.errors import HandshakeError, IncompatibleDraftError, InternalError
@@ -116,9 +118,10 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
             if message.HasField("slots"):
                 self.num_offered.append(message.slots.num_slots)
 
-    def opens(self, name: str, *prompt: int) -> None:
+    def opens(self, name: str, *prompt: int, request_id: str = "") -> None:
         opening = pb.Open(prompt_token_ids=prompt, max_new_tokens=20, sampling=pb.SamplingParams(seed=1))
-        self.said.put_nowait(pb.AssistResponse(open=pb.AssistOpen(session_id=name, open=opening)))
+        opened = pb.AssistOpen(session_id=name, open=opening, request_id=request_id)
+        self.said.put_nowait(pb.AssistResponse(open=opened))
 
     def commits(self, name: str, position: int, *token_ids: int) -> None:
         commit = pb.AssistCommit(session_id=name, commit=pb.Commit(position=position, token_ids=token_ids))
@@ -170,6 +173,20 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
         await until(lambda: target.drafts("good")[-4:] == [token_at(position) for position in range(2, 6)])
         assert help_.fault is None
         assert help_._engine.num_running == 1
+
+
+async def test_the_log_names_the_request_that_is_helped(caplog: pytest.LogCaptureFixture) -> None:
+    """The story: of all processes that serve a request, the pool's workers alone did not know its id."""
+    caplog.handler.addFilter(NamesRequests())
+    target = Target()
+    async with helped(target):
+        target.opens("empty", request_id="at once")  # an id has no space: a log of lines takes no other
+        target.opens("gap", 1, 2, request_id="later")
+        target.commits("gap", 7, 5)
+        await until(lambda: target.declined == ["empty", "gap"])
+    ids = [record.request for record in caplog.records if "gets no draft" in record.message]  # type: ignore[attr-defined]
+    assert re.fullmatch(r"\[[0-9a-f]{32}\] ", ids[0])
+    assert ids[1:] == ["[later] "]
 
 
 async def test_a_session_beyond_the_slots_is_declined() -> None:
