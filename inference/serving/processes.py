@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -22,6 +23,7 @@ from inference.config import ROOT
 from inference.errors import UnavailableError
 
 STOP_TIMEOUT_S = 15.0
+_PORTS = range(15_000, 30_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,16 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A TCP port of loopback that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that is free now, on every address; not one of those that systems give to outgoing connections.
+
+    Raises:
+        UnavailableError: none was found.
+    """
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+    raise UnavailableError(f"none of 100 ports between {_PORTS.start} and {_PORTS.stop} is free")
 
 
 async def finished_process(name: str, role: str, *flags: str) -> None:
