@@ -24,6 +24,7 @@ from inference.errors import UnavailableError
 
 STOP_TIMEOUT_S = 15.0
 _PORTS = range(15_000, 30_000)
+_untried_ports = iter(random.SystemRandom().sample(_PORTS, len(_PORTS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,18 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A TCP port that is free now, on every address; not one of those that systems give to outgoing connections.
+    """A TCP port that is free now, on every address, and never the same twice.
+
+    It is none of those that systems give to outgoing connections, one of which could take it before its server does.
 
     Raises:
-        UnavailableError: none was found.
+        UnavailableError: none is left.
     """
-    for port in random.SystemRandom().sample(_PORTS, 100):
+    for port in _untried_ports:
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port
-    raise UnavailableError(f"none of 100 ports between {_PORTS.start} and {_PORTS.stop} is free")
+    raise UnavailableError(f"no TCP port between {_PORTS.start} and {_PORTS.stop} is left")
 
 
 async def finished_process(name: str, role: str, *flags: str) -> None:
