@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -103,3 +106,27 @@ def test_address(host: str, expected: str) -> None:
 
 def test_status_without_a_hint_needs_no_details() -> None:
     assert Status(grpc.StatusCode.UNAVAILABLE, "gone").trailing_metadata() == ()
+
+
+async def failed(call: Any) -> None:
+    """Read a call to its end; what it fails with is kept nowhere."""
+    with suppress(grpc.aio.AioRpcError):
+        async for _ in call:
+            pass
+
+
+async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
+    """The story: refusals of 250,000 hostile messages kept some 57 objects each, in circles; the collector ended 84,000
+    of them at a time, and nobody was served for 170 ms.
+    """
+    async with serving() as (_, stub):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await failed(stub.Generate(pb.GenerateRequest(), timeout=10))
+            await asyncio.sleep(0.1)
+            frames = [each.f_code.co_name for each in gc.get_objects() if type(each) is FrameType]
+        finally:
+            gc.enable()
+    assert [name for name in frames if name in ("Generate", "guarded", "_abort")] == []
