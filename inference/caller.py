@@ -6,7 +6,6 @@ A context variable, as a request passes many hands that have no other use for it
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import secrets
@@ -71,21 +70,31 @@ class Caller:
 
 
 ANYBODY = Caller()
-_CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
-_REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
-_IS_ACCOUNTED: ContextVar[asyncio.Event | None] = ContextVar("is_accounted", default=None)
+
+
+@dataclass(slots=True)
+class _Serving:
+    """A request that is being served; `is_accounted`: it has left a line in the log."""
+
+    caller: Caller
+    request_id: str
+    is_accounted: bool = False
+
+
+_NOTHING = _Serving(ANYBODY, "")  # no request: whether it is accounted for, nobody asks
+_SERVING: ContextVar[_Serving] = ContextVar("serving", default=_NOTHING)
 _audit = logging.getLogger("specdec.audit")
 _HARMLESS = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def caller() -> Caller:
     """Whose request this is."""
-    return _CALLER.get()
+    return _SERVING.get().caller
 
 
 def request_id() -> str:
     """Of this request, in all processes that serve it; empty outside of any."""
-    return _REQUEST_ID.get()
+    return _SERVING.get().request_id
 
 
 def harmless_id(given: str) -> str:
@@ -96,25 +105,21 @@ def harmless_id(given: str) -> str:
 @contextmanager
 def serving(who: Caller, id_: str) -> Generator[str, None, None]:
     """What the block does, it does for this request; gives the id."""
-    tokens = _CALLER.set(who), _REQUEST_ID.set(id_), _IS_ACCOUNTED.set(asyncio.Event())
+    token = _SERVING.set(_Serving(who, id_))
     try:
         yield id_
     finally:
-        _CALLER.reset(tokens[0])
-        _REQUEST_ID.reset(tokens[1])
-        _IS_ACCOUNTED.reset(tokens[2])
+        _SERVING.reset(token)
 
 
 def is_accounted() -> bool:
     """Whether this request has left a line already."""
-    accounted = _IS_ACCOUNTED.get()
-    return accounted is not None and accounted.is_set()
+    return _SERVING.get().is_accounted
 
 
 def account_for(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
     """Write what became of this request, or of one of its choices: never a text, a token id or a secret."""
-    if (accounted := _IS_ACCOUNTED.get()) is not None:
-        accounted.set()
+    _SERVING.get().is_accounted = True
     who, line = caller(), "request=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
     _audit.info(line, request_id(), who.name or "-", who.user or "-", model, num_tokens, seconds, status)
 
@@ -124,5 +129,5 @@ class NamesRequests(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Always shown."""
-        record.request = f"[{id_}] " if (id_ := _REQUEST_ID.get()) else ""
+        record.request = f"[{id_}] " if (id_ := request_id()) else ""
         return True

@@ -16,15 +16,16 @@ from inference.workers.auth_file import read_auth_file
 
 _GENERATION, _VERIFICATION = "/specdec.v1.GenerationService/", "/specdec.v1.VerificationService/"
 _HEALTH = "/grpc.health.v1.Health/"
+ASSIST, DRAIN = f"{_VERIFICATION}Assist", f"{_GENERATION}Drain"
 _METHODS = {
     f"{_GENERATION}Generate": {Right.CLIENT},
     f"{_GENERATION}Tokenize": {Right.CLIENT},
     f"{_GENERATION}Detokenize": {Right.CLIENT},
     f"{_GENERATION}GetModel": {Right.CLIENT, Right.DRAFT},  # a draft worker asks its target for the chat template
     f"{_GENERATION}GetLoad": {Right.CLIENT, Right.OPS, Right.ADMIN},
-    f"{_GENERATION}Drain": {Right.ADMIN},  # without an auth file, on loopback alone: `Operation`
+    DRAIN: {Right.ADMIN},  # without an auth file, on loopback alone: `Operation`
     f"{_VERIFICATION}Verify": {Right.DRAFT},
-    f"{_VERIFICATION}Assist": {Right.WORKER},
+    ASSIST: {Right.WORKER},
     f"{_HEALTH}Check": ALL_RIGHTS,  # of all that are known: it says nothing but whether there is service
     f"{_HEALTH}Watch": ALL_RIGHTS,
 }

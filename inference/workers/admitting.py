@@ -13,15 +13,14 @@ from grpc_comm.interceptors import REQUEST_ID, Admit
 from grpc_comm.secured import AUTHORIZATION
 from inference.caller import Caller, account_for, caller, harmless_id, is_accounted, request_id, serving
 from inference.errors import ForbiddenError, UnauthenticatedError
-from inference.workers.access import Access, rights_of_call
+from inference.workers.access import ASSIST, DRAIN, Access, rights_of_call
 from inference.workers.status import code_name, to_status
 
 USER = "x-specdec-user"
 MAX_USER_CHARACTERS = 64
-ASSIST = "/specdec.v1.VerificationService/Assist"
 ASK_AGAIN_S = 5.0
 """Between two looks whether a pool worker is still one."""
-_NOTED = (ASSIST, "/specdec.v1.GenerationService/Drain")
+_NOTED = (ASSIST, DRAIN)
 """Calls that leave a line however they end: who was sent everybody's prompts, and who ended the server."""
 
 
