@@ -6,8 +6,9 @@ Owns the processes: whoever leaves the context has none left running, however it
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-import random
+import secrets
 import socket
 import sys
 import tempfile
@@ -24,7 +25,8 @@ from inference.errors import UnavailableError
 
 STOP_TIMEOUT_S = 15.0
 _PORTS = range(15_000, 30_000)
-_untried_ports = iter(random.SystemRandom().sample(_PORTS, len(_PORTS)))
+_start = secrets.randbelow(len(_PORTS))  # not where another process begins
+_untried_ports = itertools.chain(_PORTS[_start:], _PORTS[:_start])
 
 
 @dataclass(frozen=True, slots=True)

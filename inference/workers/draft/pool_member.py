@@ -366,7 +366,7 @@ class PoolHelp:
         try:
             await member.run()
         except (RequestError, HandshakeError) as refusal:
-            del self._members[member.address]
+            self._members.pop(member.address, None)  # it may have left the list meanwhile
             if not self._members:
                 raise
             logger.warning("goes on without a target that refuses it, or is not trusted: %s", refusal)
