@@ -8,6 +8,7 @@
     |   |   +-- ContextLengthError       the prompt leaves no room in the model's context
     |   +-- IncompatibleDraftError   draft and target do not share a vocabulary or a protocol version
     |   +-- NotFoundError            names a session or model that is not here
+    |   +-- OtherServerError         what answers there has no such method
     |   +-- UnauthenticatedError     nobody knows who asks
     |   +-- ForbiddenError           who asks may not do this
     +-- CapacityError            no room now; try again after `retry_after_s`
@@ -70,6 +71,10 @@ class IncompatibleDraftError(RequestError):
 
 class NotFoundError(RequestError):
     """The request names something that does not exist here."""
+
+
+class OtherServerError(RequestError):
+    """What answers at the address is not the kind of server that the request is for."""
 
 
 class UnauthenticatedError(RequestError):

@@ -39,6 +39,7 @@ _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
     errors.UnauthenticatedError: (401, INVALID_REQUEST, "invalid_api_key"),
     errors.ForbiddenError: (403, INVALID_REQUEST, "insufficient_permissions"),
     errors.CapacityError: (429, "rate_limit_error", "queue_full"),
+    errors.OtherServerError: (503, "service_unavailable_error", "unavailable"),
     errors.HandshakeError: (503, "service_unavailable_error", "unavailable"),
     errors.UnavailableError: (503, "service_unavailable_error", "unavailable"),
     errors.IncompatibleDraftError: (503, "service_unavailable_error", "incompatible_target"),

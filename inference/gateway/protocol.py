@@ -24,9 +24,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._num_bytes_between = self._num_headers = self._num_unread = 0
+        self._num_bytes_between = self._num_headers = self._num_hosts = self._num_unread = 0
         self._in_headers = True
         self._deadline: asyncio.TimerHandle | None = None
+        self._owed_s: float | None = None  # to the end of what has begun to come in; None: nothing has
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -45,7 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request's first byte."""
-        self._num_headers = 0
+        self._num_headers = self._num_hosts = 0
         self._in_headers = True
         self._expect_within(HEADERS_TIMEOUT_S)
         super().on_message_begin()
@@ -62,8 +63,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_headers += 1
         if self._num_headers > MAX_HEADERS or len(value) > MAX_HEADER_BYTES:
             raise ValueError(f"more than {MAX_HEADERS} headers, or one above {MAX_HEADER_BYTES} bytes")
-        if self._in_headers:
-            super().on_header(name, value)
+        if not self._in_headers:
+            return
+        self._num_hosts += name.lower() == b"host"
+        if self._num_hosts > 1:  # RFC 9112, 3.2: a proxy may have believed the other one
+            raise ValueError("more than one Host header")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The headers are there; the body may follow."""
@@ -82,6 +87,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_bytes_between = 0
         self._expect_within(None)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An answer is out: what the peer has begun meanwhile must end in its time."""
+        super().on_response_complete()
+        self._arm(self._owed_s)
 
     def pause_writing(self) -> None:
         """The peer does not read as fast as we write."""
@@ -107,6 +117,12 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _expect_within(self, seconds: float | None) -> None:
+        """Close the connection unless more is there in time; an answer that is on its way out is not cut for it."""
+        self._owed_s = seconds
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        self._arm(None if is_answering else seconds)
+
+    def _arm(self, seconds: float | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)

@@ -22,7 +22,7 @@ from grpc_comm.health import is_serving, served
 from grpc_comm.names import Addresses, addresses_of
 from grpc_comm.secured import Headers
 from inference.config import PLAIN, ConnectionConfig, DialSecurity
-from inference.errors import ForbiddenError, InternalError, UnauthenticatedError, UnavailableError
+from inference.errors import ForbiddenError, InternalError, OtherServerError, UnauthenticatedError, UnavailableError
 from inference.scheduling.replicas import Replicas
 from inference.scheduling.retry_budget import RetryBudget
 from inference.workers.admitting import passed_on
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LATELY_S = 8.0
 """Longer than a channel waits before it dials again (5 s, and its jitter): so long a server may be back unnoticed."""
-REFUSES_US = (UnauthenticatedError, ForbiddenError)
+REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
 """A server that does so refuses every request of this process, and at once: it would always be the least loaded."""
 
 

@@ -23,6 +23,7 @@ _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.OtherServerError: grpc.StatusCode.UNAVAILABLE,
     errors.HandshakeError: grpc.StatusCode.UNAVAILABLE,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -102,7 +103,7 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
     if code == grpc.StatusCode.UNIMPLEMENTED and _OF_A_PROXY in message:  # it knows of no server at the moment
         return errors.UnavailableError(f"a proxy answered: {message}", address=where)
     if code == grpc.StatusCode.UNIMPLEMENTED:
-        return errors.NotFoundError(f"{message} (is this another kind of server?)", address=where)
+        return errors.OtherServerError(f"{message} (is this another kind of server?)", address=where)
     if code == grpc.StatusCode.INTERNAL and message == _FAILED_WRITE:
         return errors.UnavailableError("the connection broke while a message was being sent", address=where)
     if code == grpc.StatusCode.ABORTED:  # by a peer that found us too slow

@@ -191,6 +191,37 @@ async def test_what_stands_behind_a_body_is_no_header() -> None:
     assert b"x-request-id: mine\r\n" in answer
 
 
+async def test_a_request_names_one_host() -> None:
+    """The story: of two Host headers the first one was checked, and a proxy in front may have gone by the other."""
+    async with serving([["a"]]) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /version HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+
+@pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
+async def test_half_a_request_does_not_cut_the_answer_before_it(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    """The story: the time for a request ran while the answer to the one before was still being written, and a long
+    stream ended after 10 s. It runs behind that answer."""
+    monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.2)
+    front = HttpFront(gateway(ScriptedCompleter([["a"]] * 10, gap_s=0.1), port=0), ServerConfig())
+    body = b'{"prompt": "x", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with opened(front), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await reader.readuntil(b"data: ")
+        writer.write(begun)
+        try:
+            answer = await reader.read()
+        except ConnectionError:
+            pytest.fail("the stream was cut")
+        writer.close()
+    assert b"[DONE]" in answer
+
+
 async def test_a_request_knows_nothing_of_the_last_one_on_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: a body so long that reading it paused left its request's context behind: whatever came later on the
     connection was in the trace of that request."""

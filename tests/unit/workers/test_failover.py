@@ -15,6 +15,7 @@ from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
     IncompatibleDraftError,
+    OtherServerError,
     SpecDecError,
     UnauthenticatedError,
     UnavailableError,
@@ -61,17 +62,17 @@ class Counting:
 
 
 class Place:
-    """A completer behind a port of this process."""
+    """A completer behind a port of this process; without one, it is a server of another kind."""
 
-    def __init__(self, completer: Counting, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, completer: Counting | None, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
         self.moving = MoveInterceptor()
         self._host = host
         self.server = self._made(f"{host}:{port}")
 
     def _made(self, address: str) -> Server:
-        servicer = GenerationServicer(self.completer, CARD)
-        return Server(address, [servicer], status_of=to_status, inner=[self.moving])
+        servicers = [] if self.completer is None else [GenerationServicer(self.completer, CARD)]
+        return Server(address, servicers, status_of=to_status, inner=[self.moving])
 
     @property
     def address(self) -> str:
@@ -87,7 +88,7 @@ class Place:
 
 @asynccontextmanager
 async def places(
-    *completers: Counting, patience_s: float = PATIENCE_S
+    *completers: Counting | None, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
     """Servers, and what asks them; the first of them is asked first."""
     found = [Place(completer) for completer in completers]
@@ -197,6 +198,16 @@ async def test_a_server_that_does_not_know_us_is_left_out() -> None:
         assert len(refusing.completer.asked) == 3, "ejected, like one that fails"
     async with places(Counting(refusal=stranger)) as (completer, _):
         with pytest.raises(UnauthenticatedError, match="the token is not known here"):
+            await answer(completer)
+
+
+async def test_a_server_of_another_kind_is_left_out() -> None:
+    """The story: a list named a port that serves something else. It answered UNIMPLEMENTED at once, so it was always
+    the least loaded, and its clients read 404."""
+    async with places(None, Counting()) as (completer, _):
+        assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
+    async with places(None) as (completer, _):
+        with pytest.raises(OtherServerError, match="another kind of server"):
             await answer(completer)
 
 
