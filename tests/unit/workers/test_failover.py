@@ -38,11 +38,17 @@ class Counting:
     """A completer of one model, whose tokens are 0, 1, 2, ...; holds still behind each until `go`."""
 
     def __init__(
-        self, *, origin: Provenance = ORIGIN, resumes: bool = True, refusal: SpecDecError | None = None
+        self,
+        *,
+        origin: Provenance = ORIGIN,
+        resumes: bool = True,
+        refusal: SpecDecError | None = None,
+        serves: bool = True,
     ) -> None:
         self.origin = origin
         self.resumes = resumes
         self.refusal = refusal
+        self.serves = serves  # or its server is of another kind, which has no such method
         self.asked: list[CompletionRequest] = []
         self.go = asyncio.Event()
         self.go.set()
@@ -62,16 +68,16 @@ class Counting:
 
 
 class Place:
-    """A completer behind a port of this process; without one, it is a server of another kind."""
+    """A completer behind a port of this process."""
 
-    def __init__(self, completer: Counting | None, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, completer: Counting, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
         self.moving = MoveInterceptor()
         self._host = host
         self.server = self._made(f"{host}:{port}")
 
     def _made(self, address: str) -> Server:
-        servicers = [] if self.completer is None else [GenerationServicer(self.completer, CARD)]
+        servicers = [GenerationServicer(self.completer, CARD)] if self.completer.serves else []
         return Server(address, servicers, status_of=to_status, inner=[self.moving])
 
     @property
@@ -88,7 +94,7 @@ class Place:
 
 @asynccontextmanager
 async def places(
-    *completers: Counting | None, patience_s: float = PATIENCE_S
+    *completers: Counting, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
     """Servers, and what asks them; the first of them is asked first."""
     found = [Place(completer) for completer in completers]
@@ -204,9 +210,9 @@ async def test_a_server_that_does_not_know_us_is_left_out() -> None:
 async def test_a_server_of_another_kind_is_left_out() -> None:
     """The story: a list named a port that serves something else. It answered UNIMPLEMENTED at once, so it was always
     the least loaded, and its clients read 404."""
-    async with places(None, Counting()) as (completer, _):
+    async with places(Counting(serves=False), Counting()) as (completer, _):
         assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
-    async with places(None) as (completer, _):
+    async with places(Counting(serves=False)) as (completer, _):
         with pytest.raises(OtherServerError, match="another kind of server"):
             await answer(completer)
 
