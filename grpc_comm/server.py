@@ -37,6 +37,8 @@ class PortTakenError(Exception):
 def listener(host: str, port: int) -> socket.socket:
     """A socket that listens for whoever is not gRPC; port 0 takes a free one.
 
+    It names its protocol: asyncio lets small writes of a connection go at once only where it reads TCP there.
+
     Raises:
         PortTakenError: the address cannot be listened on.
     """

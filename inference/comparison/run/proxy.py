@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-import socket
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
+
+from grpc_comm.server import listener
 
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 """Under way per connection and direction; above it the sender is held back."""
@@ -197,7 +198,7 @@ class _NearEnd(_End):
 @asynccontextmanager
 async def delay_proxy(port: int, conditions: LinkConditions = LinkConditions()) -> AsyncGenerator[DelayProxy, None]:
     """A proxy in front of a port of this host, on a free one, until the block is left."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = listener("127.0.0.1", 0)
     proxy = DelayProxy(listening.getsockname()[1], port, conditions)
     server = await asyncio.get_running_loop().create_server(proxy.accept, sock=listening)
     try:

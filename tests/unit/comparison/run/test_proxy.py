@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -51,6 +52,15 @@ async def test_round_trip_takes_the_rtt() -> None:
         writer.write(b"ping")
         assert await reader.readexactly(4) == b"ping"
         assert time.monotonic() - started >= 0.099
+
+
+async def test_no_end_holds_small_writes_back() -> None:
+    """The story: the port was opened by a call that does not say TCP, so asyncio left Nagle's algorithm on. It waited
+    for the client's delayed acknowledgement: 40 ms more to the first token, on each link of every topology."""
+    async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
+        await _warm(reader, writer)
+        sockets = [end._transport.get_extra_info("socket") for end in proxy.ends if end._transport is not None]
+        assert [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0 for each in sockets] == [True, True]
 
 
 async def test_delay_does_not_limit_throughput() -> None:
