@@ -8,7 +8,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Probes:
-    """Answers /livez and /readyz: whether a restart would help, and whether requests are welcome; also for /health."""
+    """Answers /livez and /readyz: whether a restart would help, and whether requests are welcome.
+
+    The application has /health and /ping, and is not asked while they are not.
+    """
 
     def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> None:
         self._app = app
@@ -19,7 +22,7 @@ class Probes:
         path = scope["path"]
         if path == "/livez":
             await _tell(send, 200 if self.is_alive else 503)
-        elif path == "/readyz" or (path == "/health" and not self.is_ready):
+        elif path == "/readyz" or (path in ("/health", "/ping") and not self.is_ready):
             is_ready = self.is_ready and (self._is_healthy is None or await self._is_healthy())
             await _tell(send, 200 if is_ready else 503)
         else:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from inference.errors import SpecDecError
+from inference.errors import IncompatibleDraftError, SpecDecError
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.fleet import Fleet
@@ -31,6 +31,7 @@ class TargetBehind:
         self._words = words
         self.card: ModelCard | None = None
         self.serves = True  # or it would not have been dialled
+        self._fault = ""  # why it is of no use, as the log has it
 
     async def ask(self) -> ModelCard | None:
         """Its card; None of a target that has none, or does not answer.
@@ -61,8 +62,15 @@ class TargetBehind:
                 await adopt(card)
                 self.card = card
         except SpecDecError as exc:
-            logger.error("not ready until another target is at %s: %s", self._fleet.label, exc)
+            if str(exc) != self._fault:
+                logger.error("not ready until another target is at %s: %s", self._fleet.label, exc)
+            self._fault = str(exc)
+            if not isinstance(exc, IncompatibleDraftError):  # such as a token that it does not take at present
+                self._fleet.look_again()
             return False
+        self._fault = ""
+        if card is None:  # it did not answer, and may be another one
+            self._fleet.look_again()
         return True
 
     async def is_serving(self) -> bool:

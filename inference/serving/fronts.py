@@ -108,7 +108,7 @@ class Ports:
             is_healthy: whether a server serves without which nothing can be served here.
             changes: the same, now and whenever it changes; None: there is no such server.
         """
-        fronts = self.side_fronts(observers, metrics)
+        fronts = self.side_fronts(observers, metrics, is_healthy)
         for servicer in servicers:
             if isinstance(servicer, GenerationServicer) and self._http is not None:
                 fronts.append(self.http_front(_gateway(self._http, servicer, metrics, observers, is_healthy)))
@@ -117,8 +117,10 @@ class Ports:
             front.follow(changes)
         return [*fronts, front]
 
-    def side_fronts(self, observers: Observers, metrics: Metrics) -> list[Front]:
-        """Ports for Prometheus and for probes, each if it is asked for."""
+    def side_fronts(
+        self, observers: Observers, metrics: Metrics, is_healthy: Callable[[], Awaitable[bool]] = _always
+    ) -> list[Front]:
+        """Ports for Prometheus and for probes, each if it is asked for; `is_healthy` as in `fronts`."""
         metrics.watch_security(self._tls, self._access)
         port, probe_port, fronts = observers.config.metrics_port, self.server.probe_port, list[Front]()
         if port is None and probe_port is None:
@@ -133,9 +135,9 @@ class Ports:
             scrape = HttpGate(
                 make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS})
             )
-            fronts.append(SidePort("metrics", Probes(scrape), port, self.server, self._tls))
+            fronts.append(SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls))
         if probe_port is not None:
-            fronts.append(SidePort("probes", Probes(nothing), probe_port, self.server, None))
+            fronts.append(SidePort("probes", Probes(nothing, is_healthy), probe_port, self.server, None))
         return fronts
 
     def http_front(self, gateway: Gateway) -> Front:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.errors import SpecDecError
@@ -38,7 +38,7 @@ async def serve_gateway(
             gateway = Gateway(completer, card, metrics, fleet.is_serving, http, observers.spans, remote)
             following = asyncio.create_task(_follow_model(gateway, remote, fleet))
             try:
-                fronts = [*ports.side_fronts(observers, metrics), ports.http_front(gateway)]
+                fronts = [*ports.side_fronts(observers, metrics, fleet.is_serving), ports.http_front(gateway)]
                 await Host(draining, fronts, config=server, metrics=metrics).run()
             finally:
                 following.cancel()
@@ -49,6 +49,8 @@ async def _follow_model(gateway: Gateway, remote: FailoverCompleter, fleet: Flee
     async with aclosing(fleet.serves()) as changes:
         async for serves in changes:
             if serves:
-                with suppress(SpecDecError):  # it left again, and will be asked when it is back
+                try:
                     card = await remote.model(timeout_s=CARD_TIMEOUT_S)
                     gateway.card = card.named(gateway.config.served_model_name)
+                except SpecDecError:  # whether it left again, or was busy: it may be another one
+                    fleet.look_again()

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 LATELY_S = 8.0
 """Longer than a channel waits before it dials again (5 s, and its jitter): so long a server may be back unnoticed."""
+LOOK_AGAIN_S = 5.0
 REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
 """A server that does so refuses every request of this process, and at once: it would always be the least loaded."""
 
@@ -76,6 +77,7 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._served_at = -math.inf
         self._changed = asyncio.Event()
+        self._looking: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Fleet:
@@ -187,10 +189,23 @@ class Fleet:
             yield self._serves
             await changed.wait()
 
+    def look_again(self) -> None:
+        """Have `serves` speak again in a while: whoever asked a server more than that was not told."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._tell)
+
     async def is_serving(self) -> bool:
-        """Ask them all whether one of them serves."""
-        answers = (is_serving(replica.channel) for replica in self._replicas.values())
-        return any(await asyncio.gather(*answers))
+        """Ask them all whether one of them serves; nobody waits for the others once one has said so."""
+        asking = [asyncio.create_task(is_serving(replica.channel)) for replica in self._replicas.values()]
+        try:
+            for answer in asyncio.as_completed(asking):
+                if await answer:
+                    return True
+            return False
+        finally:
+            for task in asking:
+                task.cancel()
 
     async def check_link(self, replica: Replica) -> None:
         """See `dialling.check_link`."""

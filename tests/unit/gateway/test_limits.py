@@ -255,18 +255,19 @@ async def test_a_reader_that_stands_still_is_dropped() -> None:
 
 
 async def test_probes_tell_a_restart_from_a_pause() -> None:
+    """The story: /ping, which SageMaker asks for, was 200 of a server whose engine had broken, or that drained."""
     async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
 
         async def probes() -> list[int]:
-            return [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/health")]
+            return [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/health", "/ping")]
 
-        assert await probes() == [200, 200, 200]
+        assert await probes() == [200, 200, 200, 200]
         front.report(ready=False)
-        assert await probes() == [200, 503, 503]
+        assert await probes() == [200, 503, 503, 503]
         front.report(ready=False, alive=False)
-        assert await probes() == [503, 503, 503]
+        assert await probes() == [503, 503, 503, 503]
         front.report(ready=True)
-        assert await probes() == [200, 200, 200]
+        assert await probes() == [200, 200, 200, 200]
 
 
 async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,13 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.config import ConnectionConfig, DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
-from inference.errors import IncompatibleDraftError
+from inference.errors import DeadlineError, IncompatibleDraftError, SpecDecError, UnauthenticatedError
 from inference.observe.metrics import Metrics
 from inference.serving.draft import serve_draft
 from inference.serving.processes import free_port
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
+from inference.workers import fleet
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
 from inference.workers.observed import Observer
@@ -37,6 +38,7 @@ from tests.support.completers import ScriptedCompleter
 from tests.support.models import save_tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 
+PROBE_PORT = free_port()
 NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
 
 
@@ -55,15 +57,28 @@ def card(directory: Path) -> ModelCard:
     return ModelCard("first", "target", 1000, VOCAB_SIZE, Tokenizer.load(directory).fingerprint, model_id="m1")
 
 
+class Refusing(GenerationServicer):
+    """Does not say what it serves while it has an error for whoever asks."""
+
+    def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
+        super().__init__(*args)
+        self._errors = errors
+
+    async def GetModel(self, request: Any, context: Any) -> Any:
+        if self._errors:
+            raise self._errors.pop()
+        return await super().GetModel(request, context)
+
+
 @asynccontextmanager
-async def target(card: ModelCard, port: int) -> AsyncGenerator[None, None]:
+async def target(card: ModelCard, port: int, *errors: SpecDecError) -> AsyncGenerator[None, None]:
     engine = TargetEngine(ScriptedDecoder(num_slots=2))
     engine.start()
     identity = TargetIdentity(Vocabulary(card.tokenizer_fingerprint, card.vocab_size), card.model_id)
     verification = VerificationServicer(
         engine, DraftPool(engine), identity, idle_timeout_s=60.0, observer=Observer(Metrics("target"))
     )
-    servicers: list[Servicer] = [verification, GenerationServicer(ScriptedCompleter([]), card)]
+    servicers: list[Servicer] = [verification, Refusing(ScriptedCompleter([]), card, errors=list(errors))]
     server = Server(f"127.0.0.1:{port}", servicers, status_of=to_status)
     await server.open()
     try:
@@ -76,7 +91,7 @@ async def target(card: ModelCard, port: int) -> AsyncGenerator[None, None]:
 @asynccontextmanager
 async def serving(directory: Path, target_port: int) -> AsyncGenerator[tuple[grpc.aio.Channel, int], None]:
     """A channel to a draft of this directory, and its HTTP port."""
-    server, web = ServerConfig(port=free_port(), grace_s=0.0), HttpConfig(free_port())
+    server, web = ServerConfig(port=free_port(), grace_s=0.0, probe_port=PROBE_PORT), HttpConfig(free_port())
     draft = DraftConfig(ConnectionConfig("127.0.0.1", target_port, reconnect_timeout_s=0.1))
     proposer = ProposerConfig(directory, None, num_slots=2)
     task = asyncio.create_task(serve_draft(proposer, draft, server, web, ObserveConfig("draft")))
@@ -134,6 +149,28 @@ async def test_another_model_behind_is_what_clients_are_told_of(directory: Path,
     await serves.__aexit__(None, None, None)
 
 
+@pytest.mark.parametrize("error", [DeadlineError("busy"), UnauthenticatedError("the token is not known here")])
+async def test_a_target_that_does_not_say_what_it_serves_is_asked_again(
+    directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, error: SpecDecError
+) -> None:
+    """The story: a target was replaced, and asked once for its card. It was busy: from then on its answers were given
+    under the old name and template. Or it did not know the draft's token, which was mended a minute later: the draft
+    was not ready until a connection ended, half an hour later."""
+    monkeypatch.setattr(fleet, "LOOK_AGAIN_S", 0.05)
+    port = free_port()
+    async with target(card, port):
+        serves = serving(directory, port)
+        channel, _ = await serves.__aenter__()
+        await until(channel, SERVING)
+    await until(channel, NOT_SERVING)
+    async with target(replace(card, name="second", model_id="m2"), port, error, error):
+        async with asyncio.timeout(30):
+            while (await shown(channel))[:2] != ("second", "m2"):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.02)
+        await until(channel, SERVING)
+    await serves.__aexit__(None, None, None)
+
+
 async def test_a_target_of_another_vocabulary_ends_service_and_says_why(
     directory: Path, card: ModelCard, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,8 +191,9 @@ async def test_a_target_of_another_vocabulary_ends_service_and_says_why(
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{web_port}") as client:
             answer = await client.post("/v1/completions", json={"prompt": "x"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "incompatible_target")
-            assert (await client.get("/readyz")).status_code == 503
-            assert (await client.get("/livez")).status_code == 200
+            for where in ("", f"http://127.0.0.1:{PROBE_PORT}"):  # which a kubelet asks
+                assert (await client.get(f"{where}/readyz")).status_code == 503
+                assert (await client.get(f"{where}/livez")).status_code == 200
     async with target(card, port):
         await until(channel, SERVING)
         assert await generated(channel) == tokens_at(3, 20)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import httpx
+import pytest
 
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
-from inference.config import ConnectionConfig
+from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
+from inference.errors import DeadlineError
 from inference.gateway.app import create_app
 from inference.observe.metrics import Metrics
-from inference.serving.gateway import _follow_model
+from inference.serving.gateway import _follow_model, serve_gateway
+from inference.serving.processes import free_port
+from inference.workers import fleet as fleet_module
 from inference.workers.completion import ModelCard
+from inference.workers.convert import card_to_message
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
@@ -23,6 +29,7 @@ from inference.workers.status import to_status
 from tests.support.completers import CARD, ScriptedCompleter, gateway
 
 OTHER = replace(CARD, name="other", max_length=64)
+BUSY = replace(CARD, name="busy")
 
 
 async def test_a_deadline_is_one_on_both_sides() -> None:
@@ -44,22 +51,37 @@ async def test_a_deadline_is_one_on_both_sides() -> None:
     assert line in metrics.exposition().decode()
 
 
+class Busy(GenerationServicer):
+    """Says what it serves only when it is asked again."""
+
+    async def GetModel(self, request: Any, context: Any) -> Any:
+        card, self.card = self.card, OTHER
+        if card is BUSY:
+            raise DeadlineError("busy")
+        return card_to_message(card)
+
+
 async def started(card: ModelCard, port: int = 0) -> Server:
-    servicer = GenerationServicer(ScriptedCompleter([]), card)
+    servicer = (Busy if card is BUSY else GenerationServicer)(ScriptedCompleter([]), card)
     server = Server(f"127.0.0.1:{port}", [servicer], status_of=to_status)
     await server.open()
     return server
 
 
-async def test_a_model_that_takes_the_place_of_another_is_listed() -> None:
-    """The gateway read the name once: after a restart with another model it refused the model that was served."""
+@pytest.mark.parametrize("next_one", [OTHER, BUSY])
+async def test_a_model_that_takes_the_place_of_another_is_listed(
+    monkeypatch: pytest.MonkeyPatch, next_one: ModelCard
+) -> None:
+    """The gateway read the name once: after a restart with another model it refused the model that was served. And it
+    asked once: if that failed, it did not ask again before the next restart."""
+    monkeypatch.setattr(fleet_module, "LOOK_AGAIN_S", 0.05)
     server = await started(CARD)
     front = gateway(ScriptedCompleter([]))
     connection = ConnectionConfig("127.0.0.1", server.port)
     async with connected(connection) as fleet:
         following = asyncio.create_task(_follow_model(front, FailoverCompleter(fleet, connection), fleet))
         await server.close()
-        server = await started(OTHER, server.port)
+        server = await started(next_one, server.port)
         async with asyncio.timeout(20):
             while True:
                 if front.card == OTHER:
@@ -72,3 +94,35 @@ async def test_a_model_that_takes_the_place_of_another_is_listed() -> None:
         (model,) = (await client.get("/v1/models")).json()["data"]
         assert (model["id"], model["max_model_len"]) == ("other", 64)
         assert (await client.get("/v1/models/tiny")).status_code == 404
+
+
+async def test_a_gateway_is_as_ready_as_what_is_behind_it_on_every_port() -> None:
+    """The story: its HTTP port said 503 without a server behind it. The port of probes, which the kubelet asks, said
+    200, and the balancer went on sending requests."""
+    server, port = await started(CARD), free_port()
+    config = ServerConfig(probe_port=free_port(), grace_s=0.0)
+    connection, web, observe = ConnectionConfig("127.0.0.1", server.port), HttpConfig(port), ObserveConfig("gateway")
+    serving = asyncio.create_task(serve_gateway(connection, web, config, observe))
+    async with httpx.AsyncClient() as client:
+
+        async def ready(on: int | None) -> int:
+            return (await client.get(f"http://127.0.0.1:{on}/readyz")).status_code
+
+        async with asyncio.timeout(30):
+            while not await _listens(port):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.02)
+        assert (await ready(port), await ready(config.probe_port)) == (200, 200)
+        server.report(ready=False)
+        assert (await ready(port), await ready(config.probe_port)) == (503, 503)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    await server.close()
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -113,6 +114,21 @@ async def test_a_server_that_joins_is_used_and_one_that_leaves_ends_what_it_has(
         old.completer.go.set()
         assert await running == WHOLE
         assert len(new.completer.asked) == 4, "it has ended where it began"
+
+
+async def test_a_server_that_says_nothing_does_not_hold_up_the_word_of_another() -> None:
+    """The story: one of two servers had vanished without a word, and the other was well. A gateway asks both for its
+    own health, and waited for both: probes that have a second each took it out of service."""
+    good = Place(Counting())
+    await good.server.open()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with Fleet([good.address, f"127.0.0.1:{silent.getsockname()[1]}"]) as fleet:
+            await until(lambda: is_ready(fleet, good))
+            began = time.monotonic()
+            assert await fleet.is_serving()
+            assert time.monotonic() - began < health.TIMEOUT_S
+            await good.die()
+            assert not await fleet.is_serving()
 
 
 async def test_a_replaced_certificate_costs_no_request_and_no_news(
