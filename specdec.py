@@ -21,11 +21,14 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    from inference.cli.app import end_soon
     from inference.cli.app import main as run
 
     arguments = sys.argv[1:]
     names_role = bool(arguments) and not arguments[0].startswith("-")
-    return run(["--role", *arguments] if names_role else arguments)
+    code = run(["--role", *arguments] if names_role else arguments)
+    end_soon(code)
+    return code
 
 
 def _stranger(spec: ModuleSpec | None) -> str | None:

@@ -7,7 +7,10 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
 
 from inference.caller import NamesRequests
 from inference.cli.hub_ids import fetch_models
@@ -16,6 +19,8 @@ from inference.errors import ConfigError, InvalidRequestError, SpecDecError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+END_S = 2.0
+"""What the end of a process may take whose work is done."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 
@@ -75,12 +80,38 @@ class QuietLibraries(logging.Filter):
         return is_new and not record.getMessage().startswith("NeuronConfig init: Unexpected keyword arguments")
 
 
-def _run(coroutine: object) -> int:
+def _run(coroutine: Coroutine[Any, Any, int]) -> int:
     try:
-        import uvloop
+        from uvloop import new_event_loop
     except ImportError:  # not made for this platform
-        return asyncio.run(coroutine)  # type: ignore[arg-type]
-    return uvloop.run(coroutine)  # type: ignore[arg-type]
+        new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]
+    runner, code = asyncio.Runner(loop_factory=new_event_loop), 1
+    try:
+        code = runner.run(coroutine)
+    finally:
+        last_resort = end_soon(code)
+        runner.close()
+        last_resort.cancel()
+    return code
+
+
+def end_soon(code: int) -> threading.Timer:
+    """End the process in `END_S`, whatever its threads do: all is done, but event loop and interpreter wait for them.
+
+    A look-up of a name whose server is silent takes minutes, a chat template of another server may never end.
+    """
+    last_resort = threading.Timer(END_S, _end, (code,))
+    last_resort.daemon = True
+    last_resort.start()
+    return last_resort
+
+
+def _end(code: int) -> None:
+    logging.getLogger(__name__).warning("ended without a thread that is still at work")
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    logging.shutdown()
+    os._exit(code)
 
 
 def _report(error: Exception, code: int) -> int:

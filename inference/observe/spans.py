@@ -8,6 +8,7 @@ they bring their headers as mappings. Imported only when traces are asked for: i
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
@@ -103,7 +104,9 @@ def exporting(service: str, endpoint: str | None) -> Generator[Spans, None, None
     try:
         yield Spans(provider)
     finally:
-        provider.shutdown()
+        sending = threading.Thread(target=provider.shutdown, daemon=True)  # a batch after another, each with its time
+        sending.start()
+        sending.join(EXPORT_TIMEOUT_S)
 
 
 def _resource(service: str) -> Resource:

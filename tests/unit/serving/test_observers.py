@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 
 import pytest
 
@@ -36,3 +38,15 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: s
     monkeypatch.setitem(sys.modules, "inference.observe.spans", None)
     with pytest.raises(ConfigError, match=INSTALL), observed(config(endpoint)):
         pass
+
+
+def test_a_collector_that_says_nothing_does_not_hold_up_the_end() -> None:
+    """The story: batch after batch had two seconds to get through, behind a drain that was over."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with observed(config(f"http://127.0.0.1:{silent.getsockname()[1]}")) as observers:
+            assert observers.spans is not None
+            for _ in range(2000):
+                with observers.spans.generation({}):
+                    pass
+            began = time.monotonic()
+        assert time.monotonic() - began < 5

@@ -1,0 +1,38 @@
+"""How a process ends whose work is done."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from inference.config import ROOT
+
+DONE = """
+import asyncio, concurrent.futures, sys, time
+import inference.cli.app as app
+import specdec
+
+async def work():
+    asyncio.get_running_loop().run_in_executor({executor}, time.sleep, 600)
+    return 3
+
+app.main = lambda arguments: app._run(work())
+sys.exit(specdec.main())
+"""
+
+
+@pytest.mark.parametrize("executor", ["None", "concurrent.futures.ThreadPoolExecutor(1)"])
+def test_nobody_waits_for_a_thread_that_does_not_end(executor: str) -> None:
+    """The story: SIGTERM came while a name was looked up whose server was silent, or while another server's chat
+    template went round in circles. The drain was over in time, and then the event loop waited for the one thread, or
+    the interpreter for the other: for minutes, or until somebody killed the process."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", DONE.format(executor=executor)], cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    assert time.monotonic() - began < 30
+    assert done.returncode == 3
+    assert "a thread that is still at work" in done.stderr
