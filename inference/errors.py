@@ -29,7 +29,10 @@ class SpecDecError(Exception):
     Attributes:
         message: one line that names the value and the limit.
         address: HOST:PORT of the server that said so; None: this process.
+        is_final: several servers in a row broke over the request, which no other one should be asked.
     """
+
+    is_final = False
 
     def __init__(self, message: str, *, address: str | None = None) -> None:
         super().__init__(message if address is None else f"{address}: {message}")

@@ -61,7 +61,7 @@ class DraftSession:
         self._path = DraftPath(0, len(self.committed))
         self._branches: list[DraftPath] = []
         self._changed = asyncio.Event()
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self.is_suspect = False
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
@@ -72,7 +72,7 @@ class DraftSession:
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        self._error = error
+        self.error = error
         self._changed.set()
 
     def replay(self) -> None:
@@ -267,8 +267,8 @@ class DraftSession:
         await self._until(lambda: self.slot is not None)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        while self._error is None and not condition():
+        while self.error is None and not condition():
             self._changed.clear()
             await self._changed.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error

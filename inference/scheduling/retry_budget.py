@@ -21,11 +21,11 @@ class RetryBudget:
         self._tokens = float(SIZE)
         self._at = 0.0
 
-    def take(self, now: float) -> bool:
-        """Spend a token; False if there is none."""
+    def take(self, now: float, *, spare: float = 0.0) -> bool:
+        """Spend a token; False if there is none above those that are to be spared for others."""
         self._tokens = min(SIZE, self._tokens + PER_S * max(0.0, now - self._at))
         self._at = now
-        if self._tokens < 1.0:
+        if self._tokens < 1.0 + spare:
             return False
         self._tokens -= 1.0
         return True

@@ -43,7 +43,7 @@ class FailoverCompleter:
                     completer = self._at(replica, deadline_s=resuming.left_s)
                     async with aclosing(completer.complete(answer.rest())) as events:
                         async for event in events:
-                            if isinstance(event, Delta):
+                            if isinstance(event, Delta) and event.token_ids:
                                 resuming.progressed()
                             if answer.takes(event):
                                 yield event

@@ -20,6 +20,7 @@ from inference.errors import (
     SpecDecError,
     UnavailableError,
 )
+from inference.scheduling.retry_budget import SIZE
 from inference.workers.fleet import REFUSES_US, Fleet, Replica
 from inference.workers.remote import MAX_DEADLINE_S
 
@@ -86,6 +87,10 @@ class Resuming:
         return max(0.0, self._ends_at - asyncio.get_running_loop().time())
 
     @property
+    def _has_begun(self) -> bool:
+        return self._has_tokens or self._progress.has_begun
+
+    @property
     def _goes_on_at_once(self) -> bool:
         """Whether there is a server where it has not failed."""
         return self._fleet.has_other(*self._failed, *self._unfit)
@@ -133,7 +138,10 @@ class Resuming:
             asked_s = min(exc.retry_after_s, MAX_REDIAL_S) if isinstance(exc, CapacityError) else 0.0
             await asyncio.sleep(asked_s + random.uniform(0.0, min(MAX_REDIAL_S, REDIAL_S * 2**self._num_dials)))
             self._num_dials += 1
-        while not self._fleet.budget.take(time.monotonic()):
+        refused = isinstance(exc, CapacityError) and not self._has_begun
+        while not self._fleet.budget.take(time.monotonic(), spare=SIZE / 2 if refused else 0.0):
+            if refused:  # it is passed on while that is cheap; where all servers are full it must not have to wait
+                raise exc
             self._check_patience(exc)
             await asyncio.sleep(random.uniform(0.0, 4 * REDIAL_S))
 
@@ -145,13 +153,16 @@ class Resuming:
             logger.info("lost the server of a request: %s", exc)
         is_full = isinstance(exc, CapacityError)
         self._num_barren += isinstance(exc, InternalError) or (self._progress.answered and not is_full)
+        if exc.is_final:
+            raise exc
         if self._num_barren >= MAX_BARREN_RESUMES:
-            raise _last(exc)
+            last = _last(exc)
+            last.is_final = True  # or whoever asked this server would have it broken over as often elsewhere
+            raise last
         if self._goes_on_at_once:
             return
         # A full server refuses a new request, but a resume waits for its place, which its own lost stream may hold.
-        has_begun = self._has_tokens or self._progress.has_begun
-        if not has_begun and (is_full or not (self._waits_to_begin or self._fleet.has_served_lately)):
+        if not self._has_begun and (is_full or not (self._waits_to_begin or self._fleet.has_served_lately)):
             raise exc
         self._check_patience(exc)
 

@@ -31,6 +31,7 @@ _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
 }
 _ERRORS = {code: error for error, code in _CODES.items()}  # of several with one code, the last
 _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
+_BREAKS_SERVERS = "BREAKS_SERVERS"
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
 REFUSED_BEHIND = "the server behind this one does not take its credentials"
 _OF_A_PROXY = "http2 header with status"  # gRPC's words for HTTP's own 404; a gRPC server answers 200 and a grpc-status
@@ -51,7 +52,8 @@ def to_status(error: Exception) -> Status | None:
         return None
     retry_after_s = error.retry_after_s if isinstance(error, errors.CapacityError) else None
     field = error.field if isinstance(error, errors.InvalidRequestError) else None
-    return Status(code, error.message, retry_after_s, field, error.address, _REASONS.get(type(error)))
+    reason = _BREAKS_SERVERS if error.is_final else _REASONS.get(type(error))
+    return Status(code, error.message, retry_after_s, field, error.address, reason)
 
 
 def told_status(error: Exception) -> Status | None:
@@ -88,6 +90,12 @@ def calls_to(address: str) -> Generator[None, None, None]:
 def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
     """The exception that a failed call to `address` stands for."""
     status = status_of(error)
+    found = _from_status(status, address)
+    found.is_final = status.reason == _BREAKS_SERVERS
+    return found
+
+
+def _from_status(status: Status, address: str) -> errors.SpecDecError:
     message, code = status.message, status.code
     where = address if status.address is None else f"{address}: {status.address}"
     if code == grpc.StatusCode.INVALID_ARGUMENT:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from inference.commit import Commit, Counts
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
+from inference.errors import UnavailableError
 from inference.scheduling.pacing import Measured, Pacing, choose_pacing
 from inference.scheduling.round_trip import RoundTrip
 from inference.workers.draft.proposals import ProposalSender
@@ -43,6 +44,8 @@ async def run_ahead(
             yield target.with_figures(commit, wait_s=now - before, counts=runner.commit(commit))
             if commit.finish_reason is not None:
                 return
+            if isinstance(draft.error, UnavailableError):  # this server ends; without drafts alone it would go on
+                raise draft.error
             before, commit = now, await target.commit()
     finally:
         runner.stop()

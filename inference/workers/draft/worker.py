@@ -94,7 +94,8 @@ class DraftWorker:
                         self._stream(rest, draft, origin, replica, deadline_s=resuming.left_s)
                     ) as commits:
                         async for commit in commits:
-                            resuming.progressed()
+                            if commit.token_ids:
+                                resuming.progressed()
                             yield commit
                 return
             except RESUMABLE as exc:
@@ -104,13 +105,13 @@ class DraftWorker:
                 await resuming.pause(exc)
 
     def _require_serving(self, draft: DraftSession) -> None:
-        """A draft session that was closed is this server's own end, not the target's.
+        """A draft session that was ended is no fault of the target's.
 
         Raises:
-            UnavailableError: the server is shutting down.
+            SpecDecError: what it ended with: the server is shutting down, or its draft fails on this request.
         """
         if draft.slot is None:
-            raise UnavailableError(SHUTTING_DOWN)
+            raise draft.error or UnavailableError(SHUTTING_DOWN)
 
     async def _stream(
         self, request: GenerationRequest, draft: DraftSession, origin: Origin, replica: Replica, *, deadline_s: float

@@ -25,3 +25,9 @@ def test_a_budget_that_was_spent_grows_again_to_its_size_and_no_further() -> Non
     assert budget.take(5.0 + 1 / PER_S)
     assert not budget.take(5.0 + 1 / PER_S)
     assert sum(budget.take(1e6) for _ in range(10 * SIZE)) == SIZE
+
+
+def test_half_may_be_left_to_others() -> None:
+    budget = RetryBudget()
+    assert sum(budget.take(5.0, spare=SIZE / 2) for _ in range(10 * SIZE)) == SIZE / 2
+    assert sum(budget.take(5.0) for _ in range(10 * SIZE)) == SIZE / 2

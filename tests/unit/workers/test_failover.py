@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,19 @@ from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
     IncompatibleDraftError,
+    InternalError,
     OtherServerError,
     SpecDecError,
     UnauthenticatedError,
     UnavailableError,
 )
 from inference.request import UNKNOWN, Provenance
+from inference.scheduling.retry_budget import SIZE
 from inference.workers.completion import CompletionRequest
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet
 from inference.workers.generation import GenerationServicer
+from inference.workers.resuming import MAX_BARREN_RESUMES
 from inference.workers.status import to_status
 from tests.support.completers import CARD
 
@@ -48,6 +52,7 @@ class Counting:
         self.origin = origin
         self.resumes = resumes
         self.refusal = refusal
+        self.refuses_late = False
         self.serves = serves  # or its server is of another kind, which has no such method
         self.asked: list[CompletionRequest] = []
         self.go = asyncio.Event()
@@ -56,6 +61,9 @@ class Counting:
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         self.asked.append(request)
         if self.refusal is not None:
+            if self.refuses_late:
+                yield Started(3, 7, provenance=self.origin)
+                yield Delta((), "", 0, 0, Timings(), position=3)
             raise self.refusal
         first = len(request.resume.token_ids) if request.resume is not None and self.resumes else 0
         yield Started(3, 7, provenance=self.origin)
@@ -70,14 +78,14 @@ class Counting:
 class Place:
     """A completer behind a port of this process."""
 
-    def __init__(self, completer: Counting, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, completer: Any, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
         self.moving = MoveInterceptor()
         self._host = host
         self.server = self._made(f"{host}:{port}")
 
     def _made(self, address: str) -> Server:
-        servicers = [GenerationServicer(self.completer, CARD)] if self.completer.serves else []
+        servicers = [GenerationServicer(self.completer, CARD)] if getattr(self.completer, "serves", True) else []
         return Server(address, servicers, status_of=to_status, inner=[self.moving])
 
     @property
@@ -94,7 +102,7 @@ class Place:
 
 @asynccontextmanager
 async def places(
-    *completers: Counting, patience_s: float = PATIENCE_S
+    *completers: Counting | FailoverCompleter, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
     """Servers, and what asks them; the first of them is asked first."""
     found = [Place(completer) for completer in completers]
@@ -193,6 +201,30 @@ async def test_a_full_server_sends_a_request_on_and_only_all_of_them_refuse_it()
         with pytest.raises(CapacityError, match="slots are busy"):
             await answer(completer)
         assert [len(place.completer.asked) for place in found] == [1, 1]
+
+
+async def test_where_all_are_full_nobody_waits_to_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: each request that one full server passed on to the next took from the budget of resumes. After 32 of
+    them a refusal came after 30 s, and as UNAVAILABLE; and streams whose server died had nothing left to go on with."""
+    full = CapacityError("all 1 slots are busy", retry_after_s=1.0)
+    async with places(Counting(refusal=full), Counting(refusal=full)) as (completer, _):
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(2 * SIZE):
+                with pytest.raises(CapacityError, match="slots are busy"):
+                    await answer(completer)
+        assert completer._fleet.budget.take(0.0), "something is left for those that have begun"
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_breaks_servers_is_carried_to_three_of_them_by_all_together(late: bool) -> None:
+    """The story: a gateway asks a draft, which asks targets. Three of these broke, the draft gave up, and the gateway
+    asked it again, as it would ask another: nine broke. An empty message before it breaks is no progress."""
+    poison = Counting(refusal=InternalError("the model failed"))
+    poison.refuses_late = late
+    async with places(poison) as (between, _), places(between) as (completer, _):
+        with pytest.raises(InternalError, match="the model failed"):
+            await answer(completer)
+    assert len(poison.asked) == MAX_BARREN_RESUMES
 
 
 async def test_a_server_that_does_not_know_us_is_left_out() -> None:

@@ -55,6 +55,17 @@ def test_what_a_caller_can_act_on_survives_two_hops() -> None:
     assert str(told) == "draft:2: target:1: top_p 0 is outside (0, 1]"
 
 
+def test_that_no_other_server_should_be_asked_survives_two_hops() -> None:
+    told: errors.SpecDecError = errors.UnavailableError("the target died over it")
+    assert not told.is_final
+    told.is_final = True
+    for address in ("target:1", "draft:2"):
+        status = to_status(told)
+        assert status is not None
+        told = from_rpc_error(failed_call(status), address)
+        assert (type(told), told.is_final) == (errors.UnavailableError, True)
+
+
 def test_every_error_of_a_request_has_a_status() -> None:
     leaves = {
         error

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from inference.commit import Commit, Timings
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
+from inference.errors import UnavailableError
 from inference.request import SamplingParams
 from inference.scheduling.round_trip import RoundTrip
-from inference.workers.draft.run_ahead import PROBE_AFTER, Runner
-from tests.support.scripted import ScriptedProposer
+from inference.workers.draft.proposals import ProposalSender
+from inference.workers.draft.run_ahead import PROBE_AFTER, Runner, run_ahead
+from tests.support.scripted import ScriptedProposer, token_at
 
 FAR_S, PASS_US = 0.1, 5000
 
@@ -52,3 +58,36 @@ def test_the_pass_that_reads_the_prompt_does_not_count_for_long() -> None:
         runner.commit(commit(session, echo=1))
     assert session.pacing.step_s == 0.001
     assert session.pacing.round_s == PASS_US / 1e6
+
+
+class Target:
+    """A `VerifyStream` that commits a token of its own whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.round_trip = RoundTrip()
+        self.proposals = ProposalSender(self._ignore, self.round_trip)
+        self._position = 2
+
+    async def _ignore(self, message: object) -> None: ...
+
+    async def commit(self) -> Commit:
+        await asyncio.sleep(0.001)
+        self._position += 1
+        return Commit(self._position - 1, (token_at(self._position - 1),))
+
+    def with_figures(self, commit: Commit, **figures: object) -> Commit:
+        return commit
+
+
+async def test_the_end_of_this_server_is_told_to_who_runs_ahead_too() -> None:
+    """The story: the grace was over, the engine had ended the session, and the request went on without drafts until
+    gRPC cut it a second later: its client was told "Cancelling all calls"."""
+    engine, target = DraftEngine(ScriptedProposer()), Target()
+    engine.start()
+    session = engine.open([1, 2], SamplingParams())
+    commits = run_ahead(engine, session, target, gamma=4)  # type: ignore[arg-type]
+    assert (await anext(commits)).token_ids == (token_at(2),)
+    await engine.stop()
+    with pytest.raises(UnavailableError, match="shutting down"):
+        async with asyncio.timeout(10):
+            _ = [commit async for commit in commits]

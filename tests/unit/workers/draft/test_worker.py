@@ -37,6 +37,7 @@ class OneDraft:
     """Engine and session at once, as far as the worker looks at them."""
 
     slot: int | None = 0
+    error: Exception | None = None
 
     def __init__(self) -> None:
         self.committed = list(REQUEST.prompt_token_ids)
@@ -77,7 +78,7 @@ async def generated(
         draft.committed.extend(step.token_ids)
         yield step
         if step.finish_reason is None:
-            raise LOST
+            raise LOST if step.token_ids else left.pop(0)  # type: ignore[misc]
 
     monkeypatch.setattr(DraftWorker, "_stream", stream)
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
@@ -146,6 +147,19 @@ async def test_the_end_of_this_server_is_no_lost_target(monkeypatch: pytest.Monk
         await generated(monkeypatch, Commit(2, (7,)), ENDED, LAST)
 
 
+async def test_the_failure_of_a_draft_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a request over which the draft's model failed, in rounds, was told that the server was shutting
+    down, and a gateway in front asked it again and again."""
+    monkeypatch.setattr(OneDraft, "error", FAILED)
+    with pytest.raises(InternalError, match="the model failed"):
+        await generated(monkeypatch, Commit(2, (7,)), ENDED, LAST)
+
+
+async def test_commits_without_a_token_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InternalError, match="model failed"):
+        await generated(monkeypatch, *[Commit(2, ()), FAILED] * 50)
+
+
 class Wire:
     """A Verify call that answers what it is told, in order."""
 
@@ -198,8 +212,8 @@ async def test_a_target_that_runs_into_a_time_limit_of_its_own_is_a_lost_one(mon
 async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a process all requests together: a target that fails is not helped by all who ask again at once."""
     turns = iter([False, False, True])
-    monkeypatch.setattr(RetryBudget, "take", lambda self, now: next(turns))
+    monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))
     assert await generated(monkeypatch, Commit(2, (7,)), LAST) == [7, 8]
-    monkeypatch.setattr(RetryBudget, "take", lambda self, now: False)
+    monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: False)
     with pytest.raises(UnavailableError, match="link is gone"):
         await generated(monkeypatch, Commit(2, (7,)), LAST, timeout_s=0.05)
