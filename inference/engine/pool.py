@@ -30,6 +30,9 @@ FIRST_SESSIONS = 4
 """Sessions of a worker of whom nothing is known."""
 MAX_SILENT_COMMITS = 64
 """Commits of a session for which its worker may propose nothing; run-ahead sends something after 16 at the latest."""
+MAX_VAIN_COMMITS = 256
+"""Commits of a session in a row that may accept nothing of what its worker proposes: with it the session has neither
+another worker nor what the target would look up."""
 
 
 class Worker(Protocol):
@@ -68,11 +71,13 @@ class _Help:
     Attributes:
         worker: whose.
         num_silent: commits since it has proposed anything.
+        num_vain: commits since one accepted a draft token of its.
         useless: workers that have left the session without a word.
     """
 
     worker: Worker | None = None
     num_silent: int = 0
+    num_vain: int = 0
     useless: set[str] = field(default_factory=set)
 
 
@@ -164,7 +169,7 @@ class DraftPool:
             worker = self._choice(help_.useless)
             if worker is None:
                 continue
-            help_.worker, help_.num_silent = worker, 0
+            help_.worker, help_.num_silent, help_.num_vain = worker, 0, 0
             self._engine.begin_help(session)
             self._workers[worker].sessions[session.help_id] = self._alone.pop(session.id)
             worker.open(session)
@@ -183,9 +188,11 @@ class DraftPool:
         if help_ is None or help_.worker is None:
             return
         help_.num_silent += 1
+        help_.num_vain += 1
         if commit.num_accepted_tokens > commit.own.num_accepted:
+            help_.num_vain = 0
             self._trust(help_.worker)
-        if help_.num_silent >= MAX_SILENT_COMMITS:
+        if help_.num_silent >= MAX_SILENT_COMMITS or help_.num_vain >= MAX_VAIN_COMMITS:
             self._take_back(session, help_.worker, trust=self._workers[help_.worker].trust // 2)
         else:
             help_.worker.commit(session, commit)

@@ -44,6 +44,7 @@ from inference.workers.status import calls_to
 logger = logging.getLogger(__name__)
 
 REDIAL_S = 1.0
+REFUSED_S = 60.0
 MAX_OUTBOX = 256
 """Messages that may wait for a target; whoever has more to say waits."""
 
@@ -82,6 +83,8 @@ class PoolMember:
         self._offer = offer
         self._metrics = metrics
         self._present: _Help | None = None
+        self.is_refused = False
+        """Whether it was, the last time that somebody answered."""
 
     @property
     def is_attached(self) -> bool:
@@ -128,6 +131,7 @@ class PoolMember:
                 answer = await call.read()
                 if isinstance(answer, pb.AssistResponse):
                     logger.info("attached as %s", answer.attached.worker_id)
+                    self.is_refused = False
                     self._present = _Help(self._engine, call, self._offer, self._metrics, answer.attached)
                     if attach.num_slots != self._offer.num_slots:  # it was told meanwhile
                         self._present.resize(self._offer.num_slots)
@@ -362,11 +366,13 @@ class PoolHelp:
             self._members[address] = member, group.create_task(self._help(member))
 
     async def _help(self, member: PoolMember) -> None:
-        """Help one target, until it refuses the worker, which matters if there is no other target left."""
-        try:
-            await member.run()
-        except (RequestError, HandshakeError) as refusal:
-            self._members.pop(member.address, None)  # it may have left the list meanwhile
-            if not self._members:
-                raise
-            logger.warning("goes on without a target that refuses it, or is not trusted: %s", refusal)
+        """Help one target; one that refuses the worker is asked again now and then, while there is another one."""
+        while True:
+            try:
+                await member.run()
+            except (RequestError, HandshakeError) as refusal:
+                member.is_refused = True
+                if all(each.is_refused for each, _ in self._members.values()):
+                    raise
+                logger.warning("goes on without a target that refuses it, or is not trusted: %s", refusal)
+            await asyncio.sleep(REFUSED_S * random.uniform(0.5, 1.5))

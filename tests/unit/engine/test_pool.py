@@ -54,6 +54,14 @@ class GoodWorker(SilentWorker):
         asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, [branch])
 
 
+class JunkWorker(GoodWorker):
+    """Proposes at once, and is never right."""
+
+    def _propose(self, session: TargetSession) -> None:
+        branch = Branch(None, len(session.token_ids), [7] * 4)
+        asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, [branch])
+
+
 @pytest.fixture
 async def pool() -> AsyncGenerator[DraftPool, None]:
     engine = TargetEngine(ScriptedDecoder(num_slots=8))
@@ -85,6 +93,21 @@ async def test_a_silent_worker_with_a_big_claim_does_not_take_the_drafts(pool: D
     # Afterwards it is given one at a time, and only where nobody better has room.
     _, percent = await drafted(pool, 3)
     assert percent > 25
+
+
+async def test_a_worker_that_is_never_right_does_not_keep_the_drafts(pool: DraftPool) -> None:
+    """The story: only silence counted against a worker. One that proposed nonsense was given the first session of each
+    moment, for it had attached first, and kept it to its end: a good one beside it idled."""
+    junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
+    pool.attach(junk)
+    pool.attach(good)
+    request = GenerationRequest((0, 1, 2), max_new_tokens=2 * NUM_TOKENS, gamma=4)
+    commits = [commit async for commit in pool.generate(request)]
+    assert [token_id for commit in commits for token_id in commit.token_ids] == tokens_at(3, 2 * NUM_TOKENS)
+    assert sum(commit.num_accepted_tokens for commit in commits) > NUM_TOKENS / 3
+    assert (junk.most, good.most) == (1, 1)
+    _ = [commit async for commit in pool.generate(request)]
+    assert junk.most == 1, "it was given the next one as well"
 
 
 async def test_alone_with_a_silent_worker_is_as_good_as_alone(pool: DraftPool) -> None:

@@ -58,6 +58,25 @@ async def test_a_target_that_refuses_does_not_end_the_help_for_others(monkeypatc
         await helping("a:1").refused()
 
 
+async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: one of two targets had an expired certificate for a minute, or another model for an hour. The worker
+    helped the other one alone from then on, and was ready."""
+    monkeypatch.setattr(module, "REFUSED_S", 0.01)
+    asked: list[str] = []
+
+    async def run(self: PoolMember) -> None:
+        asked.append(self.address)
+        if self.address == "a:1" and asked.count("a:1") < 3:
+            raise REFUSAL
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(PoolMember, "run", run)
+    both = helping("a:1", "b:1")
+    await until(lambda: asked.count("a:1") == 3)
+    assert asked.count("b:1") == 1
+    await both.stop(grace_s=0)
+
+
 async def test_a_target_that_is_not_trusted_is_not_dialled_for_ever(tmp_path: Path) -> None:
     """A handshake that fails reads as UNAVAILABLE: who dials must tell it from a lost link, and say why."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
