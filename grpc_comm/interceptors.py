@@ -29,6 +29,12 @@ ABORT_S = 1.0
 """How long a status waits for a peer that does not read; then the call is dropped without one."""
 
 
+def deadline_of(context: Context) -> float | None:
+    """The event loop's time at which a call is over; None: it has no such time."""
+    left_s = context.time_remaining()
+    return None if left_s is None else asyncio.get_running_loop().time() + left_s
+
+
 class MethodInterceptor(grpc.aio.ServerInterceptor):
     """Puts something in the place of what a method has: its handler, its parser."""
 

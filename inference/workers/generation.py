@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 
 import grpc
 
-from grpc_comm.interceptors import Context
+from grpc_comm.interceptors import Context, deadline_of
 from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
@@ -52,9 +51,7 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Stream one request's events."""
-        left_s = context.time_remaining()
-        deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
-        completion = replace(completion_from_message(request), deadline=deadline)
+        completion = replace(completion_from_message(request), deadline=deadline_of(context))
         async with aclosing(self.completer.complete(completion)) as events:
             async for event in events:
                 await context.write(event_to_message(event))

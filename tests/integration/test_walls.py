@@ -53,6 +53,7 @@ class Target:
     server: Server
     engine: TargetEngine
     pool: DraftPool
+    metrics: Metrics
 
     @property
     def address(self) -> str:
@@ -76,7 +77,7 @@ async def serving(
     )
     await server.open()
     try:
-        yield Target(server, engine, pool)
+        yield Target(server, engine, pool, metrics)
     finally:
         await engine.stop()
         await server.close()
@@ -164,6 +165,16 @@ async def test_late_branches_by_the_megabyte_cost_little() -> None:
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "draft tokens of one message exceed 4096" in await call.details()
         await until(lambda: target.engine.num_running == 0)
+
+
+async def test_a_session_whose_time_is_over_is_counted_as_such() -> None:
+    """The story: the deadline of a draft's own client ended its session, and the target counted that it had left."""
+    async with serving() as target, open_channel(target.address) as channel:
+        call = rpc.VerificationServiceStub(channel).Verify(timeout=0.3)
+        await call.write(opening())
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        line = 'specdec_request_failures_total{code="DEADLINE_EXCEEDED",model_name="tiny"} 1.0'
+        await until(lambda: line in target.metrics.exposition().decode())
 
 
 async def test_a_first_message_that_never_comes() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from grpc_comm.interceptors import Context
+from grpc_comm.interceptors import Context, deadline_of
 from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
@@ -98,7 +98,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         watching = asyncio.create_task(self._watch(session))
         try:
             await context.write(self._opened(session))
-            async with aclosing(self._commits(session)) as commits:
+            async with aclosing(self._commits(session, deadline_of(context))) as commits:
                 async for commit in commits:
                     await context.write(pb.VerifyResponse(commit=commit_to_message(commit)))
             # 3. Finished: a draft that ran ahead has proposals on their way, which must find the stream open.
@@ -110,9 +110,9 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 task.cancel()
             self._engine.close(session)
 
-    async def _commits(self, session: TargetSession) -> AsyncGenerator[Commit, None]:
+    async def _commits(self, session: TargetSession, deadline: float | None) -> AsyncGenerator[Commit, None]:
         request = session.request
-        with self._observer.request(f"session {session.id}") as observation:
+        with self._observer.request(f"session {session.id}", deadline) as observation:
             observation.take(Started(len(request.prompt_token_ids), request.sampling.seed))
             async with aclosing(self._engine.commits(session)) as commits:
                 async for commit in commits:
