@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from inference.backends.onnx.layout import LOCK_FILE
+from inference.backends.onnx.layout import LOCK_FILE, MAKING
 
 
 class FolderLock:
@@ -57,5 +58,7 @@ def remove_unused(folder: Path, *, min_age_s: float = 0.0) -> None:
         if time.time() - folder.stat().st_mtime < min_age_s:
             return
         lock = FolderLock(folder, exclusive=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        # Under another name: with the file of the lock gone, somebody could lock, and read, what is left.
+        condemned = folder.rename(folder.with_name(f"{MAKING}{folder.name}-{secrets.token_hex(4)}"))
+        shutil.rmtree(condemned, ignore_errors=True)
         lock.close()

@@ -86,6 +86,9 @@ def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> Packe
     from inference.backends.onnx.packing import make  # torch and Transformers take seconds to import, only to make it
 
     make(path, folder, dtype, sequence_length)
+    if _cache_folder(path, dtype) != folder:
+        remove_unused(folder)  # of which nobody can tell whose weights it has
+        raise ConfigError(f"model {path}: its files were replaced while they were being read")
     return _read(folder, dtype)
 
 

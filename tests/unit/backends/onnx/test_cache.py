@@ -9,13 +9,14 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from inference.backends.onnx import packed, packing
 from inference.backends.onnx.backend import OnnxBackend, load_onnx_backend
-from inference.backends.onnx.layout import GRAPH_FILE, MAKING
+from inference.backends.onnx.layout import GRAPH_FILE, LOCK_FILE, MAKING
 from inference.backends.onnx.lock import FolderLock, remove_unused
 from inference.config import ModelConfig
 from inference.errors import ConfigError
@@ -72,6 +73,25 @@ def test_other_weights_of_equal_size_and_date_are_not_served_as_the_old_ones(
     assert np.abs(after - before).max() > 0.01
 
 
+def test_weights_that_are_replaced_while_they_are_packed_are_nobodys(
+    model: Path, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: new weights came between the hash and the packing, and lay in the cache as the old ones, for whoever
+    went back to these."""
+    before = packed._cache_folder(model, "float32")
+    load = packing.load_weights
+
+    def replaced(path: Path, *about: Any, **more: Any) -> Any:
+        shutil.copyfile(models.related / "model.safetensors", path / "model.safetensors")
+        return load(path, *about, **more)
+
+    monkeypatch.setattr(packing, "load_weights", replaced)
+    with pytest.raises(ConfigError, match="replaced while"):
+        load_onnx_backend(ModelConfig(model, num_threads=1))
+    assert not before.exists()
+    load_onnx_backend(ModelConfig(model, num_threads=1))
+
+
 def test_a_touched_checkpoint_is_not_packed_again(model: Path) -> None:
     folder = load_onnx_backend(ModelConfig(model, num_threads=1))._decoder.folder
     os.utime(model / "model.safetensors")
@@ -90,6 +110,29 @@ def test_builds_that_were_killed_are_cleaned_up_and_others_are_not(model: Path) 
     with closing(FolderLock(running, exclusive=True)):
         load_onnx_backend(ModelConfig(model, num_threads=1))
         assert (killed.exists(), running.exists()) == (False, True)
+
+
+def test_nobody_begins_to_read_what_is_being_deleted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: the file of the lock was deleted first. A server that started in that moment made and locked a new
+    one, found all other files, and lost them a moment later: again a pass whose graph was not built yet would fail."""
+    first = load_onnx_backend(ModelConfig(model, num_threads=1))
+    folder = first._decoder.folder
+    first._decoder.lock.close()
+    found: list[object] = []
+
+    def slowly(place: Path, **how: bool) -> None:
+        (place / LOCK_FILE).unlink()
+        try:
+            found.append(packed._read(folder, "float32"))
+        except FileNotFoundError as exc:
+            found.append(exc)
+        delete(place, **how)
+
+    delete = shutil.rmtree
+    monkeypatch.setattr("inference.backends.onnx.lock.shutil.rmtree", slowly)
+    remove_unused(folder)
+    assert isinstance(found[0], FileNotFoundError)
+    assert list(folder.parent.iterdir()) == []
 
 
 def test_a_cache_that_only_others_may_write_to_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
