@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -197,6 +198,7 @@ def prompt_job(args: argparse.Namespace, *, gamma: int | None = None, trace: Pat
         concurrency=check_batch(args.batch),
         as_json=args.format == "json",
         observe=ObserveConfig(args.role, args.profile, trace),
+        deadline_s=vars(args).get("deadline_s", math.inf),  # one model alone is never full
     )
 
 

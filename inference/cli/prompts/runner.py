@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ async def run_prompts(completer: Completer, job: PromptJob, sink: Sink) -> list[
     queues = [_Deltas() for _ in job.prompts]
     async with asyncio.TaskGroup() as group:
         for result, queue in zip(results, queues, strict=True):
-            group.create_task(_run(completer, replace(job.template, prompt=result.prompt), places, result, queue))
+            group.create_task(_run(completer, job, places, result, queue))
         for result, queue in zip(results, queues, strict=True):
             await _show(result, queue, sink)
     return results
@@ -40,13 +41,15 @@ async def _show(result: Result, queue: _Deltas, sink: Sink) -> None:
     sink.end(result)
 
 
-async def _run(
-    completer: Completer, request: CompletionRequest, places: asyncio.Semaphore, result: Result, queue: _Deltas
-) -> None:
+async def _run(completer: Completer, job: PromptJob, places: asyncio.Semaphore, result: Result, queue: _Deltas) -> None:
+    request = replace(job.template, prompt=result.prompt)
     async with places:
+        ends_at = time.monotonic() + job.deadline_s
         try:
-            while (retry_after_s := await _attempt(completer, request, result, queue)) is not None:
-                pause_s = retry_after_s * random.uniform(0.5, 1.5)  # or all who were refused come back at once
+            while (refusal := await _attempt(completer, request, result, queue)) is not None:
+                pause_s = refusal.retry_after_s * random.uniform(0.5, 1.5)  # or all who were refused come back at once
+                if time.monotonic() + pause_s > ends_at:
+                    raise refusal
                 logger.info("the server is full; the next attempt is in %.1f s", pause_s)
                 await asyncio.sleep(pause_s)
         except SpecDecError as exc:
@@ -54,8 +57,10 @@ async def _run(
     queue.put_nowait(None)
 
 
-async def _attempt(completer: Completer, request: CompletionRequest, result: Result, queue: _Deltas) -> float | None:
-    """Complete one request; seconds to wait if the server was full."""
+async def _attempt(
+    completer: Completer, request: CompletionRequest, result: Result, queue: _Deltas
+) -> CapacityError | None:
+    """Complete one request; what the server said if it was full."""
     result.restart()
     try:
         async with aclosing(completer.complete(request)) as events:
@@ -64,5 +69,5 @@ async def _attempt(completer: Completer, request: CompletionRequest, result: Res
                 if isinstance(event, Delta):
                     queue.put_nowait(event)
     except CapacityError as exc:
-        return exc.retry_after_s
+        return exc
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class PromptJob:
         concurrency: prompts in flight at once.
         as_json: one object per prompt on stdout; else text as it streams.
         observe: what to write at the end.
+        deadline_s: seconds that each may take, with all that it is asked again.
     """
 
     prompts: tuple[str, ...]
@@ -27,6 +29,7 @@ class PromptJob:
     concurrency: int
     as_json: bool
     observe: ObserveConfig
+    deadline_s: float = math.inf
 
 
 def read_prompts(prompt: str | None, file: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.runner import run_prompts
@@ -107,6 +108,13 @@ async def test_a_full_server_is_asked_again() -> None:
     completer = ScriptedCompleter()
     (result,) = await run_prompts(completer, job(["patient"], concurrency=1), ListSink())
     assert (result.text, completer.num_attempts) == ("ab", 2)
+
+
+async def test_a_server_that_stays_full_is_not_asked_for_ever() -> None:
+    """The story: the deadline was each attempt's own. Behind a server that stayed full, the command never ended."""
+    patient = replace(job(["patient"], concurrency=1), deadline_s=0.001)
+    (result,) = await run_prompts(ScriptedCompleter(), patient, ListSink())
+    assert isinstance(result.error, CapacityError)
 
 
 async def test_json_has_what_was_promised() -> None:
