@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import grpc
 import httpx
@@ -172,12 +171,9 @@ def _said(trial: Trial, number: int, numbers: range) -> int:
 
 
 async def left_in(member: Member) -> Left:
-    """What it has now, without requests. A worker has no metrics: what the kernel knows of it must do."""
-    gauges: dict[str, Any] = await member.gauges() if member.metrics_port else {}
-    num_requests = gauges.get("vllm:num_requests_running", 0) + gauges.get("vllm:num_requests_waiting", 0)
-    one = member.vitals
-    num_tasks = int(gauges.get("specdec_event_loop_tasks", 0))
-    return Left(int(num_requests), num_tasks, one.num_fds, one.num_threads, one.rss_mib)
+    """What it has now, without requests."""
+    num_tasks, one = int((await member.gauges())["specdec_event_loop_tasks"]), member.vitals
+    return Left(await member.num_requests(), num_tasks, one.num_fds, one.num_threads, one.rss_mib)
 
 
 async def soak(trial: Trial, *, sessions: int, seed: int) -> None:

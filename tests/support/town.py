@@ -43,7 +43,7 @@ class Member:
     Attributes:
         port: of gRPC; 0: it has none.
         http_port: of HTTP; 0: it has none.
-        metrics_port: of /metrics; 0: it has none.
+        metrics_port: of /metrics.
         ready_line: what its log says once it is ready; None: its health says so.
     """
 
@@ -185,7 +185,7 @@ async def _is_idle(member: Member) -> bool:
         async with httpx.AsyncClient(base_url=member.url, timeout=10) as client:
             if (await client.get("/readyz")).status_code != 200:
                 return False
-    return not member.metrics_port or await member.num_requests() == 0
+    return await member.num_requests() == 0
 
 
 @asynccontextmanager
@@ -228,7 +228,9 @@ def _draft(logs: Path) -> Member:
 
 
 def _worker(logs: Path) -> Member:
-    return Member("worker", "draft", COMMON, logs, ready_line="attached as")
+    port, metrics = free_port(), free_port()
+    flags = (*COMMON, "--serve", str(port), "--metrics_port", str(metrics))
+    return Member("worker", "draft", flags, logs, port=port, metrics_port=metrics)
 
 
 def _gateway(logs: Path) -> Member:

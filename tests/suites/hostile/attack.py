@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from tests.suites.hostile import browsers, peers
 from tests.suites.hostile.fuzz import fuzz
-from tests.suites.hostile.scene import Recipe, Scene, Seen
+from tests.suites.hostile.scene import BROKEN, Recipe, Scene, Seen
 
 NICENESS = 5
 FUZZ_SHARE = 0.6
@@ -41,7 +41,9 @@ async def attack(scene: Scene, seconds: float) -> None:
     await fuzzing
     for task in patient:
         task.cancel()
-    await asyncio.gather(*patient, return_exceptions=True)
+    ends = await asyncio.gather(*patient, return_exceptions=True)
+    if failures := [end for end in ends if isinstance(end, Exception)]:
+        raise ExceptionGroup("recipes that did not go on", failures)
     say(seen=dict(sorted(seen.items())))
 
 
@@ -55,7 +57,7 @@ async def _tolerant(recipe: Recipe, scene: Scene, seen: Seen) -> None:
     """An attacker who is refused comes again: what matters is what others notice."""
     try:
         await recipe(scene, seen)
-    except OSError as exc:
+    except (OSError, *BROKEN) as exc:
         seen[f"{recipe.__name__} {type(exc).__name__}"] += 1
         await asyncio.sleep(0.1)
 

@@ -108,6 +108,23 @@ async def dear_sampling(scene: Scene, seen: Seen) -> None:
         await asyncio.gather(*(told(stub.Generate(request, timeout=10), seen, "dear") for _ in range(2)))
 
 
+async def wide_rounds(scene: Scene, seen: Seen) -> None:
+    """Drafts that propose for each pass as much as a tree holds, and are never right."""
+    async with dialled(scene.target) as channel:
+        await asyncio.gather(*(_wide_round(channel, scene, seen) for _ in range(2)))
+
+
+async def _wide_round(channel: Any, scene: Scene, seen: Seen) -> None:
+    call, length = rpc.VerificationServiceStub(channel).Verify(timeout=10), 3
+    with suppress(*BROKEN):
+        await call.write(scene.opening(schedule=pb.SCHEDULE_SYNC, max_new_tokens=100))
+        while (message := await call.read()) != grpc.aio.EOF:
+            length = max(length, message.commit.position + len(message.commit.token_ids))
+            branch = pb.Branch(prefix_length=length, token_ids=[scene.vocab_size - 1] * 256)
+            await call.write(pb.VerifyRequest(propose=pb.Propose(branches=[branch])))
+    await told(call, seen, "wide rounds")
+
+
 async def leavers(scene: Scene, seen: Seen) -> None:
     """Calls that are cancelled as soon as they are made: HTTP/2 resets by the thousand."""
     async with dialled(scene.fused) as channel:
@@ -226,10 +243,10 @@ async def deaf_watchers(scene: Scene, seen: Seen) -> None:
     """Watchers of health that never read, more than there may be."""
     async with AsyncExitStack() as stack:
         calls = []
-        for index in range(6):
+        for index in range(15):  # a connection has 256 streams, a server 1024 places
             channel = await stack.enter_async_context(dialled(scene.grpc_servers[index % 3], DEAF))
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            calls += [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(200)]
+            calls += [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(250)]
         seen["watchers"] += len(calls)
         await asyncio.Event().wait()
 
@@ -278,8 +295,8 @@ async def half_open(scene: Scene, seen: Seen) -> None:
 
 
 QUICK: tuple[Recipe, ...] = (
-    gzip_bombs, bombs_on_streams, late_branches, flood, long_texts, dear_grammars, dear_sampling, leavers, metadata,
-    frames, churn, lying_worker,
+    gzip_bombs, bombs_on_streams, late_branches, flood, long_texts, dear_grammars, dear_sampling, wide_rounds, leavers,
+    metadata, frames, churn, lying_worker,
 )  # fmt: skip
 """One after another."""
 PATIENT: tuple[Recipe, ...] = (
