@@ -102,7 +102,7 @@ class Host:
         """Serve until a signal, or what stands for one, or until something ends by which all work has ended.
 
         Raises:
-            Exception: what `until` ended with.
+            Exception: what `until` ended with, or who watches the work.
             InternalError: the work broke.
         """
         async with AsyncExitStack() as stack:
@@ -160,6 +160,8 @@ class Host:
             logger.info("%s: running requests get %g s; a second signal ends at once", name, self._config.grace_s)
         elif end.done() and not end.cancelled():
             end.result()
+        elif watching.done():
+            watching.result()
 
     def _told(self) -> dict[asyncio.Task[None], str]:
         """What else tells this process to drain, each with its name."""

@@ -114,6 +114,17 @@ async def test_work_that_ends_badly_ends_the_host_with_its_error() -> None:
     assert recorder.told == ["open", "close"]
 
 
+async def test_nobody_stops_watching_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: whatever went wrong in looking at the work ended the server as if somebody had wished it, with 0."""
+
+    async def fail(self: Host) -> None:
+        raise RuntimeError("no such figure")
+
+    monkeypatch.setattr(Host, "_watch", fail)
+    with pytest.raises(RuntimeError, match="no such figure"):
+        await Host(Recorder(), config=ServerConfig(grace_s=0.0)).run()
+
+
 STUCK = """
 import asyncio, logging, sys
 from inference.config import ServerConfig
