@@ -149,9 +149,9 @@ async def test_another_model_behind_is_what_clients_are_told_of(directory: Path,
     await serves.__aexit__(None, None, None)
 
 
-@pytest.mark.parametrize("error", [DeadlineError("busy"), UnauthenticatedError("the token is not known here")])
+@pytest.mark.parametrize("kind", [DeadlineError, UnauthenticatedError])
 async def test_a_target_that_does_not_say_what_it_serves_is_asked_again(
-    directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, error: SpecDecError
+    directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, kind: type[SpecDecError]
 ) -> None:
     """The story: a target was replaced, and asked once for its card. It was busy: from then on its answers were given
     under the old name and template. Or it did not know the draft's token, which was mended a minute later: the draft
@@ -163,7 +163,7 @@ async def test_a_target_that_does_not_say_what_it_serves_is_asked_again(
         channel, _ = await serves.__aenter__()
         await until(channel, SERVING)
     await until(channel, NOT_SERVING)
-    async with target(replace(card, name="second", model_id="m2"), port, error, error):
+    async with target(replace(card, name="second", model_id="m2"), port, kind("not now"), kind("not now")):
         async with asyncio.timeout(30):
             while (await shown(channel))[:2] != ("second", "m2"):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.02)

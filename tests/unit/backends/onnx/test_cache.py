@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inference.backends import checkpoint
 from inference.backends.onnx import packed, packing
 from inference.backends.onnx.backend import OnnxBackend, load_onnx_backend
 from inference.backends.onnx.layout import GRAPH_FILE, LOCK_FILE, MAKING
@@ -79,11 +80,10 @@ def test_weights_that_are_replaced_while_they_are_packed_are_nobodys(
     """The story: new weights came between the hash and the packing, and lay in the cache as the old ones, for whoever
     went back to these."""
     before = packed._cache_folder(model, "float32")
-    load = packing.load_weights
 
     def replaced(path: Path, *about: Any, **more: Any) -> Any:
         shutil.copyfile(models.related / "model.safetensors", path / "model.safetensors")
-        return load(path, *about, **more)
+        return checkpoint.load_weights(path, *about, **more)
 
     monkeypatch.setattr(packing, "load_weights", replaced)
     with pytest.raises(ConfigError, match="replaced while"):
@@ -120,13 +120,13 @@ def test_nobody_begins_to_read_what_is_being_deleted(model: Path, monkeypatch: p
     first._decoder.lock.close()
     found: list[object] = []
 
-    def slowly(place: Path, **how: bool) -> None:
+    def slowly(place: Path, **_: object) -> None:
         (place / LOCK_FILE).unlink()
         try:
             found.append(packed._read(folder, "float32"))
         except FileNotFoundError as exc:
             found.append(exc)
-        delete(place, **how)
+        delete(place)
 
     delete = shutil.rmtree
     monkeypatch.setattr("inference.backends.onnx.lock.shutil.rmtree", slowly)

@@ -157,7 +157,7 @@ async def test_the_failure_of_a_draft_is_told_as_what_it_is(monkeypatch: pytest.
 
 async def test_commits_without_a_token_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InternalError, match="model failed"):
-        await generated(monkeypatch, *[Commit(2, ()), FAILED] * 50)
+        await generated(monkeypatch, *(Commit(2, ()), FAILED) * 50)
 
 
 class Wire:
