@@ -48,6 +48,7 @@ _PREAMBLES = {
 }
 
 
+@lru_cache(maxsize=64)  # GBNF takes seconds: on the thread that compiles it, and not again where it is sent on
 def source_of(grammar: Grammar) -> str:
     """The grammar in the library's own form.
 

@@ -25,8 +25,7 @@ FINGERPRINT_DIGITS = 16
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_REASON_CHARACTERS = 200
 """Of what a template says against a conversation: it is told to the client."""
-MAX_SILENT_TOKENS = 16
-"""In a row without a text: far more than a character has. What the library keeps of them it reads again at each."""
+MAX_SILENT_TOKENS = 16  # without a text, in a row: more than a character has, and all are read again at each
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
