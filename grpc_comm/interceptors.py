@@ -258,9 +258,8 @@ class StallInterceptor(HandlerInterceptor):
         """See `MethodInterceptor`; a single answer goes out as a stream of one: gRPC itself would wait for ever."""
         if self.covers(details.method) and not method.response_streaming:
             kind = _kind(method)
-            answering, kinds = _answering(getattr(method, kind)), {kind: None}
-            kinds[f"{kind.partition('_')[0]}_stream"] = answering
-            method = method._replace(response_streaming=True, **kinds)
+            handlers = {kind: None, f"{kind.partition('_')[0]}_stream": _answering(getattr(method, kind))}
+            method = method._replace(response_streaming=True, **handlers)
         return super().replaced(method, details)
 
     def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:

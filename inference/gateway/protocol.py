@@ -14,7 +14,6 @@ HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 4096
 """Further ones are closed at once: each takes a descriptor, of which a process has so many and no more."""
-
 MAX_PIPELINED = 64
 """Requests that wait for the answers to those before them: one read held 14,000, which took 0.2 s to tell apart."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
 from inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from inference.text.chat import Chat
@@ -19,6 +19,7 @@ NUM_THREADS = 2
 MAX_READING = 16
 """Long prompts that are read, or wait for it, at once: each takes up to 150 times its length in memory."""
 RETRY_AFTER_S = 1.0
+Ids = TypeVar("Ids", bound=Sequence[int])
 
 
 class LocalCodec:
@@ -61,7 +62,7 @@ class LocalCodec:
                 await asyncio.sleep(0)
             return self._read(prompt, special)
 
-    def checked(self, token_ids: Any) -> Any:
+    def checked(self, token_ids: Ids) -> Ids:
         """The ids, if they are not more than any context here holds; else raises ContextLengthError unread."""
         if len(token_ids) > self._max_ids:
             message = f"{len(token_ids)} token ids are more than any context here holds ({self._max_ids})"

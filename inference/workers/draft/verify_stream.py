@@ -90,7 +90,7 @@ class VerifyStream:
         if message.WhichOneof("message") == "opened":
             self._take_opened(message)
             message = await self._read()
-        commit = await converted(commit_from_message, message.commit, message.commit.prompt_logprobs)
+        commit: Commit = await converted(commit_from_message, message.commit, message.commit.prompt_logprobs)
         self._check(commit)
         self.proposals.answered(commit)
         num_cached_tokens, self._num_cached_tokens = self._num_cached_tokens, 0

@@ -56,7 +56,8 @@ class TalkativeServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
             self.ended.set()
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        context.add_done_callback(lambda _: self.ended.set())
+        watched: Any = context
+        watched.add_done_callback(lambda _: self.ended.set())
         return pb.DetokenizeResponse(text="x" * 10_000)
 
     async def read(self, _: object, context: Context) -> None:

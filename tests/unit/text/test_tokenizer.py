@@ -62,7 +62,7 @@ def test_a_long_run_without_a_character_costs_no_more_by_its_length(token_ids: l
     vocabulary = BYTE_LEVEL._tokenizer.get_vocab()
     bytes_of = {BYTE_LEVEL.token_bytes(token_id): token_id for token_id in sorted(vocabulary.values(), reverse=True)}
     run = [each if isinstance(each, int) else bytes_of[each.encode("latin-1")] for each in token_ids]
-    for behind in ([], BYTE_LEVEL.encode("\U0001f642 the")):
+    for behind in ((), BYTE_LEVEL.encode("\U0001f642 the")):
         tokens = [*BYTE_LEVEL.encode("a"), *run * 30, *behind]
         pieces, rest = streamed(BYTE_LEVEL, tokens)
         assert "".join(pieces) + rest == BYTE_LEVEL.decode(tokens)
