@@ -67,6 +67,8 @@ def test_a_long_run_without_a_character_costs_no_more_by_its_length(token_ids: l
         pieces, rest = streamed(BYTE_LEVEL, tokens)
         assert "".join(pieces) + rest == BYTE_LEVEL.decode(tokens)
         assert len(rest) < MAX_SILENT_TOKENS
+    a, the, unknown = (*SENTENCEPIECE.encode("a\u2581the"), 0)
+    assert "".join(streamed(SENTENCEPIECE, [a, *[unknown] * 30, the])[0]) == "a the"
     began = time.thread_time()
     streamed(BYTE_LEVEL, run * 10_000)
     assert time.thread_time() - began < 3.0

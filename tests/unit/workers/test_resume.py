@@ -223,7 +223,12 @@ async def test_log_probabilities_of_a_prompt_let_others_have_their_turn(
     each server that an answer passes 0.1 s more to convert them; 16 times as much in a context of 32,000."""
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()
-    convert, num_turns = event_to_message, 0
+    turns: set[int] = set()
+    convert, name, num_turns = event_to_message, local._with_text, 0
+
+    def named(*args: Any) -> TokenLogprobs:
+        turns.add(num_turns)
+        return name(*args)
 
     def watched(event: Event) -> Any:
         threads.add(threading.current_thread())
@@ -235,6 +240,7 @@ async def test_log_probabilities_of_a_prompt_let_others_have_their_turn(
             num_turns += 1
             await asyncio.sleep(0)
 
+    monkeypatch.setattr(local, "_with_text", named)
     async with server(model) as completer:
         request = CompletionRequest(tuple(range(5, 55)), max_new_tokens=1, prompt_logprobs=2)
         async with aclosing(completer.complete(request)) as events:
@@ -242,7 +248,7 @@ async def test_log_probabilities_of_a_prompt_let_others_have_their_turn(
             started = await anext(events)
             bystander.cancel()
     assert isinstance(started, Started)
-    assert num_turns >= len(started.prompt_logprobs) == 50
+    assert len(turns) == len(started.prompt_logprobs) == 50
     assert event_from_message(await converted(watched, started, started.prompt_logprobs)) == started
     assert threading.current_thread() not in threads
     await converted(watched, started, ())
