@@ -50,7 +50,7 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
             await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
         elif exc.code() in _REFUSED:
             yield False
-        elif exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # too many watch it already, whoever they are
+        elif exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # others watch it, as many as may: it can be asked
             yield await is_serving(channel)
     except asyncio.CancelledError:
         if is_cancelled():

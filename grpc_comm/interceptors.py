@@ -260,6 +260,14 @@ class StallInterceptor(HandlerInterceptor):
     def __init__(self, stall_timeout_s: float) -> None:
         self._stall_timeout_s = stall_timeout_s
 
+    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+        """See `MethodInterceptor`; a single answer goes out as a stream of one: gRPC itself would wait for ever."""
+        if self.covers(details.method) and not method.response_streaming:
+            kind = _kind(method)
+            handlers = {kind: None, f"{kind.partition('_')[0]}_stream": _answering(getattr(method, kind))}
+            method = method._replace(response_streaming=True, **handlers)
+        return super().replaced(method, details)
+
     def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """See `HandlerInterceptor`."""
 
@@ -271,6 +279,15 @@ class StallInterceptor(HandlerInterceptor):
                 watched.stop_watching()
 
         return impatient
+
+
+def _answering(behavior: Handler) -> Handler:
+    """A handler that writes its answer, in the place of one that returns it."""
+
+    async def answering(request: Any, context: Context) -> None:
+        await context.write(await behavior(request, context))
+
+    return answering
 
 
 class _Impatient:

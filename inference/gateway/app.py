@@ -34,7 +34,7 @@ from inference.gateway.middleware import (
     ShapeLimit,
     http_spans,
 )
-from inference.gateway.requests import chat_requests, check_number, completion_requests, events_of
+from inference.gateway.requests import chat_requests, completion_requests, events_of
 from inference.gateway.resumable import ResumableStream, place_of, seeded
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, EventStream, Kept, StreamShape, whole_answer
@@ -191,7 +191,6 @@ def _deadline_s(request: Request, gateway: Gateway) -> float:
 async def _answer(
     gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
 ) -> Response:
-    check_number(requests)
     since = _since(gateway, request, body, requests, answer)
     requests = requests if since is None else seeded(requests, since.seed)
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
@@ -287,6 +286,10 @@ def _add_failures(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_validation(_: Request, error: RequestValidationError) -> JsonAnswer:
         return from_validation(error).answer()
+
+    @app.exception_handler(RecursionError)
+    async def on_depth(_: Request, error: RecursionError) -> JsonAnswer:
+        return ApiError(400, "the body is nested too deeply", code="invalid_value").answer()
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JsonAnswer:

@@ -176,10 +176,13 @@ def _read(body: bytes, max_ids: int) -> tuple[Any, str | None]:
 
 def shape_fault(document: Any, max_ids: int) -> str | None:
     """What of a body is out of proportion; None: nothing."""
+    lists = [document.get("prompt"), document.get("tokens")] if isinstance(document, dict) else []
+    lists += lists[0] if lists and isinstance(lists[0], list) and len(lists[0]) <= MAX_ITEMS else []
+    of_ids = {id(each) for each in lists if _are_ids(each, max_ids)}  # elsewhere numbers are as dear as anything
     places = [document]
     while places:
         place = places.pop()
-        if not isinstance(place, list | dict) or _are_ids(place, max_ids):
+        if not isinstance(place, list | dict) or id(place) in of_ids:
             continue
         if len(place) > MAX_ITEMS:
             return f"a list or object of {len(place)} items exceeds the limit of {MAX_ITEMS} (token ids: {max_ids})"
@@ -189,7 +192,7 @@ def shape_fault(document: Any, max_ids: int) -> str | None:
     return None
 
 
-def _are_ids(place: list[Any] | dict[str, Any], max_ids: int) -> bool:
+def _are_ids(place: Any, max_ids: int) -> bool:
     """Whether these are whole numbers from 0 on, and no more than the context holds; decided at C speed."""
     if not isinstance(place, list) or not 0 < len(place) <= max_ids:
         return False

@@ -35,7 +35,7 @@ def completion_requests(body: CompletionBody, defaults: RequestDefaults) -> list
     """Choice p * n + i is the i-th continuation of prompt p."""
     max_tokens = _max_tokens(body, defaults, DEFAULT_MAX_TOKENS)
     template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=body.logprobs, echo=body.echo)
-    return [request for prompt in body.prompts() for request in _repeated(body, prompt, template, defaults)]
+    return _repeated(body, body.prompts(), template, defaults)
 
 
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
@@ -48,7 +48,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
     chat = body.chat()
     dialect.check(body, chat)
     template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs)
-    requests = _repeated(body, chat, template, card.defaults)
+    requests = _repeated(body, [chat], template, card.defaults)
     grammar = dialect.grammar(body)
     return [replace(each, grammar=grammar, echo=dialect.thinks) for each in requests]
 
@@ -64,42 +64,38 @@ def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, othe
 
 def _repeated(
     body: GenerationBody,
-    prompt: str | tuple[int, ...] | Chat,
+    prompts: Sequence[str | tuple[int, ...] | Chat],
     template: CompletionRequest,
     defaults: RequestDefaults,
 ) -> list[CompletionRequest]:
-    """One request per choice. What the body leaves open is the target's default, or else OpenAI's."""
+    """One request per choice of each prompt. What the body leaves open is the target's default, or else OpenAI's."""
+    _check_number(len(prompts) * body.n)
     unsaid = {name: value for name, value in defaults.sampling.items() if name not in body.model_fields_set}
-    sampling, stop = replace(body.sampling(), **unsaid), body.stops()
-    logprobs = template.logprobs
-    return [
-        replace(
-            template,
-            prompt=prompt,
-            sampling=sampling,
-            seed=None if body.seed is None else (body.seed + i) & MAX_SEED,
-            stop_token_ids=frozenset(body.stop_token_ids),
-            ignore_eos=body.ignore_eos,
-            gamma=body.gamma,
-            stop=stop,
-            min_new_tokens=body.min_tokens,
-            grammar=body.grammar_of_output(),
-            cache_salt=body.cache_salt or "",
-            prompt_logprobs=logprobs if template.echo else None,
-        )
-        for i in range(body.n)
-    ]
+    one = replace(
+        template,
+        sampling=replace(body.sampling(), **unsaid),
+        stop_token_ids=frozenset(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        gamma=body.gamma,
+        stop=body.stops(),
+        min_new_tokens=body.min_tokens,
+        grammar=body.grammar_of_output(),  # once for all: a schema takes milliseconds to be written down
+        cache_salt=body.cache_salt or "",
+        prompt_logprobs=template.logprobs if template.echo else None,
+    )
+    seeds = [None if body.seed is None else (body.seed + i) & MAX_SEED for i in range(body.n)]
+    return [replace(one, prompt=prompt, seed=seed) for prompt in prompts for seed in seeds]
 
 
-def check_number(requests: Sequence[CompletionRequest]) -> None:
-    """Refuse more choices than one request may have.
+def _check_number(num_choices: int) -> None:
+    """Refuse more choices than one request may have, before any of them is made.
 
     Raises:
         ApiError: naming the limit.
     """
     limit = min(MAX_CHOICES, caller().limits.n or MAX_CHOICES)
-    if len(requests) > limit:
-        message = f"n: {len(requests)} choices are asked for, n times the number of prompts; the limit is {limit}"
+    if num_choices > limit:
+        message = f"n: {num_choices} choices are asked for, n times the number of prompts; the limit is {limit}"
         raise ApiError(400, message, param="n", code="invalid_value")
 
 

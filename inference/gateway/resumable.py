@@ -94,7 +94,7 @@ class ResumableStream(ChunkStream):
         try:
             data = await super()._beginning(events)
             while not self._is_level:
-                data += self._encode(*await anext(events))
+                data += await self._encoded(*await anext(events))
         except StopAsyncIteration:
             raise mismatch("the answer ends before the place that the id names") from None
         except InvalidRequestError as exc:

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from inference.commit import Event, Started
 from inference.errors import CapacityError, SpecDecError
 from inference.gateway.choice import Choice, Part
 from inference.gateway.documents import JsonAnswer, encoded
@@ -117,7 +118,7 @@ class ChunkStream:
             raise
 
     async def _beginning(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        return self._encode(*await anext(events))
+        return await self._encoded(*await anext(events))
 
     async def chunks(self, first: bytes, events: AsyncGenerator[ChoiceEvent, None]) -> AsyncGenerator[bytes, None]:
         """All that follows `first`, and that before it; what fails now can only be told in the stream."""
@@ -126,7 +127,7 @@ class ChunkStream:
                 if first:
                     yield first
                 async for index, event in events:
-                    if data := self._encode(index, event):
+                    if data := await self._encoded(index, event):
                         yield data  # the chunks of one pass in one write
             except SpecDecError as exc:
                 yield _failure(from_error(exc))
@@ -144,7 +145,13 @@ class ChunkStream:
         """What stands behind the last choice's end."""
         return self._event("", {"usage": self._usage()}) if self._shape.include_usage else b""
 
-    def _encode(self, index: int, event: Any) -> bytes:
+    async def _encoded(self, index: int, event: Event) -> bytes:
+        """The chunks of an event; those of a prompt's log-probabilities are written beside the loop."""
+        if isinstance(event, Started) and event.prompt_logprobs:
+            return await asyncio.to_thread(self._encode, index, event)
+        return self._encode(index, event)
+
+    def _encode(self, index: int, event: Event) -> bytes:
         choice = self._choices[index]
         return b"".join(
             self._chunk(index, part, choice) for part in choice.take(event, per_token=self._shape.per_token)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from inference.errors import InternalError, InvalidRequestError
 from inference.request import Grammar, GrammarKind
-from inference.text.grammar_source import brief, parser_limits, source_of
+from inference.text.grammar_source import brief, parser_limits, source_of, try_out
 from inference.text.schema_fault import fault_of_schema
 from inference.text.tokenizer import Tokenizer
 from inference.tokens import common_length, joined
@@ -47,6 +47,7 @@ class GrammarCompiler:
         if not self._eos:
             raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")
         try:
+            try_out(source_of(grammar))
             matcher = self._matcher(grammar)
             if matcher.is_error():
                 raise ValueError(matcher.get_error())

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from inference.text.grammar_source import COMPACT, brief, parser_limits
+from inference.text.grammar_source import COMPACT, brief, parser_limits, try_out
 
 SEARCH_S = 0.5
 """A big schema with a fault deep inside is not searched to the end."""
@@ -31,6 +31,7 @@ def _message_of(schema: Any) -> str:
     from llguidance import LLMatcher
 
     source = LLMatcher.grammar_from_json_schema(json.dumps(schema), COMPACT)  # type: ignore[arg-type]
+    try_out(source)
     return brief(LLMatcher.validate_grammar(source, limits=parser_limits()))
 
 

@@ -25,6 +25,7 @@ FINGERPRINT_DIGITS = 16
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_REASON_CHARACTERS = 200
 """Of what a template says against a conversation: it is told to the client."""
+MAX_SILENT_TOKENS = 16  # without a text, in a row: more than a character has, and all are read again at each
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -40,6 +41,8 @@ class Tokenizer:
         markers = {vocabulary[marker]: marker for marker in MARKERS if marker in vocabulary}
         self.call_markers = {token_id: marker for token_id, marker in markers.items() if not self.decode([token_id])}
         """Special tokens that begin or end a call, with their names, which are text to whoever reads calls."""
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)  # without a text
         self.longest_token = max(map(len, vocabulary), default=1)
         """Characters of the longest one: no text of n tokens is longer than n times that."""
         self.is_slow_to_chat = False
@@ -150,17 +153,34 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
         self._pieces: list[str] = []
+        self._silent: list[int] = []  # the latest, as long as they have no text
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text it completes, empty within a multi-byte character."""
         if token_id in self._shown:  # a new text begins behind it
             piece = self.rest() + self._shown[token_id]
             self._stream, self._token_ids, self._pieces = DecodeStream(skip_special_tokens=True), [], []
+            self._silent = []
             return piece
         self._token_ids.append(token_id)
+        if token_id in self._tokenizer.special_ids:
+            return ""
+        self._silent.append(token_id)
         piece = self._step(token_id)
+        if piece:
+            self._silent = []
+        elif len(self._silent) >= MAX_SILENT_TOKENS:
+            piece = self._given_up()
         self._pieces.append(piece)
         return piece
+
+    def _given_up(self) -> str:
+        """The text of tokens that are no character, but for the last one, if it can be cut off."""
+        decode, (*tokens, last) = self._tokenizer.decode, self._silent
+        if (text := decode(tokens)) + decode([last]) != decode(self._silent):
+            return ""
+        self._stream, self._silent = DecodeStream(skip_special_tokens=True), [last]
+        return text + self._step(last)
 
     def rest(self) -> str:
         """Return what an unfinished character leaves after the last token."""

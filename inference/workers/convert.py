@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+import asyncio
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import fields
 from enum import Enum
 from operator import attrgetter
@@ -94,6 +95,11 @@ def _check_count(values: Sized, limit: int, field: str) -> None:
     """
     if len(values) > limit:
         raise InvalidRequestError(f"{field} has {len(values)} elements, the limit is {limit}", field=field)
+
+
+async def converted(convert: Callable[[Any], Any], item: Any, scores: Sized) -> Any:
+    """An item that may hold the log-probabilities of a prompt: beside the loop, since thousands take 0.1 s and more."""
+    return await asyncio.to_thread(convert, item) if scores else convert(item)
 
 
 def reason_from_message(number: pb.FinishReason) -> FinishReason:

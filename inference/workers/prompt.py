@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
-from inference.errors import CapacityError, InvalidRequestError
+from inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from inference.text.chat import Chat
 from inference.text.tokenizer import Tokenizer
 
 MAX_INLINE_CHARACTERS = 20_000
 """Longer prompts are tokenized on a thread: megabytes take seconds, in which nobody else would be served."""
-MIN_CHARACTERS = 640 * 1024
-"""Texts up to here are read whatever the context: a draft's own may be shorter than that of the target it serves."""
+MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
+"""So much is read whatever the context: a draft's own may be shorter than that of the target it serves."""
 NUM_THREADS = 2
 MAX_READING = 16
 """Long prompts that are read, or wait for it, at once: each takes up to 150 times its length in memory."""
 RETRY_AFTER_S = 1.0
+Ids = TypeVar("Ids", bound=Sequence[int])
 
 
 class LocalCodec:
@@ -34,6 +36,8 @@ class LocalCodec:
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_characters = max(MIN_CHARACTERS, max_length * tokenizer.longest_token)
+        self._max_ids = max(MIN_IDS, max_length)
+        self._inline, self._num_inline = asyncio.Lock(), 0
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
         self._num_reading = 0
 
@@ -50,8 +54,20 @@ class LocalCodec:
             raise InvalidRequestError(message, field="prompt")
         is_slow = isinstance(prompt, Chat) and self.tokenizer.is_slow_to_chat
         if is_slow or num_characters > MAX_INLINE_CHARACTERS:
-            return await self._read_long(prompt, special)
-        return self._read(prompt, special)
+            return self.checked(await self._read_long(prompt, special))
+        async with self._inline:  # others have their turn between so many: a body may ask for 128 answers to one prompt
+            self._num_inline += num_characters
+            if self._num_inline > MAX_INLINE_CHARACTERS:
+                self._num_inline = num_characters
+                await asyncio.sleep(0)
+            return self._read(prompt, special)
+
+    def checked(self, token_ids: Ids) -> Ids:
+        """The ids, if they are not more than any context here holds; else raises ContextLengthError unread."""
+        if len(token_ids) > self._max_ids:
+            message = f"{len(token_ids)} token ids are more than any context here holds ({self._max_ids})"
+            raise ContextLengthError(message, field="prompt")
+        return token_ids
 
     async def _read_long(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
         if self._num_reading >= MAX_READING:
@@ -72,7 +88,7 @@ class LocalCodec:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See `Codec`."""
-        for token_id in token_ids:
+        for token_id in self.checked(token_ids):
             if not 0 <= token_id < self._vocab_size:
                 message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
                 raise InvalidRequestError(message, field="tokens")

@@ -25,6 +25,7 @@ from inference.workers.continuity import Continuity
 from inference.workers.convert import (
     card_from_message,
     completion_to_message,
+    converted,
     event_from_message,
     tokenize_to_message,
 )
@@ -63,7 +64,7 @@ class RemoteCompleter:
         try:
             with calls_to(self._address):
                 async for message in call:
-                    event = event_from_message(message)
+                    event = await converted(event_from_message, message, message.started.prompt_logprobs)
                     if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
                         fault = "grammar: this server knows none, and would have answered without"
                         raise InvalidRequestError(fault, field="grammar", address=self._address)

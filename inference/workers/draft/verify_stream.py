@@ -18,7 +18,7 @@ from inference.errors import IncompatibleDraftError, UnavailableError
 from inference.request import GenerationRequest, Provenance
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
-from inference.workers.convert import commit_from_message, open_to_message
+from inference.workers.convert import commit_from_message, converted, open_to_message
 from inference.workers.draft.proposals import ProposalSender
 from inference.workers.fleet import Replica
 from inference.workers.status import calls_to
@@ -90,7 +90,7 @@ class VerifyStream:
         if message.WhichOneof("message") == "opened":
             self._take_opened(message)
             message = await self._read()
-        commit = commit_from_message(message.commit)
+        commit: Commit = await converted(commit_from_message, message.commit, message.commit.prompt_logprobs)
         self._check(commit)
         self.proposals.answered(commit)
         num_cached_tokens, self._num_cached_tokens = self._num_cached_tokens, 0

@@ -26,6 +26,7 @@ from inference.workers.convert import (
     PROTOCOL_VERSION,
     branches_from_message,
     commit_to_message,
+    converted,
     open_from_message,
 )
 from inference.workers.observed import Observer
@@ -100,7 +101,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             await context.write(self._opened(session))
             async with aclosing(self._commits(session, deadline_of(context))) as commits:
                 async for commit in commits:
-                    await context.write(pb.VerifyResponse(commit=commit_to_message(commit)))
+                    message = await converted(commit_to_message, commit, commit.prompt_logprobs)
+                    await context.write(pb.VerifyResponse(commit=message))
             # 3. Finished: a draft that ran ahead has proposals on their way, which must find the stream open.
             if session.runs_ahead:
                 await asyncio.wait([reading], timeout=LINGER_S)

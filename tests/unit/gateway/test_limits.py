@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
@@ -16,11 +17,13 @@ import pytest
 from inference.caller import request_id
 from inference.commit import Event
 from inference.config import ServerConfig
-from inference.gateway import protocol, requests, stream
+from inference.gateway import protocol, requests, stream, structured
 from inference.gateway.middleware import MAX_ITEMS, parse_fault, shape_fault
 from inference.gateway.probes import Probes
+from inference.gateway.resumable import ResumableStream
 from inference.gateway.schema import CompletionBody
 from inference.gateway.server import HttpFront
+from inference.request import Provenance
 from inference.serving.host import opened
 from inference.serving.processes import free_port
 from inference.workers.completion import CompletionRequest
@@ -93,6 +96,16 @@ def test_more_ids_than_the_context_are_out_of_proportion() -> None:
     assert str(MAX_ITEMS + 1) in (shape_fault({"prompt": [7] * (MAX_ITEMS + 1)}, 1000) or "")
 
 
+def test_numbers_are_ids_only_where_ids_may_stand() -> None:
+    """The story: any list of numbers passed for token ids. A million of them in a schema took 0.1 s to be written down,
+    before that was found to be too long."""
+    ids = [7] * (MAX_ITEMS + 1)
+    assert shape_fault({"prompt": [ids] * 64}, 5000) is None
+    assert shape_fault({"tokens": ids}, 5000) is None
+    for field in ("guided_json", "metadata", "chat_template_kwargs"):
+        assert "exceeds the limit" in (shape_fault({"prompt": "x", field: {"enum": [ids]}}, 5000) or "")
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -115,6 +128,46 @@ def test_a_string_without_an_end_is_read_once() -> None:
     began = time.monotonic()
     parse_fault(b'"\\' * 2_000_000)
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", '{{"prompt": "x", "vllm_xargs": {}}}'),
+        ("/v1/completions", '{{"prompt": "x", "guided_json": {}}}'),
+        (
+            "/v1/completions",
+            '{{"prompt": "x", "stream": true, "stream_options": {{"resumable": true}}, "metadata": {}}}',
+        ),
+        ("/v1/chat/completions", '{{"messages": [{{"role": "user", "content": "x"}}], "chat_template_kwargs": {}}}'),
+    ],
+)
+async def test_what_is_nested_too_deeply_is_the_clients_fault(path: str, body: str) -> None:
+    """The story: what Python could just read, but not write again, was a 500 with a traceback of a thousand lines."""
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        for depth in range(850, 1000, 10):
+            nested = '{"a":' * depth + "1" + "}" * depth
+            answer = await client.post(path, content=body.format(nested), headers={"Content-Type": "application/json"})
+            assert answer.status_code in (200, 400), (depth, answer.text)
+
+
+async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: once for each of 64 prompts times 64 answers, of which no more than 128 may be asked for: 60 kB of
+    schema kept a gateway for 7 s, to be refused."""
+    num_written, write = 0, structured.the_grammar
+
+    def counted(given: Any) -> Any:
+        nonlocal num_written
+        num_written += 1
+        return write(given)
+
+    monkeypatch.setattr(structured, "the_grammar", counted)
+    fields = {"n": 64, "guided_json": {"enum": ["a", "b"]}}
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        refused = await client.post("/v1/completions", json={"prompt": ["x"] * 64, **fields})
+        assert (refused.status_code, "4096 choices" in refused.text, num_written) == (400, True, 1)
+        answer = await client.post("/v1/completions", json={"prompt": ["x", "y"], **fields})
+    assert (answer.status_code, len(answer.json()["choices"]), num_written) == (200, 128, 3)
 
 
 async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
@@ -161,6 +214,27 @@ async def test_a_connection_that_never_comes_to_the_point_is_closed(
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.3)
     async with serving([["a"]]) as (port, _):
         assert await closed_after(port, first, more) < 10
+
+
+async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond it are closed at once, before they say anything; the others go on."""
+    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 1)
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert await closed_after(port, b"") < protocol.HEADERS_TIMEOUT_S / 2
+        assert (await client.get("/livez")).status_code == 200
+
+
+async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
+    """The story: one read of a connection held 14,000 requests, which took the loop 0.2 s to tell apart, and again."""
+    async with serving([["a"]]) as (port, _):
+        one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        assert await closed_after(port, one * 5000) < 10
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(one * protocol.MAX_PIPELINED)
+        for _ in range(protocol.MAX_PIPELINED):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
 
 
 CHUNKED = (
@@ -290,6 +364,30 @@ async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pyte
         await asyncio.sleep(0.1)
         assert taken < 10 + 3 * len(asking)
     assert completer.num_running == 0
+
+
+@pytest.mark.parametrize("is_resumable", [False, True])
+async def test_log_probabilities_of_a_prompt_are_written_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, is_resumable: bool
+) -> None:
+    """The story: those of 2000 tokens, with the 20 best of each, froze a gateway for 0.1 s."""
+    kind = ResumableStream if is_resumable else stream.ChunkStream
+    threads, encode = [], kind._encode
+
+    def watched(self: Any, index: int, event: Event) -> bytes:
+        threads.append(threading.current_thread())
+        return encode(self, index, event)
+
+    monkeypatch.setattr(kind, "_encode", watched)
+    options = {"resumable": is_resumable}
+    body = {"prompt": "x", "echo": True, "logprobs": 1, "stream": True, "stream_options": options}
+    completer = ScriptedCompleter([["a"]] * 2, origin=Provenance("m"))
+    front = HttpFront(gateway(completer, port=(port := free_port())), ServerConfig())
+    async with opened(front), httpx.AsyncClient() as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body)
+    assert answer.text.endswith("data: [DONE]\n\n")
+    here = threading.current_thread()
+    assert [thread is here for thread in threads] == [False, True, True, True]
 
 
 async def test_the_deadline_runs_while_a_write_waits(monkeypatch: pytest.MonkeyPatch) -> None:

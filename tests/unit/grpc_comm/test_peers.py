@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from grpc_comm import health
 from grpc_comm.channel import open_channel
 from grpc_comm.errors import Status
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING
@@ -23,6 +24,7 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
 """A receive window of five bytes: whoever opens a channel so never reads."""
+RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 STALL_S = 0.3
 LIMIT = 1000
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -52,6 +54,11 @@ class TalkativeServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         finally:
             self.num_streams -= 1
             self.ended.set()
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        watched: Any = context
+        watched.add_done_callback(lambda _: self.ended.set())
+        return pb.DetokenizeResponse(text="x" * 10_000)
 
     async def read(self, _: object, context: Context) -> None:
         while await context.read() != grpc.aio.EOF:
@@ -148,6 +155,23 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
         call.cancel()
 
 
+async def test_an_answer_that_is_not_read_is_dropped() -> None:
+    """The story: streams were, but an answer in one piece waited for as long as its reader answered pings: 1 kB of gzip
+    asked for 4 MB of text, 256 times a connection. Who reads gets it as ever."""
+    async with (
+        serving() as (servicer, server),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,
+        open_channel(f"127.0.0.1:{server.port}") as good,
+    ):
+        path = f"/{servicer.service_name}/Detokenize"
+        call: Any = deaf.unary_stream(path, **RAW)(b"")
+        async with asyncio.timeout(20):
+            await servicer.ended.wait()
+        answer = await rpc.GenerationServiceStub(good).Detokenize(pb.DetokenizeRequest(), timeout=20)
+        assert len(answer.text) == 10_000
+        call.cancel()
+
+
 async def test_a_watcher_of_health_that_reads_nothing_holds_up_nobody() -> None:
     """The story: one such watcher made SIGTERM wait for ever, since the library writes to it under a lock."""
     async with serving() as (_, server):
@@ -180,6 +204,20 @@ async def test_watchers_hear_of_changes() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await status(channel, "nothing")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        watch.cancel()
+
+
+async def test_watchers_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes all the places hides a server's health from nobody: the next one asks for it."""
+    monkeypatch.setattr(health, "MAX_WATCHERS", 1)
+    async with serving() as (_, server), open_channel(f"127.0.0.1:{server.port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        assert await stub.Watch(health_pb2.HealthCheckRequest(), timeout=20).code() is RESOURCE_EXHAUSTED
+        assert [serves async for serves in health.health_of(channel)] == [True]
+        server.report(ready=False)
+        assert [serves async for serves in health.health_of(channel)] == [False]
         watch.cancel()
 
 

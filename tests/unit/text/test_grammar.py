@@ -7,6 +7,7 @@ import json
 import random
 import re
 import resource
+import subprocess
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -266,6 +267,14 @@ EXPLODING = {
         GrammarKind.JSON_SCHEMA,
         json.dumps({"allOf": [{"anyOf": [{"pattern": f"a{i}.*b{j}"} for i in range(8)]} for j in range(8)]}),
     ),
+    "all at once": (
+        GrammarKind.JSON_SCHEMA,
+        json.dumps({"allOf": [{"type": "string", "pattern": f"[a-z]{{{i}}}"} for i in range(1, 40)]}),
+    ),
+    "all at once, in lark": (
+        GrammarKind.GRAMMAR,
+        "start: T\nT: " + " & ".join(f"/(.|\\n)*[a-z]{{{i}}}(.|\\n)*/" for i in range(1, 40)),
+    ),
     "deep schema": (GrammarKind.JSON_SCHEMA, nested(2000)),
     "deep lark": (GrammarKind.GRAMMAR, "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
     "deep regex": (GrammarKind.REGEX, "(" * 20_000 + "a" + ")" * 20_000),
@@ -285,10 +294,27 @@ def test_a_grammar_that_explodes_is_bounded(kind: GrammarKind, text: str) -> Non
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 150 * 1024
 
 
-@pytest.mark.parametrize("name", ["product", "deep schema", "deep lark", "deep regex"])
+@pytest.mark.parametrize(
+    "name", ["all at once", "all at once, in lark", "product", "deep schema", "deep lark", "deep regex"]
+)
 def test_a_grammar_without_bounds_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError):
         compiled(*EXPLODING[name])
+
+
+def test_what_cannot_explode_is_not_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 0.2 s to start a process. One that passes is remembered."""
+    for grammar in GRAMMARS:
+        monkeypatch.setattr(subprocess, "run", None)
+        COMPILER.compile(grammar)
+        monkeypatch.undo()
+    twice = Grammar(GrammarKind.JSON_SCHEMA, '{"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]}')
+    COMPILER.compile(twice)
+    monkeypatch.setattr(subprocess, "run", None)
+    COMPILER.compile(twice)
+    hidden = '{"grammars": [{"json_schema": {"type": "string", "p\\u0061ttern": "a"}}]}'
+    with pytest.raises(TypeError):
+        COMPILER.compile(Grammar(GrammarKind.GRAMMAR, hidden))
 
 
 def test_size_is_limited() -> None:
