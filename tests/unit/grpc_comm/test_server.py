@@ -90,19 +90,3 @@ async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: 
             pass
         await news.aclose()
     await server.close()
-
-
-async def test_who_finds_no_place_to_watch_from_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: strangers took all places for watchers of a target's health, on five connections. Drafts and gateways
-    that dialled it after that never heard that it served, and said of themselves that they did not."""
-    monkeypatch.setattr(health, "MAX_WATCHERS", 0)
-    monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
-    server = await started()
-    async with open_channel(f"127.0.0.1:{server.port}") as channel, asyncio.timeout(20):
-        news = served(channel)
-        assert await anext(news)
-        server.report(ready=False)
-        while await anext(news):
-            pass
-        await news.aclose()
-    await server.close()

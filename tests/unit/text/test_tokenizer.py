@@ -71,7 +71,7 @@ def test_a_long_run_without_a_character_costs_no_more_by_its_length(token_ids: l
     assert "".join(streamed(SENTENCEPIECE, [a, *[unknown] * 30, the])[0]) == "a the"
     began = time.thread_time()
     streamed(BYTE_LEVEL, run * 10_000)
-    assert time.thread_time() - began < 3.0
+    assert time.thread_time() - began < 20.0  # it was a minute, and grew by the square
 
 
 @relaxed
