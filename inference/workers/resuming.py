@@ -140,8 +140,8 @@ class Resuming:
             self._num_dials += 1
         refused = isinstance(exc, CapacityError) and not self._has_begun
         while not self._fleet.budget.take(time.monotonic(), spare=SIZE / 2 if refused else 0.0):
-            if refused:  # it is passed on while that is cheap; where all servers are full it must not have to wait
-                raise exc
+            if refused and self._lost_at is not None and time.monotonic() - self._lost_at > MAX_REDIAL_S:
+                raise exc  # where all servers are full, that is to be heard
             self._check_patience(exc)
             await asyncio.sleep(random.uniform(0.0, 4 * REDIAL_S))
 

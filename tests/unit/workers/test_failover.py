@@ -25,6 +25,7 @@ from inference.errors import (
 from inference.request import UNKNOWN, Provenance
 from inference.scheduling import retry_budget
 from inference.scheduling.retry_budget import SIZE
+from inference.workers import resuming
 from inference.workers.completion import CompletionRequest
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet
@@ -204,17 +205,29 @@ async def test_a_full_server_sends_a_request_on_and_only_all_of_them_refuse_it()
         assert [len(place.completer.asked) for place in found] == [1, 1]
 
 
-async def test_where_all_are_full_nobody_waits_to_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_all_are_full_nobody_waits_long_to_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: each request that one full server passed on to the next took from the budget of resumes. Where more
     than 4 a second came, a refusal was UNAVAILABLE after 30 s; and streams whose server died had nothing left to go on
     with."""
-    monkeypatch.setattr(retry_budget, "PER_S", 0.0)
+    for module, name, value in (
+        (retry_budget, "PER_S", 0.0),
+        (resuming, "MAX_REDIAL_S", 0.01),
+        (resuming, "REDIAL_S", 0.005),
+    ):
+        monkeypatch.setattr(module, name, value)
     full = CapacityError("all 1 slots are busy", retry_after_s=1.0)
     async with places(Counting(refusal=full), Counting(refusal=full), patience_s=0.1) as (completer, _):
         for _ in range(2 * SIZE):
             with pytest.raises(CapacityError, match="slots are busy"):
                 await answer(completer)
         assert completer._fleet.budget.take(0.0), "something is left for those that have begun"
+
+
+async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
+    """It waits for those before it to get a token, which gives back what their way took."""
+    full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
+    async with places(full, room) as (completer, _):
+        assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)
 
 
 @pytest.mark.parametrize("late", [False, True])
