@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from contextlib import AsyncExitStack, suppress
@@ -87,7 +88,8 @@ async def long_texts(scene: Scene, seen: Seen) -> None:
 
 async def dear_grammars(scene: Scene, seen: Seen) -> None:
     """Expressions that are short to write and long to compile."""
-    texts = ["(a{1,1000}){1,1000}", "(" * 3000, "((((a|b)*c)*d)*e)*" * 50, "[" * 65_536, "\\p{L}{1,60000}x"]
+    together = json.dumps({"allOf": [{"type": "string", "pattern": f"[a-z]{{{i}}}"} for i in range(1, 40)]})
+    texts = [together, "(a{1,1000}){1,1000}", "(" * 3000, "((((a|b)*c)*d)*e)*" * 50, "[" * 65_536, "\\p{L}{1,60000}x"]
     async with dialled(scene.fused) as channel:
         stub = rpc.GenerationServiceStub(channel)
         for text in texts:
@@ -106,6 +108,18 @@ async def dear_sampling(scene: Scene, seen: Seen) -> None:
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
         await asyncio.gather(*(told(stub.Generate(request, timeout=10), seen, "dear") for _ in range(2)))
+
+
+async def dear_prompts(scene: Scene, seen: Seen) -> None:
+    """Log-probabilities of a whole prompt, with the best of each token; as many ids as are made text."""
+    ids = [30 + index * 7 % 2000 for index in range(1900)]
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), prompt_logprobs=20, max_new_tokens=1)
+    for server in scene.grpc_servers:
+        async with dialled(server) as channel:
+            stub = rpc.GenerationServiceStub(channel)
+            await told(stub.Generate(request, timeout=10), seen, "scored")
+            with suppress(*BROKEN):
+                await stub.Detokenize(pb.DetokenizeRequest(token_ids=[300] * 260_000), timeout=10)
 
 
 async def leavers(scene: Scene, seen: Seen) -> None:
@@ -222,6 +236,17 @@ async def finished_and_unread(scene: Scene, seen: Seen) -> None:
         await asyncio.sleep(60)
 
 
+async def deaf_askers(scene: Scene, seen: Seen) -> None:
+    """Answers in one piece, of megabytes, that nobody takes."""
+    asked = pb.DetokenizeRequest(token_ids=[300] * 260_000).SerializeToString()
+    while True:
+        async with dialled(scene.fused, DEAF) as channel:
+            ask = channel.unary_stream("/specdec.v1.GenerationService/Detokenize", **RAW)
+            calls = [ask(asked, compression=grpc.Compression.Gzip) for _ in range(20)]
+            await asyncio.sleep(40)
+            seen["unread answers"] += len(calls)
+
+
 async def deaf_watchers(scene: Scene, seen: Seen) -> None:
     """Watchers of health that never read, more than there may be."""
     async with AsyncExitStack() as stack:
@@ -278,12 +303,13 @@ async def half_open(scene: Scene, seen: Seen) -> None:
 
 
 QUICK: tuple[Recipe, ...] = (
-    gzip_bombs, bombs_on_streams, late_branches, flood, long_texts, dear_grammars, dear_sampling, leavers, metadata,
+    gzip_bombs, bombs_on_streams, late_branches, flood, long_texts, dear_prompts, dear_grammars, dear_sampling, leavers,
+    metadata,
     frames, churn, lying_worker,
 )  # fmt: skip
 """One after another."""
 PATIENT: tuple[Recipe, ...] = (
-    deaf_sessions, deaf_readers, finished_and_unread, deaf_watchers, silent_worker, deaf_worker, silent_streams,
-    half_open,
+    deaf_sessions, deaf_readers, finished_and_unread, deaf_askers, deaf_watchers, silent_worker, deaf_worker,
+    silent_streams, half_open,
 )  # fmt: skip
 """All the time, beside the others."""
