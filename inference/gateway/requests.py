@@ -88,11 +88,7 @@ def _repeated(
 
 
 def _check_number(num_choices: int) -> None:
-    """Refuse more choices than one request may have, before any of them is made.
-
-    Raises:
-        ApiError: naming the limit.
-    """
+    """Refuse more choices than one request may have, by name of the limit, before any of them is made."""
     limit = min(MAX_CHOICES, caller().limits.n or MAX_CHOICES)
     if num_choices > limit:
         message = f"n: {num_choices} choices are asked for, n times the number of prompts; the limit is {limit}"

@@ -117,6 +117,7 @@ def _try() -> None:
     """What the other process does. A grammar with a fault is none of its affair."""
     from llguidance import LLMatcher, LLTokenizer
 
+    os.nice(10)  # others are being served
     resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (TRIAL_CPU_S, TRIAL_CPU_S))
     with suppress(ValueError):

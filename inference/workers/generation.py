@@ -11,7 +11,6 @@ from grpc_comm.interceptors import Context, deadline_of
 from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Started
 from inference.errors import NotFoundError
 from inference.workers.completion import Codec, Completer, ModelCard
 from inference.workers.convert import (
@@ -56,8 +55,7 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         completion = replace(completion_from_message(request), deadline=deadline_of(context))
         async with aclosing(self.completer.complete(completion)) as events:
             async for event in events:
-                scores = event.prompt_logprobs if isinstance(event, Started) else ()
-                await context.write(await converted(event_to_message, event, scores))
+                await context.write(await converted(event_to_message, event, getattr(event, "prompt_logprobs", ())))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Say what is served."""

@@ -88,8 +88,10 @@ class LocalCodec:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See `Codec`."""
-        for token_id in self.checked(token_ids):
-            if not 0 <= token_id < self._vocab_size:
-                message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
-                raise InvalidRequestError(message, field="tokens")
-        return self.tokenizer.decode(token_ids, special=True)
+        async with self._inline:
+            await asyncio.sleep(0)
+            for token_id in self.checked(token_ids):
+                if not 0 <= token_id < self._vocab_size:
+                    message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
+                    raise InvalidRequestError(message, field="tokens")
+            return self.tokenizer.decode(token_ids, special=True)

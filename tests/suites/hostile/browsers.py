@@ -28,6 +28,13 @@ SHAPES: dict[str, str] = {
     "many messages": '{"messages":' + _array('{"role":"u","content":""}', 100_000) + "}",
     "a long text": json.dumps({"prompt": "lorem ipsum " * 300_000}),
     "beyond the limit": '"' + "x" * 9_000_000 + '"',
+    "a schema for 4096 answers": json.dumps(
+        {"prompt": ["x"] * 64, "n": 64, "guided_json": {"anyOf": [{"enum": ["a"] * 10}] * 900}}
+    ),
+    "a text for 32 answers": json.dumps({"prompt": "\U00012345" * 20_000, "n": 32}, ensure_ascii=False),
+    "a schema of numbers": '{"prompt":"x","guided_json":{"enum":' + _array(_array("7", 1000), 900) + "}}",
+    "many characters": json.dumps({"prompt": "\U00012345" * 600_000}, ensure_ascii=False),
+    "deep brackets": '{"prompt":"x","vllm_xargs":' + '{"a":' * 950 + "1" + "}" * 951,
     "a long number": '{"prompt":"x","seed":' + "9" * 1_000_000 + "}",
 }
 """Bodies, by what is wrong with them."""
@@ -55,7 +62,7 @@ async def body_shapes(scene: Scene, seen: Seen) -> None:
     """Bodies that are dear to check."""
     for port in scene.http_ports:
         for body in SHAPES.values():
-            for path in ("/v1/completions", "/v1/chat/completions"):
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
                 await post(port, body.encode(), seen, path=path)
 
 
@@ -72,6 +79,17 @@ async def header_floods(scene: Scene, seen: Seen) -> None:
                 await writer.drain()
                 seen["headers"] += 1
         writer.transport.abort()
+
+
+async def pipelined(scene: Scene, seen: Seen) -> None:
+    """Thousands of requests in one breath."""
+    one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for index in range(20):
+        _, writer = await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2])
+        writer.write(one * 6500)
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        seen["pipelined"] += 6500
 
 
 async def leaving_browsers(scene: Scene, seen: Seen) -> None:
@@ -122,5 +140,5 @@ async def slow_headers(scene: Scene, seen: Seen) -> None:
                     writer.write(b"x")
 
 
-QUICK: tuple[Recipe, ...] = (body_shapes, header_floods, leaving_browsers)
+QUICK: tuple[Recipe, ...] = (body_shapes, header_floods, pipelined, leaving_browsers)
 PATIENT: tuple[Recipe, ...] = (unread_streams, slow_headers)

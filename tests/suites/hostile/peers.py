@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from contextlib import AsyncExitStack, suppress
@@ -87,7 +88,8 @@ async def long_texts(scene: Scene, seen: Seen) -> None:
 
 async def dear_grammars(scene: Scene, seen: Seen) -> None:
     """Expressions that are short to write and long to compile."""
-    texts = ["(a{1,1000}){1,1000}", "(" * 3000, "((((a|b)*c)*d)*e)*" * 50, "[" * 65_536, "\\p{L}{1,60000}x"]
+    together = json.dumps({"allOf": [{"type": "string", "pattern": f"[a-z]{{{i}}}"} for i in range(1, 40)]})
+    texts = [together, "(a{1,1000}){1,1000}", "(" * 3000, "((((a|b)*c)*d)*e)*" * 50, "[" * 65_536, "\\p{L}{1,60000}x"]
     async with dialled(scene.fused) as channel:
         stub = rpc.GenerationServiceStub(channel)
         for text in texts:
@@ -123,6 +125,18 @@ async def _wide_round(channel: Any, scene: Scene, seen: Seen) -> None:
             branch = pb.Branch(prefix_length=length, token_ids=[scene.vocab_size - 1] * 256)
             await call.write(pb.VerifyRequest(propose=pb.Propose(branches=[branch])))
     await told(call, seen, "wide rounds")
+
+
+async def dear_prompts(scene: Scene, seen: Seen) -> None:
+    """Log-probabilities of a whole prompt, with the best of each token; as many ids as are made text."""
+    ids = [30 + index * 7 % 2000 for index in range(1900)]
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), prompt_logprobs=20, max_new_tokens=1)
+    for server in scene.grpc_servers:
+        async with dialled(server) as channel:
+            stub = rpc.GenerationServiceStub(channel)
+            await told(stub.Generate(request, timeout=10), seen, "scored")
+            with suppress(*BROKEN):
+                await stub.Detokenize(pb.DetokenizeRequest(token_ids=[300] * 260_000), timeout=10)
 
 
 async def leavers(scene: Scene, seen: Seen) -> None:
@@ -239,6 +253,17 @@ async def finished_and_unread(scene: Scene, seen: Seen) -> None:
         await asyncio.sleep(60)
 
 
+async def deaf_askers(scene: Scene, seen: Seen) -> None:
+    """Answers in one piece, of megabytes, that nobody takes."""
+    asked = pb.DetokenizeRequest(token_ids=[300] * 260_000).SerializeToString()
+    while True:
+        async with dialled(scene.fused, DEAF) as channel:
+            ask = channel.unary_stream("/specdec.v1.GenerationService/Detokenize", **RAW)
+            calls = [ask(asked, compression=grpc.Compression.Gzip) for _ in range(20)]
+            await asyncio.sleep(40)
+            seen["unread answers"] += len(calls)
+
+
 async def deaf_watchers(scene: Scene, seen: Seen) -> None:
     """Watchers of health that never read, more than there may be."""
     async with AsyncExitStack() as stack:
@@ -295,12 +320,12 @@ async def half_open(scene: Scene, seen: Seen) -> None:
 
 
 QUICK: tuple[Recipe, ...] = (
-    gzip_bombs, bombs_on_streams, late_branches, flood, long_texts, dear_grammars, dear_sampling, wide_rounds, leavers,
-    metadata, frames, churn, lying_worker,
+    gzip_bombs, bombs_on_streams, late_branches, flood, long_texts, dear_prompts, dear_grammars, dear_sampling,
+    wide_rounds, leavers, metadata, frames, churn, lying_worker,
 )  # fmt: skip
 """One after another."""
 PATIENT: tuple[Recipe, ...] = (
-    deaf_sessions, deaf_readers, finished_and_unread, deaf_watchers, silent_worker, deaf_worker, silent_streams,
-    half_open,
+    deaf_sessions, deaf_readers, finished_and_unread, deaf_askers, deaf_watchers, silent_worker, deaf_worker,
+    silent_streams, half_open,
 )  # fmt: skip
 """All the time, beside the others."""
