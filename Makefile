@@ -25,7 +25,7 @@ demo: install
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-# Studies, comparisons and reports from end to end, each half a minute or more.
+# From end to end, each half a minute or more: studies, comparisons, reports, the demo, models of a hub.
 test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
 

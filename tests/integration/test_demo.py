@@ -24,7 +24,7 @@ def most_often(text: str, length: int) -> int:
     return max(runs.values(), default=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_the_demo_shows_prose_that_does_not_loop_and_says_how_each_prompt_is_continued() -> None:
     """The story: greedily, the small model's prose was "I am afraid I am afraid I am afraid"."""
     process = await asyncio.create_subprocess_exec(

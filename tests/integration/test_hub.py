@@ -56,6 +56,7 @@ async def test_an_id_is_downloaded_once_and_gives_the_tokens_of_the_directory(
     assert (again.code, hub.requests) == (0, []), "a commit that is in the cache needs no hub"
 
 
+@pytest.mark.long
 async def test_offline_mode_takes_what_the_cache_has(hub: FakeHub, tmp_path: Path) -> None:
     command = ("--role", "verify_draft", "--model", "seed/draft", *FLAGS)
     without = await run(hub, tmp_path, *command, HF_HUB_OFFLINE="1")
@@ -98,6 +99,7 @@ async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None
     assert (await run(hub, tmp_path, *flags, HF_TOKEN=TOKEN)).code == 0
 
 
+@pytest.mark.long
 async def test_a_server_of_hub_ids_goes_by_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
     """Not by the name of its directory in the cache, which is a commit."""
     port = free_port()

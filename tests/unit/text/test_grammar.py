@@ -22,6 +22,7 @@ from hypothesis_jsonschema import from_schema
 from inference.config import BUNDLED_TARGET
 from inference.errors import InternalError, InvalidRequestError
 from inference.request import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
+from inference.text import grammar_source
 from inference.text.grammar import GrammarCompiler, GrammarMatcher
 from inference.text.grammar_source import LIMITS
 from inference.text.tokenizer import Tokenizer
@@ -281,6 +282,13 @@ EXPLODING = {
 }
 
 
+@pytest.fixture
+def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server gives 3 s of a core, so that slow machines refuse nothing that others take."""
+    monkeypatch.setattr(grammar_source, "TRIAL_CPU_S", 1)
+
+
+@pytest.mark.usefixtures("brief_trials")
 @pytest.mark.parametrize(("kind", "text"), EXPLODING.values(), ids=EXPLODING)
 def test_a_grammar_that_explodes_is_bounded(kind: GrammarKind, text: str) -> None:
     """In time and memory, whether it is refused at once or at a later token. With a vocabulary that has long tokens;
@@ -294,6 +302,7 @@ def test_a_grammar_that_explodes_is_bounded(kind: GrammarKind, text: str) -> Non
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 150 * 1024
 
 
+@pytest.mark.usefixtures("brief_trials")
 @pytest.mark.parametrize(
     "name", ["all at once", "all at once, in lark", "product", "deep schema", "deep lark", "deep regex"]
 )
