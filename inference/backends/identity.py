@@ -16,7 +16,7 @@ def model_identity(path: Path, *facts: str) -> str:
     """16 hex digits over all of a checkpoint's files, and over what else its tokens depend on.
 
     Args:
-        facts: the arithmetic as it was resolved, not as it was asked for; the tokens that end a sequence.
+        facts: the arithmetic as it was resolved, not as it was asked for; what ends a sequence.
     """
     digest = hashlib.sha256(repr(facts).encode())
     for name, content in contents(path):

@@ -75,7 +75,8 @@ class RunningTarget:
 
     def identity(self, model: ModelConfig) -> str:
         """The id that all servers of this target have, alone or with a draft beside it, and no other."""
-        return model_identity(model.path, self.arithmetic, str(sorted(self.tokenizer.eos_token_ids)))
+        ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too
+        return model_identity(model.path, self.arithmetic, ends)
 
 
 @asynccontextmanager

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from inference.backends.identity import contents, model_identity
+from inference.config import ModelConfig
+from inference.engine.target import TargetEngine
+from inference.serving.assembly import RunningTarget
+from inference.text.tokenizer import Tokenizer
 from tests.conftest import ModelDirectories
+from tests.support.scripted import ScriptedDecoder
 
 
 def test_copies_are_one_model(models: ModelDirectories, tmp_path: Path) -> None:
@@ -22,6 +27,14 @@ def test_other_weights_settings_or_arithmetic_are_another(models: ModelDirectori
     directories = (models.target, models.related, models.stranger, models.endless)
     identities = {model_identity(path, dtype) for path in directories for dtype in ("float32", "int8")}
     assert len(identities) == 2 * len(directories)
+
+
+def test_another_context_is_another_model(models: ModelDirectories) -> None:
+    """The story: a request went on at a replica with a shorter --sequence_length, and its answer ended there."""
+    tokenizer = Tokenizer.load(models.target)
+    contexts = [TargetEngine(ScriptedDecoder(max_length=max_length)) for max_length in (100, 100, 200)]
+    one, same, other = (RunningTarget(each, tokenizer).identity(ModelConfig(models.target)) for each in contexts)
+    assert one == same != other
 
 
 def test_every_byte_counts_whatever_the_dates_say(tmp_path: Path) -> None:
