@@ -98,6 +98,7 @@ def _check_in_browser(page: Path) -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "topologies"),
     [("target", "distributed"), ("fused", "target,fused"), ("pool-draft", "target,pool")],

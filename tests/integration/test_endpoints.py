@@ -21,7 +21,7 @@ AUTH = f'[[token]]\nname = "bench"\nsha256 = "{hashlib.sha256(TOKEN.encode()).he
 CHAT = {"messages": [{"role": "user", "content": "1 2 3"}, {"role": "user", "content": "and"}]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, tmp_path: Path) -> None:
     """One server of ours by its two doors, and a foreign one: the same prompts, and who can be compared with whom."""
     port, http_port = free_port(), free_port()

@@ -94,6 +94,7 @@ async def test_a_hub_that_does_not_answer_is_named(hub: FakeHub, tmp_path: Path)
     assert (result.code, "http://127.0.0.1:9" in result.last_line) == (2, True), result.last_line
 
 
+@pytest.mark.long
 async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None:
     flags = ("--role", "verify_target", "--model", "seed/closed", *FLAGS)
     assert (await run(hub, tmp_path, *flags, HF_TOKEN=TOKEN)).code == 0

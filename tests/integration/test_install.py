@@ -52,6 +52,7 @@ def variables(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 
+@pytest.mark.long
 async def test_a_wheel_serves_what_it_brings(environment: Path, tmp_path: Path) -> None:
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
