@@ -268,7 +268,7 @@ async def deaf_watchers(scene: Scene, seen: Seen) -> None:
     """Watchers of health that never read, more than there may be."""
     async with AsyncExitStack() as stack:
         calls = []
-        for index in range(15):  # a connection has 256 streams, a server 1024 places
+        for index in range(15):  # a connection has 256 streams, a server 256 places
             channel = await stack.enter_async_context(dialled(scene.grpc_servers[index % 3], DEAF))
             stub: Any = health_pb2_grpc.HealthStub(channel)
             calls += [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(250)]
