@@ -21,8 +21,8 @@ LIVENESS = "liveness"
 READINESS = "readiness"
 """Service name for whoever sends requests, as are "" and the services' own names."""
 MAX_WATCHERS = 256
-"""Each is a hundred objects that every full garbage collection looks at, and nobody is served meanwhile: 1024 of them took
-30 ms and more. Who finds no place asks."""
+"""Each is a hundred objects that every full garbage collection looks at, while nobody is served: with 1024 of them it
+took 109 ms. Who finds no place asks."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
