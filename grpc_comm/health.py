@@ -21,8 +21,8 @@ LIVENESS = "liveness"
 READINESS = "readiness"
 """Service name for whoever sends requests, as are "" and the services' own names."""
 MAX_WATCHERS = 256
-"""What each keeps alive, every full garbage collection looks at while nobody is served: with 1024 of them a health check
-took 109 ms. Who finds no place asks."""
+"""What each keeps alive, every full garbage collection looks at while nobody is served: with 1024 of them a check took
+109 ms. Who finds no place asks."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
