@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,7 +19,7 @@ from inference.gateway.schema import DEFAULT_MAX_TOKENS, MAX_CHOICES, ChatBody, 
 from inference.request import MAX_SEED, RequestDefaults
 from inference.text.calls.grammar import arguments_of
 from inference.text.chat import Chat
-from inference.text.schema_fault import fault_of_schema
+from inference.text.schema_fault import SEARCH_S, fault_of_schema
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
 from inference.workers.draining import Wait
 
@@ -139,7 +140,10 @@ async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidReq
 
 def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
     """Where in the tools a schema has a fault, and which; two empty texts if none has."""
+    deadline = time.monotonic() + SEARCH_S  # of all of them: each may be tried out in a process of its own
     for i, tool in enumerate(tools):
+        if time.monotonic() > deadline:
+            break
         path, message = fault_of_schema(arguments_of(tool.function.parameters))
         if message:
             return ".".join([f"tools[{i}].function.parameters", *filter(None, path.split("/"))]), message

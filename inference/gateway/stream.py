@@ -7,18 +7,20 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from inference.commit import Event, Started
+from inference.commit import Event
 from inference.errors import CapacityError, SpecDecError
 from inference.gateway.choice import Choice, Part
 from inference.gateway.documents import JsonAnswer, encoded
 from inference.gateway.errors import ApiError, from_error, unexpected
 from inference.gateway.formats import Format, usage
 from inference.gateway.requests import ChoiceEvent
+from inference.workers.convert import converted
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +149,7 @@ class ChunkStream:
 
     async def _encoded(self, index: int, event: Event) -> bytes:
         """The chunks of an event; those of a prompt's log-probabilities are written beside the loop."""
-        if isinstance(event, Started) and event.prompt_logprobs:
-            return await asyncio.to_thread(self._encode, index, event)
-        return self._encode(index, event)
+        return await converted(partial(self._encode, index), event, getattr(event, "prompt_logprobs", ()))
 
     def _encode(self, index: int, event: Event) -> bytes:
         choice = self._choices[index]

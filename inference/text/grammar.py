@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from inference.errors import InternalError, InvalidRequestError
 from inference.request import Grammar, GrammarKind
-from inference.text.grammar_source import brief, parser_limits, source_of, try_out
+from inference.text.grammar_source import brief, parser_limits, source_of
+from inference.text.grammar_trial import try_out
 from inference.text.schema_fault import fault_of_schema
 from inference.text.tokenizer import Tokenizer
 from inference.tokens import common_length, joined

@@ -7,12 +7,6 @@ alike on every machine; docs/structured.md says what each limit costs.
 from __future__ import annotations
 
 import json
-import os
-import re
-import resource
-import subprocess
-import sys
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -36,9 +30,6 @@ LIMITS = {
 }
 COMPACT = {"whitespace_flexible": False}
 """How JSON is written."""
-TRIAL_S, TRIAL_CPU_S, TRIAL_BYTES = 8.0, 3, 1 << 30
-_MEETING = re.compile(r'[&~]|\\u|("(?:pattern|format|multipleOf|And|Not).*){2}', re.DOTALL)
-"""What stands where expressions meet: an operator, or what may be hidden behind an escape, or two of these words."""
 _SEVERAL = '{"grammars"'
 _MAX_MESSAGE = 300
 _THOUGHT = f"thought[lazy]: /(.|\\n)*{END.replace('/', chr(92) + '/')}/\nSPACE: /\\s*/\n"
@@ -96,34 +87,6 @@ def _alternatives(text: str) -> str:
     return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
 
 
-@lru_cache(maxsize=64)
-def try_out(source: str) -> None:
-    """Compile a grammar in a process of its own, if expressions may meet in it. ValueError: it takes too much.
-
-    Where several must hold at once, one unit of the library's work takes time and memory by the product of their
-    branches: 1 kB of JSON schema kept a core for ever, and took all memory. No thread can be stopped.
-    """
-    if not _MEETING.search(source):
-        return
-    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command, text = [sys.executable, "-m", __name__, str(TRIAL_CPU_S)], source.encode()
-    try:
-        subprocess.run(command, input=text, env=path, capture_output=True, timeout=TRIAL_S, check=True)
-    except (OSError, subprocess.SubprocessError) as exc:
-        raise ValueError("too complex: too many ways for expressions to hold at once") from exc
-
-
-def _try(cpu_s: int) -> None:
-    """What the other process does. A grammar with a fault is none of its affair."""
-    from llguidance import LLMatcher, LLTokenizer
-
-    os.nice(5)  # others are being served
-    resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    with suppress(ValueError):
-        LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0, limits=parser_limits()).compute_bitmask()
-
-
 def parser_limits() -> LLParserLimits:
     """`LIMITS` as the library has them."""
     from llguidance import LLParserLimits
@@ -135,7 +98,3 @@ def brief(message: str) -> str:
     """One line of the library's words; a caller's own text may stand in them at any length."""
     line = " ".join(message.replace("<non-verbose/>", "").split())
     return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]} ..."
-
-
-if __name__ == "__main__":
-    _try(int(sys.argv[1]))

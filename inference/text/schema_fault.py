@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from inference.text.grammar_source import COMPACT, brief, parser_limits, try_out
+from inference.errors import InternalError
+from inference.text.grammar_source import COMPACT, brief, parser_limits
+from inference.text.grammar_trial import try_out
 
 SEARCH_S = 0.5
 """A big schema with a fault deep inside is not searched to the end."""
@@ -23,6 +25,8 @@ def fault_of_schema(schema: Any) -> tuple[str, str]:
     try:
         message = _message_of(schema)
         return (_path(schema, message), message) if message else ("", "")
+    except InternalError:  # ours, and nothing that the schema can be told of
+        return "", ""
     except (ValueError, RecursionError) as exc:
         return "", brief(str(exc))
 

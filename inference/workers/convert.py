@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sized
 from dataclasses import fields
 from enum import Enum
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import (
@@ -45,6 +45,8 @@ from inference.text.grammar_source import written_out
 from inference.text.stop_strings import MAX_STOPS
 from inference.workers import completion
 
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 PROTOCOL_VERSION = 1
 
 MAX_BRANCHES_OF_MESSAGE = 1024
@@ -97,7 +99,7 @@ def _check_count(values: Sized, limit: int, field: str) -> None:
         raise InvalidRequestError(f"{field} has {len(values)} elements, the limit is {limit}", field=field)
 
 
-async def converted(convert: Callable[[Any], Any], item: Any, scores: Sized) -> Any:
+async def converted(convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
     """An item that may hold the log-probabilities of a prompt: beside the loop, since thousands take 0.1 s and more."""
     return await asyncio.to_thread(convert, item) if scores else convert(item)
 

@@ -12,6 +12,7 @@ import pytest
 
 from inference.commit import FinishReason
 from inference.errors import InvalidRequestError
+from inference.gateway import requests
 from inference.gateway.app import create_app
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.chat import Chat, ChatMessage
@@ -246,3 +247,20 @@ async def test_a_grammar_begins_behind_the_reasoning() -> None:
     assert without == await grammar_of(body) == replace(behind, preamble=Preamble.NONE)
     old = await grammar_of(body, replace(card, features=frozenset()))
     assert old == without, "a server that cannot keep it there keeps it from the beginning on"
+
+
+async def test_the_search_for_a_fault_in_tools_has_one_time_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a grammar with a fault elsewhere had every tool's schema looked at, some of them in a process of their
+    own: minutes of a thread that other requests wait for."""
+    looked: list[Any] = []
+
+    def fault_of_schema(schema: Any) -> tuple[str, str]:
+        looked.append(schema)
+        return "", ""
+
+    monkeypatch.setattr(requests, "fault_of_schema", fault_of_schema)
+    monkeypatch.setattr(requests, "SEARCH_S", -1.0)
+    fault = InvalidRequestError("regex: no end", field="grammar")
+    answer = await ask(ScriptedCompleter([], error=fault), {"tools": [tool(f"f{i}") for i in range(9)]}, CARD)
+    assert answer.status_code == 400
+    assert looked == []

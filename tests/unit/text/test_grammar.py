@@ -8,6 +8,7 @@ import random
 import re
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from hypothesis_jsonschema import from_schema
 from inference.config import BUNDLED_TARGET
 from inference.errors import InternalError, InvalidRequestError
 from inference.request import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
-from inference.text import grammar_source
+from inference.text import grammar_trial
 from inference.text.grammar import GrammarCompiler, GrammarMatcher
 from inference.text.grammar_source import LIMITS
 from inference.text.tokenizer import Tokenizer
@@ -285,7 +286,7 @@ EXPLODING = {
 @pytest.fixture
 def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server gives 3 s of a core, so that slow machines refuse nothing that others take."""
-    monkeypatch.setattr(grammar_source, "TRIAL_CPU_S", 1)
+    monkeypatch.setattr(grammar_trial, "TRIAL_CPU_S", 1)
 
 
 @pytest.mark.usefixtures("brief_trials")
@@ -324,6 +325,18 @@ def test_what_cannot_explode_is_not_tried_out(monkeypatch: pytest.MonkeyPatch) -
     hidden = '{"grammars": [{"json_schema": {"type": "string", "p\\u0061ttern": "a"}}]}'
     with pytest.raises(TypeError):
         COMPILER.compile(Grammar(GrammarKind.GRAMMAR, hidden))
+
+
+def test_a_trial_says_what_its_limit_is_and_when_it_could_not_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without room for another process is no fault of the grammar's."""
+    source = '{"x": "&"}'
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(subprocess.TimeoutExpired("x", 8)))
+    with pytest.raises(ValueError, match=r"the limit is 3 s of a core, 1024 MiB"):
+        grammar_trial.try_out(source)
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    with pytest.raises(InternalError, match="nowhere"):
+        grammar_trial.try_out(source)
 
 
 def test_size_is_limited() -> None:

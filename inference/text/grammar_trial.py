@@ -1,0 +1,58 @@
+"""A grammar tried out in a process of its own, where it can be stopped: `try_out`, and what runs there.
+
+Where several expressions must hold at once, one unit of llguidance's work takes time and memory by the product of
+their branches: 1 kB of JSON schema kept a core for ever, and took all memory. No thread can be stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from contextlib import suppress
+from functools import lru_cache
+
+from inference.errors import InternalError
+from inference.text.grammar_source import parser_limits
+
+TRIAL_S, TRIAL_CPU_S, TRIAL_BYTES = 8.0, 3, 1 << 30
+_MEETING = re.compile(r'[&~]|\\u|("(?:pattern|format|multipleOf|And|Not).*){2}', re.DOTALL)
+"""What stands where expressions meet: an operator, or what may be hidden behind an escape, or two of these words."""
+
+
+@lru_cache(maxsize=64)
+def try_out(source: str) -> None:
+    """Compile a grammar, in the library's own form, if expressions may meet in it; one that passed is remembered.
+
+    Raises:
+        ValueError: it takes too much.
+        InternalError: no process can be started.
+    """
+    if not _MEETING.search(source):
+        return
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command, text = [sys.executable, "-m", __name__, str(TRIAL_CPU_S)], source.encode()
+    try:
+        subprocess.run(command, input=text, env=path, capture_output=True, timeout=TRIAL_S, check=True)
+    except subprocess.SubprocessError as exc:
+        limits = f"{TRIAL_CPU_S} s of a core, {TRIAL_BYTES >> 20} MiB"
+        raise ValueError(f"too complex: too many ways for expressions to hold at once (the limit is {limits})") from exc
+    except OSError as exc:
+        raise InternalError(f"a grammar cannot be tried out: {exc}") from exc
+
+
+def _try(cpu_s: int) -> None:
+    """What the other process does. A grammar with a fault is none of its affair."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    os.nice(5)  # others are being served
+    resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    with suppress(ValueError):
+        LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0, limits=parser_limits()).compute_bitmask()
+
+
+if __name__ == "__main__":
+    _try(int(sys.argv[1]))
