@@ -66,11 +66,11 @@ class HandlerInterceptor(MethodInterceptor):
         """See `MethodInterceptor`."""
         if not self.covers(details.method):
             return method
-        kind = _kind(method)
+        kind = kind_of(method)
         return method._replace(**{kind: self.wrap(getattr(method, kind), details)})
 
 
-def _kind(method: Any) -> str:
+def kind_of(method: Any) -> str:
     """Where a method has its handler."""
     arity = {False: "unary", True: "stream"}
     return f"{arity[method.request_streaming]}_{arity[method.response_streaming]}"
@@ -88,12 +88,9 @@ class ErrorInterceptor(HandlerInterceptor):
 
     def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """See `HandlerInterceptor`."""
-        behavior = _writing(behavior)
 
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                if isinstance(request, StatusError):  # from `RequestLimit`
-                    raise request
                 return await behavior(request, context)
             except grpc.aio.AbortError:
                 raise
@@ -138,16 +135,16 @@ def _forget(error: BaseException | None) -> None:
         error.__traceback__ = error.__context__ = None
 
 
-def _writing(behavior: Handler) -> Handler:
+def writing(behavior: Handler) -> Handler:
     """A handler that yields its responses, as reflection's does, as one that writes them."""
     if not inspect.isasyncgenfunction(behavior):
         return behavior
 
-    async def writing(request: Any, context: Context) -> None:
+    async def each(request: Any, context: Context) -> None:
         async for response in behavior(request, context):
             await context.write(response)
 
-    return writing
+    return each
 
 
 REQUEST_ID = "x-request-id"
@@ -163,14 +160,11 @@ class GateInterceptor(MethodInterceptor):
         self._admit = admit
 
     def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
-        """See `MethodInterceptor`; a single request is parsed behind the gate, and not before it."""
-        kind, parse = _kind(method), method.request_deserializer
-        gated = self._gated(
-            details.method, _writing(getattr(method, kind)), None if method.request_streaming else parse
-        )
-        return method._replace(**{kind: gated, "request_deserializer": parse if method.request_streaming else None})
+        """See `MethodInterceptor`."""
+        kind = kind_of(method)
+        return method._replace(**{kind: self._gated(details.method, getattr(method, kind))})
 
-    def _gated(self, name: str, behavior: Handler, parse: Callable[[bytes], Any] | None) -> Handler:
+    def _gated(self, name: str, behavior: Handler) -> Handler:
         async def gated(request: Any, context: Context) -> Any:
             try:
                 admitted = self._admit(name, texts(context.invocation_metadata()), _names(context))
@@ -179,10 +173,7 @@ class GateInterceptor(MethodInterceptor):
                 raise
             with admitted as request_id:
                 context.set_trailing_metadata(((REQUEST_ID, request_id),))
-                message = request if parse is None else parse(request)
-                if isinstance(message, StatusError):  # from `RequestLimit`
-                    raise message
-                return await behavior(message, context)
+                return await behavior(request, context)
 
         return gated
 
@@ -215,8 +206,7 @@ class RequestLimit(MethodInterceptor):
     def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
         """See `MethodInterceptor`."""
         max_bytes = self._max_bytes.get(details.method.split("/")[1], MAX_NAME_BYTES)
-        read = _limited(method.request_deserializer, details.method, max_bytes)
-        return method._replace(request_deserializer=read if method.request_streaming else _returning(read))
+        return method._replace(request_deserializer=_limited(method.request_deserializer, details.method, max_bytes))
 
 
 def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Callable[[bytes], Any]:
@@ -242,18 +232,6 @@ def _refused(method: str, message: str) -> StatusError:
     return StatusError(Status(grpc.StatusCode.INVALID_ARGUMENT, message))
 
 
-def _returning(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """The parser, giving its error back: of a single request, gRPC reads before any handler could catch it."""
-
-    def returning(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except StatusError as error:
-            return error
-
-    return returning
-
-
 class StallInterceptor(HandlerInterceptor):
     """Ends calls whose peer has read nothing for so many seconds while there is something to read."""
 
@@ -263,7 +241,7 @@ class StallInterceptor(HandlerInterceptor):
     def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
         """See `MethodInterceptor`; a single answer goes out as a stream of one: gRPC itself would wait for ever."""
         if self.covers(details.method) and not method.response_streaming:
-            kind = _kind(method)
+            kind = kind_of(method)
             handlers = {kind: None, f"{kind.partition('_')[0]}_stream": _answering(getattr(method, kind))}
             method = method._replace(response_streaming=True, **handlers)
         return super().replaced(method, details)

@@ -18,6 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from grpc_comm.first_message import FirstMessageInterceptor
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
 from grpc_comm.interceptors import Admit, ErrorInterceptor, GateInterceptor, HandlerInterceptor, RequestLimit, StatusOf
 from grpc_comm.names import written
@@ -117,7 +118,7 @@ class Server:
     ) -> None:
         limits = {servicer.service_name: servicer.max_request_bytes for servicer in servicers}
         gates = () if gate.admit is None else (GateInterceptor(gate.admit),)
-        interceptors = [ErrorInterceptor(status_of), *gates, *inner, RequestLimit(limits)]
+        interceptors = [ErrorInterceptor(status_of), *gates, FirstMessageInterceptor(), *inner, RequestLimit(limits)]
         options = server_options(max(limits.values(), default=0))
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = HealthServicer()

@@ -156,15 +156,14 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_pro
 
     A prompt's first token follows nothing: it has nulls.
     """
-    tokens = [_name(position.chosen) for position in positions]
     offsets = []
     for position in positions:
         offsets.append(offset)
         offset += position.num_characters
-    chosen: list[float | None] = [position.chosen.logprob for position in positions]
-    top: list[dict[str, float] | None] = [
-        {_name(token): token.logprob for token in (*position.top, position.chosen)} for position in positions
-    ]
+    named = [[(_name(token), token.logprob) for token in position] for position in positions]
+    tokens = [name for (name, _), *_ in named]
+    chosen: list[float | None] = [logprob for (_, logprob), *_ in named]
+    top: list[dict[str, float] | None] = [dict((*best, first)) for first, *best in named]
     if begins_prompt:
         chosen[0], top[0] = None, None
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
@@ -172,7 +171,8 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_pro
 
 def chat_logprobs(positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """The newer shape: one object per token."""
-    content = [{**_entry(position.chosen), "top_logprobs": list(map(_entry, position.top))} for position in positions]
+    entries = [list(map(_entry, position)) for position in positions]
+    content = [{**chosen, "top_logprobs": top} for chosen, *top in entries]
     return {"content": content, "refusal": None}
 
 

@@ -64,7 +64,7 @@ async def whole_answer(
             async for index, event in events:
                 for part in choices[index].take(event, per_token=False):
                     choices[index].keep(part)
-                    num_new = sum(1 + len(scores.top) for scores in part.logprobs)
+                    num_new = sum(len(scores.token_ids) for scores in part.logprobs)
                     num_scores, kept.num_scores = num_scores + num_new, kept.num_scores + num_new
                     _check_scores(num_scores, kept)
         return document() if num_scores <= INLINE_SCORES else await asyncio.to_thread(document)

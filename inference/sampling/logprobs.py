@@ -9,7 +9,7 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from inference.commit import TokenLogprob, TokenLogprobs
+from inference.commit import TokenLogprobs
 from inference.model import Array
 
 LOWEST = -9999.0
@@ -37,21 +37,19 @@ def _token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tu
     rows -= rows.max(axis=-1, keepdims=True)
     rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
     np.maximum(rows, LOWEST, out=rows)
-    return tuple(
-        TokenLogprobs(TokenLogprob(token_id, float(row[token_id])), _best(row, num_top))
-        for row, token_id in zip(rows, token_ids, strict=True)
-    )
+    named = [(row, [token_id, *_best(row, num_top)]) for row, token_id in zip(rows, token_ids, strict=True)]
+    return tuple(TokenLogprobs(tuple(ids), tuple(row[ids].tolist())) for row, ids in named)
 
 
-def _best(row: npt.NDArray[np.float64], num_top: int) -> tuple[TokenLogprob, ...]:
-    """The largest entries, best first; of equal ones the lowest ids."""
+def _best(row: npt.NDArray[np.float64], num_top: int) -> list[int]:
+    """Where the largest entries are, best first; of equal ones the lowest ids."""
     num_top = min(num_top, len(row))
     if not num_top:
-        return ()
+        return []
     floor = np.partition(row, len(row) - num_top)[len(row) - num_top]
     candidates = np.flatnonzero(row >= floor)
     order = candidates[np.argsort(-row[candidates], kind="stable")][:num_top]
-    return tuple(TokenLogprob(int(token_id), float(row[token_id])) for token_id in order)
+    return [int(token_id) for token_id in order]
 
 
 def _to_numpy(array: Array) -> npt.NDArray[Any]:

@@ -20,7 +20,6 @@ from inference.commit import (
     OwnDrafts,
     Started,
     Timings,
-    TokenLogprob,
     TokenLogprobs,
 )
 from inference.errors import InvalidRequestError
@@ -154,24 +153,14 @@ def _wanted_grammar(message: pb.GenerateRequest | pb.Open) -> Grammar | None:
 
 
 def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
-    return pb.TokenLogprobs(
-        chosen=_logprob_to_message(logprobs.chosen),
-        top=map(_logprob_to_message, logprobs.top),
-        num_characters=logprobs.num_characters,
-    )
-
-
-def _logprob_to_message(token: TokenLogprob) -> pb.TokenLogprob:
-    return pb.TokenLogprob(token_id=token.token_id, logprob=token.logprob, text=token.text)
+    chosen, *top = (pb.TokenLogprob(token_id=each, logprob=logprob, text=text) for each, logprob, text in logprobs)
+    return pb.TokenLogprobs(chosen=chosen, top=top, num_characters=logprobs.num_characters)
 
 
 def logprobs_from_message(message: pb.TokenLogprobs) -> TokenLogprobs:
-    top = tuple(map(_logprob_from_message, message.top))
-    return TokenLogprobs(_logprob_from_message(message.chosen), top, message.num_characters)
-
-
-def _logprob_from_message(message: pb.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(message.token_id, message.logprob, message.text)
+    columns = zip(*((each.token_id, each.logprob, each.text) for each in (message.chosen, *message.top)), strict=True)
+    token_ids, logprobs, texts = map(tuple, columns)
+    return TokenLogprobs(token_ids, logprobs, texts if any(texts) else (), message.num_characters)
 
 
 def timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:

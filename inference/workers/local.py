@@ -19,7 +19,6 @@ from inference.commit import (
     FinishReason,
     Generator,
     Started,
-    TokenLogprob,
     TokenLogprobs,
 )
 from inference.engine.target import check_token_ids
@@ -156,10 +155,10 @@ class LocalCompleter:
             message = "prompt_logprobs: the target behind this server does not give them"
             raise InvalidRequestError(message, field="prompt_logprobs")
         stream = self._tokenizer.stream()
-        entries = (TokenLogprobs(TokenLogprob(first, 0.0)), *commit.prompt_logprobs)
+        entries = (TokenLogprobs((first,), (0.0,)), *commit.prompt_logprobs)
         named = []
         for i, each in enumerate(entries):
-            named.append(_with_text(self._tokenizer, each, len(stream.push(each.chosen.token_id))))
+            named.append(_with_text(self._tokenizer, each, len(stream.push(each.token_ids[0]))))
             if i % SCORED_TOKENS == 0:
                 await asyncio.sleep(0)
         return tuple(named)
@@ -228,10 +227,7 @@ def _told(started: Started, resume: Resume | None, tokens: Provenance | None) ->
 
 
 def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
-    def named(token: TokenLogprob) -> TokenLogprob:
-        return replace(token, text=tokenizer.token_bytes(token.token_id))
-
-    return TokenLogprobs(named(logprobs.chosen), tuple(map(named, logprobs.top)), num_characters)
+    return replace(logprobs, texts=tuple(map(tokenizer.token_bytes, logprobs.token_ids)), num_characters=num_characters)
 
 
 def _check_rest(resume: Resume, why_none: str) -> None:

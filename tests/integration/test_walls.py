@@ -16,6 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from grpc_comm import first_message
 from grpc_comm.channel import open_channel
 from grpc_comm.interceptors import StallInterceptor
 from grpc_comm.server import Server
@@ -181,11 +182,34 @@ async def test_a_session_whose_time_is_over_is_counted_as_such() -> None:
             pytest.fail("all were counted as left")
 
 
-async def test_a_first_message_that_never_comes() -> None:
-    async with serving(idle_timeout_s=0.3) as target, open_channel(target.address) as channel:
-        call = rpc.VerificationServiceStub(channel).Verify()
+SILENT = (
+    "/specdec.v1.VerificationService/Verify",
+    "/specdec.v1.VerificationService/Assist",
+    "/specdec.v1.GenerationService/Generate",
+    "/specdec.v1.GenerationService/GetModel",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+)
+
+
+@pytest.mark.parametrize("method", SILENT)
+async def test_a_first_message_that_never_comes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: gRPC waits for a single request for as long as the connection lasts, and for a stream's too."""
+    monkeypatch.setattr(first_message, "FIRST_MESSAGE_S", 0.3)
+    async with serving() as target, open_channel(target.address) as channel:
+        call = channel.stream_stream(method, **RAW)()
         async with asyncio.timeout(20):
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("method", SILENT)
+async def test_a_call_that_ends_without_a_message(method: str) -> None:
+    async with serving() as target, open_channel(target.address) as channel:
+        call = channel.stream_stream(method, **RAW)(timeout=20)
+        await call.done_writing()
+        is_stream_of_any = method.endswith("ServerReflectionInfo")  # of which none is a number too
+        assert await call.code() is (grpc.StatusCode.OK if is_stream_of_any else grpc.StatusCode.INVALID_ARGUMENT)
 
 
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
@@ -205,21 +229,26 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
         call.cancel()
 
 
-async def test_streams_that_say_nothing_are_ended() -> None:
-    """A stream could wait a minute for its first message, and there could be as many as one liked."""
-    async with serving(idle_timeout_s=0.5) as target, AsyncExitStack() as stack:
+async def test_calls_that_say_nothing_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There could be as many as one liked, each 20 KB and what a full garbage collection looks at."""
+    monkeypatch.setattr(first_message, "FIRST_MESSAGE_S", 60.0)
+    num_calls = 700
+    async with serving() as target, AsyncExitStack() as stack:
         options = [("grpc.use_local_subchannel_pool", 1)]
-        calls = []
-        for _ in range(4):
+        calls: list[Any] = []
+        for _ in range(7):
             channel = await stack.enter_async_context(dialled(target, options))
-            calls += [rpc.VerificationServiceStub(channel).Verify() for _ in range(100)]
+            calls += [channel.stream_stream(SILENT[len(calls) % len(SILENT)], **RAW)() for _ in range(num_calls // 7)]
         good = await stack.enter_async_context(open_channel(target.address))
         watching = asyncio.create_task(worst_health(good))
         assert await tokens(good) == tokens_at(3, 40)
-        async with asyncio.timeout(30):
-            codes = {await call.code() for call in calls}
+        ended = [asyncio.create_task(call.code()) for call in calls]
+        await until(lambda: sum(task.done() for task in ended) == num_calls - first_message.MAX_WAITING)
         watching.cancel()
-        assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        codes = {task.result() for task in ended if task.done()}
+        for call in calls:
+            call.cancel()
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert (await watching) < SLOW_S
 
 

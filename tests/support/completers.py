@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprob, TokenLogprobs
+from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprobs
 from inference.config import HttpConfig
 from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
@@ -20,7 +20,9 @@ CARD = ModelCard("tiny", "fused", 128, 288, "0123", features=FEATURES)
 
 
 SCORES = tuple(
-    TokenLogprobs(TokenLogprob(5, logprob, text), (TokenLogprob(6, -0.25, b"x"),) if logprob else (), len(text))
+    TokenLogprobs((5, 6), (logprob, -0.25), (text, b"x"), len(text))
+    if logprob
+    else TokenLogprobs((5,), (logprob,), (text,), len(text))
     for text, logprob in ((b"pro", 0.0), (b"mpt", -1.5), (b" ", -2.5))
 )
 """Of the prompt that it echoes."""
@@ -94,7 +96,8 @@ class WordCodec:
 
 
 def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | None) -> Delta:
-    entries = [(TokenLogprob(7, -0.5, piece.encode()), len(piece)) for piece in pieces] if logprobs is not None else []
+    num = 0 if logprobs is None else 1 + logprobs
+    scores = [TokenLogprobs((7,) * num, (-0.5,) * num, (piece.encode(),) * num, len(piece)) for piece in pieces]
     return Delta(
         token_ids=(7,) * len(pieces),
         text="".join(pieces),
@@ -102,7 +105,7 @@ def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | No
         num_accepted_tokens=len(pieces) - 1,
         timings=Timings(queue_us=10, compute_us=20),
         piece_lengths=tuple(map(len, pieces)),
-        logprobs=tuple(TokenLogprobs(entry, (entry,) * (logprobs or 0), length) for entry, length in entries),
+        logprobs=tuple(scores) if num else (),
         finish_reason=reason,
     )
 

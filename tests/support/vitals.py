@@ -42,14 +42,14 @@ def reset_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def waited_s(pid: int) -> list[float]:
-    """How long each of the process's threads has been ready to run and had no core, in seconds; the first one first.
+def waited_s(pid: int) -> dict[int, float]:
+    """How long each of the process's threads, by id, has been ready to run and had no core; the first one's is `pid`.
 
     Raises:
         FileNotFoundError: it has ended.
     """
-    waits = []
-    for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name)):
+    waits = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            waits.append(int((task / "schedstat").read_text().split()[1]) / 1e9)
+            waits[int(task.name)] = int((task / "schedstat").read_text().split()[1]) / 1e9
     return waits

@@ -18,7 +18,7 @@ from inference.commit import Commit, Started
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
-from inference.errors import DeadlineError, IncompatibleDraftError, InvalidRequestError, UnavailableError
+from inference.errors import IncompatibleDraftError, InvalidRequestError, UnavailableError
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
@@ -31,9 +31,6 @@ from inference.workers.convert import (
 )
 from inference.workers.observed import Observer
 from inference.workers.target.assist import StreamWorker, serve_worker
-
-FIRST_MESSAGE_S = 5.0
-"""A stream whose first message has not come by then is ended."""
 
 LINGER_S = 2.0
 """How long a finished stream stays open for drafts that are on their way, unless the draft ends it first. A write that
@@ -93,7 +90,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     async def Verify(self, _: object, context: Context) -> None:
         """Serve one session from Open to its last Commit."""
         # 1. Open: check that draft and target fit, queue for a slot.
-        session = await self._open((await self._first(context, "open", of="a session")).open)
+        session = await self._open((await _first(context, "open", of="a session")).open)
         # 2. From here on three things happen at once: proposals come in, silence is watched, commits go out.
         reading = asyncio.create_task(self._read_proposals(session, context))
         watching = asyncio.create_task(self._watch(session))
@@ -123,7 +120,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     async def Assist(self, _: object, context: Context) -> None:
         """Serve one draft worker of the pool until it leaves."""
-        attach = (await self._first(context, "attach", of="a pool worker")).attach
+        attach = (await _first(context, "attach", of="a pool worker")).attach
         self._check_fits(attach)
         await serve_worker(StreamWorker(attach), self._pool, context, pass_us=self._engine.pass_us)
 
@@ -151,18 +148,6 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 f"the session began with grammars of {message.grammar.version}, here are those of {GRAMMAR_VERSION}: "
                 "it cannot resume"
             )
-
-    async def _first(self, context: Context, kind: str, *, of: str) -> Any:
-        """The first message of a stream, which does not wait for ever, and must be of this kind."""
-        timeout_s = min(FIRST_MESSAGE_S, self._idle_timeout_s)
-        try:
-            async with asyncio.timeout(timeout_s):
-                message = await context.read()
-        except TimeoutError:
-            raise DeadlineError(f"no first message came for {timeout_s:g} s") from None
-        if message == grpc.aio.EOF or message.WhichOneof("message") != kind:
-            raise InvalidRequestError(f"the first message of {of} must be {kind.capitalize()}")
-        return message
 
     def _opened(self, session: TargetSession) -> pb.VerifyResponse:
         opened = pb.Opened(
@@ -200,3 +185,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         """Fail a session, and free its slot now: whoever tells the draft may hang in a write that nobody reads."""
         session.fail(error)
         self._engine.close(session)
+
+
+async def _first(context: Context, kind: str, *, of: str) -> Any:
+    """The first message of a stream, which must be of this kind."""
+    message = await context.read()
+    if message == grpc.aio.EOF or message.WhichOneof("message") != kind:
+        raise InvalidRequestError(f"the first message of {of} must be {kind.capitalize()}")
+    return message

@@ -18,6 +18,13 @@ from tests.suites.hostile.scene import ANY_SIZE, BROKEN, DEAF, RAW, Recipe, Scen
 from tests.support.bombs import BOMBS, field
 
 GENERATE = "/specdec.v1.GenerationService/Generate"
+SILENT = (
+    "/specdec.v1.VerificationService/Verify",
+    "/specdec.v1.VerificationService/Assist",
+    GENERATE,
+    "/grpc.health.v1.Health/Check",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, PING, RESET = (
     bytes([0, 0, size, kind, 0, 0, 0, 0, stream]) for size, kind, stream in ((0, 4, 0), (8, 6, 0), (4, 3, 1))
@@ -296,15 +303,17 @@ async def deaf_worker(scene: Scene, seen: Seen) -> None:
             seen["deaf worker"] += 1
 
 
-async def silent_streams(scene: Scene, seen: Seen) -> None:
-    """Sessions whose first message never comes, over many connections."""
+async def silent_calls(scene: Scene, seen: Seen) -> None:
+    """Calls of every method whose first message never comes, over many connections."""
     while True:
-        async with AsyncExitStack() as stack:
-            calls = []
-            for _ in range(5):
-                channel = await stack.enter_async_context(dialled(scene.target))
-                calls += [rpc.VerificationServiceStub(channel).Verify() for _ in range(100)]
-            await asyncio.gather(*(told(call, seen, "silent stream") for call in calls))
+        for server in scene.grpc_servers:
+            async with AsyncExitStack() as stack:
+                calls = []
+                for index in range(10):
+                    channel = await stack.enter_async_context(dialled(server))
+                    open_one = channel.stream_stream(SILENT[index % len(SILENT)], **RAW)
+                    calls += [open_one(timeout=20) for _ in range(100)]
+                await asyncio.gather(*(told(call, seen, "silent call") for call in calls))
 
 
 async def half_open(scene: Scene, seen: Seen) -> None:
@@ -326,6 +335,6 @@ QUICK: tuple[Recipe, ...] = (
 """One after another."""
 PATIENT: tuple[Recipe, ...] = (
     deaf_sessions, deaf_readers, finished_and_unread, deaf_askers, deaf_watchers, silent_worker, deaf_worker,
-    silent_streams, half_open,
+    silent_calls, half_open,
 )  # fmt: skip
 """All the time, beside the others."""

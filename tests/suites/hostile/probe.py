@@ -42,12 +42,12 @@ class Prober:
         """Probe a server for ever."""
         await check()  # makes the connection
         while True:
-            before, began = vitals.waited_s(pid) + vitals.waited_s(os.getpid())[:1], time.monotonic()
+            before, own, began = vitals.waited_s(pid), _own_wait_s(), time.monotonic()
             self._num_failed += not await check()
             took = time.monotonic() - began
-            after = vitals.waited_s(pid) + vitals.waited_s(os.getpid())[:1]
+            waited = waited_between(before, vitals.waited_s(pid), first=pid) + _own_wait_s() - own
             self._raw[name] = max(self._raw[name], took)
-            self._worst[name] = max(self._worst[name], took - _waited(before, after))
+            self._worst[name] = max(self._worst[name], took - waited)
             await asyncio.sleep(PROBE_S)
 
     async def tell(self) -> None:
@@ -86,12 +86,17 @@ class Prober:
             await self.watch(name, pid, check)
 
 
-def _waited(before: list[float], after: list[float]) -> float:
-    """What the server's first thread, the one of the others that waited most, and the prober waited."""
-    if len(before) != len(after):  # threads have come or gone: the pairs are not known
-        return after[0] - before[0]
-    first, *others, prober = (later - earlier for earlier, later in zip(before, after, strict=True))
-    return first + max(others, default=0.0) + prober
+def waited_between(before: dict[int, float], after: dict[int, float], *, first: int) -> float:
+    """What a server's first thread waited for a core, and the one of the others that waited most.
+
+    A thread that has begun meanwhile has waited since; what one waited that has ended is not known.
+    """
+    waits = {thread: wait - before.get(thread, 0.0) for thread, wait in after.items()}
+    return waits.pop(first, 0.0) + max(waits.values(), default=0.0)
+
+
+def _own_wait_s() -> float:
+    return vitals.waited_s(os.getpid())[os.getpid()]
 
 
 async def main(servers: dict[str, tuple[str, int]]) -> None:

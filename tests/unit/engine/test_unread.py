@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from inference.commit import Commit, TokenLogprob, TokenLogprobs
+from inference.commit import Commit, TokenLogprobs
 from inference.engine import target as module
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
@@ -71,5 +71,5 @@ async def test_what_is_read_or_given_up_is_forgotten(engine: TargetEngine, monke
 
 
 def test_log_probabilities_count() -> None:
-    scores = TokenLogprobs(TokenLogprob(1, -1.0), (TokenLogprob(2, -2.0),) * 20)
+    scores = TokenLogprobs((1,) + (2,) * 20, (-1.0,) + (-2.0,) * 20)
     assert Commit(0, (1, 2), logprobs=(scores, scores)).num_bytes > Commit(0, (1, 2)).num_bytes + 42 * 100

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.commit import TokenLogprob, TokenLogprobs
+from inference.commit import TokenLogprobs
 from inference.gateway.choice import Choice, Part
 from inference.gateway.formats import TextFormat, text_logprobs
 
@@ -13,7 +13,7 @@ HELD_BACK = ("one", "", "", " two three")
 
 def test_offsets_are_those_of_tokens_whatever_is_held_back() -> None:
     """Once a chunk's offset was that of the text sent so far, so a stream and a whole answer disagreed."""
-    positions = [TokenLogprobs(TokenLogprob(7, -0.5, token.encode()), (), len(token)) for token in TOKENS]
+    positions = [TokenLogprobs((7,), (-0.5,), (token.encode(),), len(token)) for token in TOKENS]
     choice, answer = Choice(), TextFormat("tiny")
     chunks = [
         answer.chunk(0, Part(text, (False,), (position,)), choice)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -28,3 +30,10 @@ def test_ties_go_to_the_lowest_ids_and_nothing_is_infinite() -> None:
     (position,) = token_logprobs(logits, [4], 2)
     assert [token.token_id for token in position.top] == [1, 2]
     assert position.chosen.logprob == LOWEST
+
+
+def test_they_are_nothing_to_a_garbage_collection() -> None:
+    """The story: 80,000 objects of a few long prompts made a full one take 100 ms, in which nobody was served."""
+    scores = token_logprobs(np.zeros((8, 32), np.float32), range(8), num_top=20)
+    gc.collect()
+    assert not any(gc.is_tracked(column) for each in scores for column in (each.token_ids, each.logprobs))

@@ -245,6 +245,7 @@ async def test_a_revoked_pool_worker_is_let_go(
         keys = credentials_of(dialling(trust, token=token_of("worker")))
         async with open_channel(f"127.0.0.1:{at.grpc}", keys) as channel, asyncio.timeout(20):
             call = rpc.VerificationServiceStub(channel).Assist()
+            await call.write(pb.AssistRequest())
             await call.read()
             cut_in_half(auth_file)
             with pytest.raises(TimeoutError):

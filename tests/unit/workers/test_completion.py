@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference.commit import Commit, Delta, FinishReason, TokenLogprob, TokenLogprobs
+from inference.commit import Commit, Delta, FinishReason, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.gateway.formats import text_logprobs
 from inference.request import GenerationRequest, Grammar, GrammarKind, Preamble
@@ -63,7 +63,7 @@ class WritingGenerator:
         self._token_ids = token_ids
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
-        logprobs = tuple(TokenLogprobs(TokenLogprob(token_id, -0.5)) for token_id in self._token_ids)
+        logprobs = tuple(TokenLogprobs((token_id,), (-0.5,)) for token_id in self._token_ids)
         yield Commit(1, self._token_ids, finish_reason=FinishReason.LENGTH, logprobs=logprobs)
 
 

@@ -18,7 +18,6 @@ from inference.commit import (
     OwnDrafts,
     Started,
     Timings,
-    TokenLogprob,
     TokenLogprobs,
 )
 from inference.errors import InvalidRequestError
@@ -53,7 +52,9 @@ sampling = st.builds(
 timings = st.builds(Timings, *[microseconds] * 5)
 looked_up = st.builds(OwnDrafts, num_lookup_tokens=counts, num_lookup_accepted=counts)
 figures = st.builds(Counts, *[counts] * 6)
-scores = st.lists(st.builds(TokenLogprobs, st.builds(TokenLogprob, counts, st.floats(-9, 0))), max_size=2).map(tuple)
+scores = st.lists(
+    st.builds(TokenLogprobs, st.tuples(counts, counts), st.tuples(st.floats(-9, 0), st.floats(-9, 0))), max_size=2
+).map(tuple)
 schedules = st.sampled_from([None, *Schedule])
 chats = st.builds(Chat, st.lists(st.builds(ChatMessage), min_size=1).map(tuple), st.text(), st.text())
 preambles = st.sampled_from([Preamble.NONE, Preamble.REASONING])

@@ -83,8 +83,7 @@ async def cut(completer: LocalCompleter, request: CompletionRequest, num_deltas:
 
 def rounded(score: TokenLogprobs) -> TokenLogprobs:
     """A pass over many tokens differs from one over one in the last bits."""
-    chosen, *top = (replace(each, logprob=round(each.logprob, 3)) for each in (score.chosen, *score.top))
-    return TokenLogprobs(chosen, tuple(top), score.num_characters)
+    return replace(score, logprobs=tuple(round(each, 3) for each in score.logprobs))
 
 
 def shown(events: Sequence[Event]) -> tuple[object, ...]:

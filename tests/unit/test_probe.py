@@ -1,0 +1,18 @@
+"""What the prober of `make hostile` takes off a health check: waits for a core."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.suites.hostile.probe import waited_between
+
+
+def test_the_first_thread_and_the_worst_of_the_others_count() -> None:
+    assert waited_between({1: 5.0, 2: 7.0, 3: 7.0}, {1: 5.5, 2: 7.1, 3: 7.25}, first=1) == pytest.approx(0.75)
+
+
+def test_threads_come_and_go() -> None:
+    """The story: with a thread more or less than before, what the others had waited was taken for the server's time."""
+    assert waited_between({1: 5.0, 2: 7.0}, {1: 5.0, 2: 7.25, 4: 0.1}, first=1) == pytest.approx(0.25)
+    assert waited_between({1: 5.0, 2: 7.0}, {1: 5.0, 4: 0.125}, first=1) == pytest.approx(0.125)
+    assert waited_between({1: 5.0, 2: 7.0}, {1: 5.5}, first=1) == pytest.approx(0.5)
