@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 TOKEN_FIELDS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MANY_IDS = 4096
 LISTS_OF_TOKENS = ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder")
 
 
@@ -37,7 +38,11 @@ class PlainTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
         """Text of token ids; never cleans up."""
-        return str(self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        if len(token_ids) < MANY_IDS:
+            return str(self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        # It would keep other threads from running for as long as it takes; for a few, the other way costs more.
+        [text] = self.backend_tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def get_vocab(self) -> dict[str, int]:
         """Ids by token, added ones among them."""

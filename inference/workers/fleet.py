@@ -20,6 +20,7 @@ import grpc
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from grpc_comm.health import is_serving, served
 from grpc_comm.names import Addresses, addresses_of
+from grpc_comm.options import MAX_STREAMS_PER_CONNECTION
 from grpc_comm.secured import Headers
 from inference.config import PLAIN, ConnectionConfig, DialSecurity
 from inference.errors import ForbiddenError, InternalError, OtherServerError, UnauthenticatedError, UnavailableError
@@ -197,7 +198,7 @@ class Fleet:
 
     async def is_serving(self) -> bool:
         """Ask them all whether one of them serves; nobody waits for the others once one has said so."""
-        asking = [asyncio.create_task(is_serving(replica.channel)) for replica in self._replicas.values()]
+        asking = [asyncio.create_task(self._is_serving(replica)) for replica in self._replicas.values()]
         try:
             for answer in asyncio.as_completed(asking):
                 if await answer:
@@ -206,6 +207,12 @@ class Fleet:
         finally:
             for task in asking:
                 task.cancel()
+
+    async def _is_serving(self, replica: Replica) -> bool:
+        """Ask it; but where a question would wait behind requests for a stream, what it said last counts."""
+        if replica.num_leases >= MAX_STREAMS_PER_CONNECTION // 2:
+            return self.is_ready(replica)
+        return await is_serving(replica.channel)
 
     async def check_link(self, replica: Replica) -> None:
         """See `dialling.check_link`."""

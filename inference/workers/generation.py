@@ -16,11 +16,11 @@ from inference.workers.completion import Codec, Completer, ModelCard
 from inference.workers.convert import (
     card_to_message,
     completion_from_message,
-    converted,
     event_to_message,
     tokenize_from_message,
 )
 from inference.workers.operation import Operation
+from inference.workers.scored import ScoreWriter
 
 
 class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
@@ -40,6 +40,7 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         self.card = card
         self.codec = codec
         self._operation = operation
+        self._writer = ScoreWriter()
 
     @property
     def max_request_bytes(self) -> int:
@@ -55,7 +56,7 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         completion = replace(completion_from_message(request), deadline=deadline_of(context))
         async with aclosing(self.completer.complete(completion)) as events:
             async for event in events:
-                await context.write(await converted(event_to_message, event, getattr(event, "prompt_logprobs", ())))
+                await self._writer.write(context, event_to_message, event, getattr(event, "prompt_logprobs", ()))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Say what is served."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -13,6 +13,8 @@ from inference.text.tokenizer import Tokenizer
 
 MAX_INLINE_CHARACTERS = 20_000
 """Longer prompts are tokenized on a thread: megabytes take seconds, in which nobody else would be served."""
+MAX_INLINE_IDS = 4096
+"""More are made text there too."""
 MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
 """So much is read whatever the context: a draft's own may be shorter than that of the target it serves."""
 NUM_THREADS = 2
@@ -20,6 +22,7 @@ MAX_READING = 16
 """Long prompts that are read, or wait for it, at once: each takes up to 150 times its length in memory."""
 RETRY_AFTER_S = 1.0
 Ids = TypeVar("Ids", bound=Sequence[int])
+_Out = TypeVar("_Out")
 
 
 class LocalCodec:
@@ -54,7 +57,7 @@ class LocalCodec:
             raise InvalidRequestError(message, field="prompt")
         is_slow = isinstance(prompt, Chat) and self.tokenizer.is_slow_to_chat
         if is_slow or num_characters > MAX_INLINE_CHARACTERS:
-            return self.checked(await self._read_long(prompt, special))
+            return self.checked(await self._beside_the_loop(self._read, prompt, special))
         async with self._inline:  # others have their turn between so many: a body may ask for 128 answers to one prompt
             self._num_inline += num_characters
             if self._num_inline > MAX_INLINE_CHARACTERS:
@@ -69,12 +72,12 @@ class LocalCodec:
             raise ContextLengthError(message, field="prompt")
         return token_ids
 
-    async def _read_long(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
+    async def _beside_the_loop(self, work: Callable[..., _Out], *arguments: object) -> _Out:
         if self._num_reading >= MAX_READING:
-            message = f"{self._num_reading} long prompts are being read already (limit {MAX_READING})"
+            message = f"{self._num_reading} long texts are being read already (limit {MAX_READING})"
             raise CapacityError(message, retry_after_s=RETRY_AFTER_S)
         self._num_reading += 1
-        reading = asyncio.get_running_loop().run_in_executor(self._threads, self._read, prompt, special)
+        reading = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         reading.add_done_callback(lambda _: self._leave())  # a client that goes takes a prompt out only if it waits
         return await reading
 
@@ -88,10 +91,15 @@ class LocalCodec:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See `Codec`."""
+        if len(self.checked(token_ids)) > MAX_INLINE_IDS:
+            return await self._beside_the_loop(self._write, token_ids)
         async with self._inline:
             await asyncio.sleep(0)
-            for token_id in self.checked(token_ids):
-                if not 0 <= token_id < self._vocab_size:
-                    message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
-                    raise InvalidRequestError(message, field="tokens")
-            return self.tokenizer.decode(token_ids, special=True)
+            return self._write(token_ids)
+
+    def _write(self, token_ids: Sequence[int]) -> str:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
+                raise InvalidRequestError(message, field="tokens")
+        return self.tokenizer.decode(token_ids, special=True)

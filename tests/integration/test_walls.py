@@ -243,7 +243,7 @@ async def test_calls_that_say_nothing_are_ended(monkeypatch: pytest.MonkeyPatch)
         watching = asyncio.create_task(worst_health(good))
         assert await tokens(good) == tokens_at(3, 40)
         ended = [asyncio.create_task(call.code()) for call in calls]
-        await until(lambda: sum(task.done() for task in ended) == num_calls - first_message.MAX_WAITING)
+        await until(lambda: sum(task.done() for task in ended) >= num_calls - first_message.MAX_WAITING)
         watching.cancel()
         codes = {task.result() for task in ended if task.done()}
         for call in calls:

@@ -26,10 +26,10 @@ from inference.workers.convert import (
     PROTOCOL_VERSION,
     branches_from_message,
     commit_to_message,
-    converted,
     open_from_message,
 )
 from inference.workers.observed import Observer
+from inference.workers.scored import ScoreWriter
 from inference.workers.target.assist import StreamWorker, serve_worker
 
 LINGER_S = 2.0
@@ -77,6 +77,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._identity = identity
         self._idle_timeout_s = idle_timeout_s
         self._observer = observer
+        self._writer = ScoreWriter()
 
     @property
     def max_request_bytes(self) -> int:
@@ -98,8 +99,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             await context.write(self._opened(session))
             async with aclosing(self._commits(session, deadline_of(context))) as commits:
                 async for commit in commits:
-                    message = await converted(commit_to_message, commit, commit.prompt_logprobs)
-                    await context.write(pb.VerifyResponse(commit=message))
+                    await self._writer.write(context, _committed, commit, commit.prompt_logprobs)
             # 3. Finished: a draft that ran ahead has proposals on their way, which must find the stream open.
             if session.runs_ahead:
                 await asyncio.wait([reading], timeout=LINGER_S)
@@ -185,6 +185,10 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         """Fail a session, and free its slot now: whoever tells the draft may hang in a write that nobody reads."""
         session.fail(error)
         self._engine.close(session)
+
+
+def _committed(commit: Commit) -> pb.VerifyResponse:
+    return pb.VerifyResponse(commit=commit_to_message(commit))
 
 
 async def _first(context: Context, kind: str, *, of: str) -> Any:

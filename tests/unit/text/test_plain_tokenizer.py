@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from inference.config import BUNDLED_TARGET, ROOT
-from inference.text.plain_tokenizer import PlainTokenizer, load_plain
+from inference.text.plain_tokenizer import MANY_IDS, PlainTokenizer, load_plain
 from inference.text.tokenizer import Tokenizer
 
 
@@ -35,6 +35,14 @@ def test_texts_become_the_same_tokens_and_back(pair: tuple[PlainTokenizer, Any],
         assert token_ids == fast(text, add_special_tokens=special)["input_ids"]
         ways = {"skip_special_tokens": special, "clean_up_tokenization_spaces": False}
         assert plain.decode(token_ids, **ways) == fast.decode(token_ids, **ways)
+
+
+def test_many_ids_become_the_same_text(pair: tuple[PlainTokenizer, Any]) -> None:
+    ids = [token_id % len(pair[0].get_vocab()) for token_id in range(0, 7 * MANY_IDS, 7)]
+    assert len(ids) == MANY_IDS
+    for skip in (True, False):
+        texts = [each.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False) for each in pair]
+        assert texts[0] == texts[1]
 
 
 def test_vocabularies_are_the_same(pair: tuple[PlainTokenizer, Any]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from grpc_comm import health, names, secured
 from grpc_comm.channel import UnreachableError
 from grpc_comm.names import addresses_of
+from grpc_comm.options import MAX_STREAMS_PER_CONNECTION
 from grpc_comm.server import Gate, Server
 from grpc_comm.tls import ServerTls
 from inference.config import ConnectionConfig, DialSecurity
@@ -129,6 +130,26 @@ async def test_a_server_that_says_nothing_does_not_hold_up_the_word_of_another()
             assert time.monotonic() - began < health.TIMEOUT_S
             await good.die()
             assert not await fleet.is_serving()
+
+
+async def test_a_gateway_with_as_many_requests_as_a_connection_holds_is_ready() -> None:
+    """The story: the question whether the target serves waited behind them for a stream, and a gateway was taken out of
+    service for being busy."""
+    busy = Place(Counting())
+    await busy.server.open()
+    async with Fleet([busy.address]) as fleet:
+        await until(lambda: is_ready(fleet, busy))
+        busy.completer.go.clear()
+        completer = FailoverCompleter(fleet, ConnectionConfig(busy.address, 1))
+        running = [asyncio.create_task(answer(completer)) for _ in range(MAX_STREAMS_PER_CONNECTION)]
+        await until(lambda: len(busy.completer.asked) == MAX_STREAMS_PER_CONNECTION - 1)  # the watch has one
+        assert await fleet.is_serving()
+        busy.server.report(ready=False)
+        await until(lambda: not is_ready(fleet, busy))
+        assert not await fleet.is_serving()
+        busy.completer.go.set()
+        assert await asyncio.gather(*running) == [WHOLE] * len(running)
+        await busy.die()
 
 
 async def test_a_replaced_certificate_costs_no_request_and_no_news(
