@@ -27,7 +27,7 @@ class FirstMessageInterceptor(MethodInterceptor):
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Timeout, None] = {}  # in the order in which they came
 
-    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+    def replaced(self, method: Any, name: str) -> Any:
         """See `MethodInterceptor`; a single request is read as a stream of one: gRPC itself would read it unwatched."""
         kind = kind_of(method)
         behavior = writing(getattr(method, kind))

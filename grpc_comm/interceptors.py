@@ -35,20 +35,38 @@ def deadline_of(context: Context) -> float | None:
     return None if left_s is None else asyncio.get_running_loop().time() + left_s
 
 
-class MethodInterceptor(grpc.aio.ServerInterceptor):
+class MethodInterceptor:
     """Puts something in the place of what a method has: its handler, its parser."""
 
-    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
-        """A `grpc.RpcMethodHandler` instead of another."""
+    def replaced(self, method: Any, name: str) -> Any:
+        """A `grpc.RpcMethodHandler` instead of another, of the method of this full name."""
         raise NotImplementedError
+
+
+class Interceptors(grpc.aio.ServerInterceptor):
+    """Several, the outermost first, in the place of one.
+
+    gRPC asks its interceptors anew at every call, one behind the other; ours give a method the same whoever calls it.
+    """
+
+    def __init__(self, *interceptors: MethodInterceptor) -> None:
+        self._interceptors = interceptors
+        self._replaced: dict[str, Any] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        method = await continuation(handler_call_details)
-        return method if method is None else self.replaced(method, handler_call_details)
+        """See `grpc.aio.ServerInterceptor`."""
+        method, name = await continuation(handler_call_details), handler_call_details.method
+        if method is None:
+            return None
+        if name not in self._replaced:
+            for interceptor in reversed(self._interceptors):
+                method = interceptor.replaced(method, name)
+            self._replaced[name] = method
+        return self._replaced[name]
 
 
 class HandlerInterceptor(MethodInterceptor):
@@ -58,16 +76,16 @@ class HandlerInterceptor(MethodInterceptor):
         """Whether a method's handler is wrapped: not those of gRPC's own services, health and reflection."""
         return not name.startswith("/grpc.")
 
-    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
+    def wrap(self, behavior: Handler, name: str) -> Handler:
         """Return a handler that does something around `behavior`."""
         raise NotImplementedError
 
-    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+    def replaced(self, method: Any, name: str) -> Any:
         """See `MethodInterceptor`."""
-        if not self.covers(details.method):
+        if not self.covers(name):
             return method
         kind = kind_of(method)
-        return method._replace(**{kind: self.wrap(getattr(method, kind), details)})
+        return method._replace(**{kind: self.wrap(getattr(method, kind), name)})
 
 
 def kind_of(method: Any) -> str:
@@ -86,7 +104,7 @@ class ErrorInterceptor(HandlerInterceptor):
         """All of them: what is no message comes to health and reflection too."""
         return True
 
-    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
+    def wrap(self, behavior: Handler, name: str) -> Handler:
         """See `HandlerInterceptor`."""
 
         async def guarded(request: Any, context: Context) -> Any:
@@ -159,10 +177,10 @@ class GateInterceptor(MethodInterceptor):
     def __init__(self, admit: Admit) -> None:
         self._admit = admit
 
-    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+    def replaced(self, method: Any, name: str) -> Any:
         """See `MethodInterceptor`."""
         kind = kind_of(method)
-        return method._replace(**{kind: self._gated(details.method, getattr(method, kind))})
+        return method._replace(**{kind: self._gated(name, getattr(method, kind))})
 
     def _gated(self, name: str, behavior: Handler) -> Handler:
         async def gated(request: Any, context: Context) -> Any:
@@ -203,10 +221,10 @@ class RequestLimit(MethodInterceptor):
     def __init__(self, max_bytes: Mapping[str, int]) -> None:
         self._max_bytes = max_bytes
 
-    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+    def replaced(self, method: Any, name: str) -> Any:
         """See `MethodInterceptor`."""
-        max_bytes = self._max_bytes.get(details.method.split("/")[1], MAX_NAME_BYTES)
-        return method._replace(request_deserializer=_limited(method.request_deserializer, details.method, max_bytes))
+        max_bytes = self._max_bytes.get(name.split("/")[1], MAX_NAME_BYTES)
+        return method._replace(request_deserializer=_limited(method.request_deserializer, name, max_bytes))
 
 
 def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Callable[[bytes], Any]:
@@ -238,15 +256,15 @@ class StallInterceptor(HandlerInterceptor):
     def __init__(self, stall_timeout_s: float) -> None:
         self._stall_timeout_s = stall_timeout_s
 
-    def replaced(self, method: Any, details: grpc.HandlerCallDetails) -> Any:
+    def replaced(self, method: Any, name: str) -> Any:
         """See `MethodInterceptor`; a single answer goes out as a stream of one: gRPC itself would wait for ever."""
-        if self.covers(details.method) and not method.response_streaming:
+        if self.covers(name) and not method.response_streaming:
             kind = kind_of(method)
             handlers = {kind: None, f"{kind.partition('_')[0]}_stream": _answering(getattr(method, kind))}
             method = method._replace(response_streaming=True, **handlers)
-        return super().replaced(method, details)
+        return super().replaced(method, name)
 
-    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
+    def wrap(self, behavior: Handler, name: str) -> Handler:
         """See `HandlerInterceptor`."""
 
         async def impatient(request: Any, context: Context) -> Any:

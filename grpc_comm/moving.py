@@ -28,12 +28,12 @@ class MoveInterceptor(HandlerInterceptor):
         for timer in self._timers:
             timer.reschedule(0.0)
 
-    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
+    def wrap(self, behavior: Handler, name: str) -> Handler:
         """See `HandlerInterceptor`."""
-        if not set(CAN_MOVE) <= {(key, value) for key, value in details.invocation_metadata or ()}:
-            return behavior
 
         async def movable(request: Any, context: Context) -> Any:
+            if not set(CAN_MOVE) <= {(key, value) for key, value in context.invocation_metadata() or ()}:
+                return await behavior(request, context)
             timer = asyncio.timeout(0.0 if self._moves else None)
             self._timers.add(timer)
             try:

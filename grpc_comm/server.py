@@ -20,7 +20,15 @@ from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.first_message import FirstMessageInterceptor
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
-from grpc_comm.interceptors import Admit, ErrorInterceptor, GateInterceptor, HandlerInterceptor, RequestLimit, StatusOf
+from grpc_comm.interceptors import (
+    Admit,
+    ErrorInterceptor,
+    GateInterceptor,
+    HandlerInterceptor,
+    Interceptors,
+    RequestLimit,
+    StatusOf,
+)
 from grpc_comm.names import written
 from grpc_comm.options import server_options
 
@@ -118,7 +126,8 @@ class Server:
     ) -> None:
         limits = {servicer.service_name: servicer.max_request_bytes for servicer in servicers}
         gates = () if gate.admit is None else (GateInterceptor(gate.admit),)
-        interceptors = [ErrorInterceptor(status_of), *gates, FirstMessageInterceptor(), *inner, RequestLimit(limits)]
+        errors, first, limit = ErrorInterceptor(status_of), FirstMessageInterceptor(), RequestLimit(limits)
+        interceptors = [Interceptors(errors, *gates, first, *inner, limit)]
         options = server_options(max(limits.values(), default=0))
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = HealthServicer()

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import grpc
-
 from grpc_comm.interceptors import Context, Handler, HandlerInterceptor, texts
 
 Headers = Mapping[str, str]
@@ -21,9 +19,9 @@ class SpanInterceptor(HandlerInterceptor):
     def __init__(self, open_span: OpenSpan) -> None:
         self._open_span = open_span
 
-    def wrap(self, behavior: Handler, details: grpc.HandlerCallDetails) -> Handler:
+    def wrap(self, behavior: Handler, name: str) -> Handler:
         """See `HandlerInterceptor`."""
-        name = details.method.removeprefix("/")
+        name = name.removeprefix("/")
         service, _, method = name.rpartition("/")
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
 
