@@ -18,6 +18,7 @@ from tests.support.servers import complete_all, draft_server
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 
+@pytest.mark.long
 async def test_a_draft_with_other_eos_ids_does_not_change_where_the_target_ends(
     models: ModelDirectories, target: ServerProcess, tmp_path: Path
 ) -> None:

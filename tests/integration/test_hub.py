@@ -42,6 +42,7 @@ async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> C
         return await result_of(process)
 
 
+@pytest.mark.long
 async def test_an_id_is_downloaded_once_and_gives_the_tokens_of_the_directory(
     hub: FakeHub, models: ModelDirectories, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ async def test_a_worker_whose_link_falls_silent(pooled_target: ServerProcess, mo
         assert completion.token_ids == expected
 
 
+@pytest.mark.long
 async def test_one_worker_two_targets(pooled_target: ServerProcess, models: ModelDirectories) -> None:
     async with (
         slow_target(models.endless) as other,

@@ -72,6 +72,7 @@ def test_what_tokenizer_json_does_not_hold_is_left_to_transformers(tmp_path: Pat
     Tokenizer.load(directory)
 
 
+@pytest.mark.long
 def test_a_packed_model_is_served_without_torch() -> None:
     """Importing it was four of the five seconds until a server was ready."""
     script = (
