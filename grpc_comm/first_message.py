@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import grpc
 
 from grpc_comm.errors import Status, StatusError
-from grpc_comm.interceptors import Context, Handler, MethodInterceptor, kind_of, writing
+from grpc_comm.interceptors import Context, Handler, MethodInterceptor, kind_of
 
 FIRST_MESSAGE_S = 30.0
 """Half a megabyte takes a slow link a while; otherwise it comes with the call."""
@@ -30,7 +31,7 @@ class FirstMessageInterceptor(MethodInterceptor):
     def replaced(self, method: Any, name: str) -> Any:
         """See `MethodInterceptor`; a single request is read as a stream of one: gRPC itself would read it unwatched."""
         kind = kind_of(method)
-        behavior = writing(getattr(method, kind))
+        behavior = _writing(getattr(method, kind))
         if method.request_streaming:
             return method._replace(**{kind: self._streaming(behavior)})
         handlers = {kind: None, f"stream_{kind.partition('_')[2]}": self._single(behavior)}
@@ -99,3 +100,15 @@ class _Begun:
 async def _messages(context: Context) -> AsyncGenerator[Any, None]:
     while (message := await context.read()) is not grpc.aio.EOF:
         yield message
+
+
+def _writing(behavior: Handler) -> Handler:
+    """A handler that yields its responses, as reflection's does, as one that writes them."""
+    if not inspect.isasyncgenfunction(behavior):
+        return behavior
+
+    async def each(request: Any, context: Context) -> None:
+        async for response in behavior(request, context):
+            await context.write(response)
+
+    return each

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -153,18 +152,6 @@ def _forget(error: BaseException | None) -> None:
         error.__traceback__ = error.__context__ = None
 
 
-def writing(behavior: Handler) -> Handler:
-    """A handler that yields its responses, as reflection's does, as one that writes them."""
-    if not inspect.isasyncgenfunction(behavior):
-        return behavior
-
-    async def each(request: Any, context: Context) -> None:
-        async for response in behavior(request, context):
-            await context.write(response)
-
-    return each
-
-
 REQUEST_ID = "x-request-id"
 Admit = Callable[[str, Mapping[str, str], Sequence[str] | None], AbstractContextManager[str]]
 """(method, headers, names in the client's certificate if the port takes one) -> around the call, with its id; or a
@@ -248,90 +235,3 @@ def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Call
 def _refused(method: str, message: str) -> StatusError:
     logger.info("%s: %s", method, message)
     return StatusError(Status(grpc.StatusCode.INVALID_ARGUMENT, message))
-
-
-class StallInterceptor(HandlerInterceptor):
-    """Ends calls whose peer has read nothing for so many seconds while there is something to read."""
-
-    def __init__(self, stall_timeout_s: float) -> None:
-        self._stall_timeout_s = stall_timeout_s
-
-    def replaced(self, method: Any, name: str) -> Any:
-        """See `MethodInterceptor`; a single answer goes out as a stream of one: gRPC itself would wait for ever."""
-        if self.covers(name) and not method.response_streaming:
-            kind = kind_of(method)
-            handlers = {kind: None, f"{kind.partition('_')[0]}_stream": _answering(getattr(method, kind))}
-            method = method._replace(response_streaming=True, **handlers)
-        return super().replaced(method, name)
-
-    def wrap(self, behavior: Handler, name: str) -> Handler:
-        """See `HandlerInterceptor`."""
-
-        async def impatient(request: Any, context: Context) -> Any:
-            watched = _Impatient(context, self._stall_timeout_s)
-            try:
-                return await behavior(request, cast(Context, watched))
-            finally:
-                watched.stop_watching()
-
-        return impatient
-
-
-def _answering(behavior: Handler) -> Handler:
-    """A handler that writes its answer, in the place of one that returns it."""
-
-    async def answering(request: Any, context: Context) -> None:
-        await context.write(await behavior(request, context))
-
-    return answering
-
-
-class _Impatient:
-    """A context whose writes do not wait for ever.
-
-    One timer looks after all writes of a call: one for each would cost a twentieth of a token's way.
-    """
-
-    def __init__(self, context: Context, stall_timeout_s: float) -> None:
-        self._context = context
-        self._stall_timeout_s = stall_timeout_s
-        self._writer: asyncio.Task[Any] | None = None  # while it writes
-        self._began = 0.0
-        self._has_stalled = False
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(stall_timeout_s, self._look)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def stop_watching(self) -> None:
-        """The call has ended."""
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        """End a write that has lasted too long, or look again when the present one would have."""
-        ends = self._began + self._stall_timeout_s if self._writer else self._loop.time() + self._stall_timeout_s
-        if self._writer is not None and self._loop.time() >= ends:
-            self._has_stalled = True
-            self._writer.cancel()
-        else:
-            self._timer = self._loop.call_at(ends, self._look)
-
-    async def write(self, message: Any) -> None:
-        """As the context's.
-
-        Raises:
-            StatusError: the peer does not read.
-        """
-        self._began, self._writer = self._loop.time(), asyncio.current_task()
-        try:
-            await self._context.write(message)
-        except asyncio.CancelledError:
-            if not self._has_stalled:
-                raise
-            if self._writer is not None:
-                self._writer.uncancel()
-            text = f"the peer has read nothing for {self._stall_timeout_s:g} s"
-            raise StatusError(Status(grpc.StatusCode.ABORTED, text)) from None
-        finally:
-            self._writer = None

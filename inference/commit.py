@@ -54,14 +54,6 @@ class TokenLogprobs:
         """The chosen token, and then the best."""
         return map(TokenLogprob, self.token_ids, self.logprobs, self.texts or itertools.repeat(b""))
 
-    @property
-    def chosen(self) -> TokenLogprob:
-        return next(iter(self))
-
-    @property
-    def top(self) -> tuple[TokenLogprob, ...]:
-        return tuple(self)[1:]
-
 
 @dataclass(frozen=True, slots=True)
 class Timings:

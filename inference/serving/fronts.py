@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from grpc_comm.interceptors import StallInterceptor
 from grpc_comm.moving import MoveInterceptor
 from grpc_comm.server import Gate, PortTakenError, Server, Servicer, listener
+from grpc_comm.stall import StallInterceptor
 from grpc_comm.tls import ServerTls
 from grpc_comm.watched import UnusableError
 from inference.caller import Right

@@ -18,10 +18,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm import first_message
 from grpc_comm.channel import open_channel
-from grpc_comm.interceptors import StallInterceptor
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from grpc_comm.stall import StallInterceptor
 from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.observe.metrics import Metrics

@@ -49,11 +49,11 @@ async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch:
     assert (tokens, nothing, resumed) == (plain, (), ())
     with torch.no_grad():
         rows = torch.log_softmax(tiny_model("llama", seed=1)(torch.tensor([PROMPT])).logits[0].double(), dim=-1)
-    assert [each.chosen.token_id for each in scores] == list(PROMPT[1:])
+    assert [each.token_ids[0] for each in scores] == list(PROMPT[1:])
     for position, each in enumerate(scores):
-        assert each.chosen.logprob == pytest.approx(float(rows[position, PROMPT[position + 1]]), abs=1e-4)
+        assert each.logprobs[0] == pytest.approx(float(rows[position, PROMPT[position + 1]]), abs=1e-4)
         best = rows[position].topk(2)
-        assert [top.logprob for top in each.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert list(each.logprobs[1:]) == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("failing", [2, 5, 8, 9])
@@ -73,7 +73,7 @@ async def test_a_prompt_that_is_read_again_is_scored_once(failing: int, monkeypa
     engine.start()
     _, scores = await scores_of(engine, GenerationRequest(PROMPT, max_new_tokens=6, prompt_logprobs=2))
     await engine.stop()
-    assert [each.chosen.token_id for each in scores] == list(PROMPT[1:])
+    assert [each.token_ids[0] for each in scores] == list(PROMPT[1:])
 
 
 async def test_others_in_the_same_pass_are_not_touched() -> None:

@@ -16,11 +16,12 @@ from grpc_comm import health
 from grpc_comm.channel import open_channel
 from grpc_comm.errors import Status
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING
-from grpc_comm.interceptors import Context, StallInterceptor
+from grpc_comm.interceptors import Context
 from grpc_comm.options import MIN_REQUEST_BYTES, max_request_bytes
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from grpc_comm.stall import StallInterceptor
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
 """A receive window of five bytes: whoever opens a channel so never reads."""

@@ -18,18 +18,18 @@ def test_they_are_the_log_softmax(num_top: int) -> None:
     for array in (logits, torch.from_numpy(logits)):
         for row, position in enumerate(token_logprobs(array, [4, 0, 19], num_top)):
             token_id = [4, 0, 19][row]
-            assert position.chosen.token_id == token_id
-            assert position.chosen.logprob == pytest.approx(expected[row, token_id], abs=1e-12)
+            assert position.token_ids[0] == token_id
+            assert position.logprobs[0] == pytest.approx(expected[row, token_id], abs=1e-12)
             best = np.argsort(-expected[row])[:num_top].tolist()
-            assert [token.token_id for token in position.top] == best
-            assert [token.logprob for token in position.top] == pytest.approx(expected[row, best].tolist())
+            assert list(position.token_ids[1:]) == best
+            assert list(position.logprobs[1:]) == pytest.approx(expected[row, best].tolist())
 
 
 def test_ties_go_to_the_lowest_ids_and_nothing_is_infinite() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, -torch.inf]], dtype=torch.bfloat16)
     (position,) = token_logprobs(logits, [4], 2)
-    assert [token.token_id for token in position.top] == [1, 2]
-    assert position.chosen.logprob == LOWEST
+    assert list(position.token_ids[1:]) == [1, 2]
+    assert position.logprobs[0] == LOWEST
 
 
 def test_they_are_nothing_to_a_garbage_collection() -> None:
