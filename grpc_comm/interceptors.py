@@ -1,4 +1,4 @@
-"""What stands around handlers: what a handler is given besides its request, what it may be sent, how long it waits."""
+"""What stands around handlers: who may call them, what they may be sent, and what becomes of their exceptions."""
 
 from __future__ import annotations
 
