@@ -21,8 +21,8 @@ from inference.serving.host import opened
 from inference.serving.observers import Observers
 from inference.serving.processes import free_port
 from inference.workers.generation import GenerationServicer
-from inference.workers.limited import LimitedCompleter
-from inference.workers.observed import ObservedCompleter, Observer
+from inference.workers.observer import Observer
+from inference.workers.scope import SupervisedCompleter
 from tests.support.certificates import Pki
 from tests.support.completers import CARD, ScriptedCompleter
 
@@ -43,7 +43,7 @@ class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
         await context.write(pb.AssistResponse())
 
 
-def _servicers(completer: ObservedCompleter) -> list[Servicer]:
+def _servicers(completer: SupervisedCompleter) -> list[Servicer]:
     return [GenerationServicer(completer, CARD), YesMan()]
 
 
@@ -68,7 +68,7 @@ async def served(
         security = replace(security, mtls_port=at.mtls)
     server = ServerConfig(host, port=at.grpc, probe_port=at.probes, security=security, grace_s=0.1)
     observe, metrics = ObserveConfig("target", metrics_port=at.metrics), Metrics("tiny")
-    observed = ObservedCompleter(LimitedCompleter(completer or ScriptedCompleter([["a", "b"]])), Observer(metrics))
+    observed = SupervisedCompleter(completer or ScriptedCompleter([["a", "b"]]), Observer(metrics))
     ports, servicers = Ports(server, observe, HttpConfig(at.http)), _servicers(observed)
     async with AsyncExitStack() as stack:
         for front in ports.fronts(Observers(observe, None, None), metrics, servicers):
