@@ -186,12 +186,11 @@ async def test_a_line_says_who_asked_and_never_what(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO)
     observer = Observer(Metrics("tiny"))
     failing = CapacityError("full", retry_after_s=1)
-    await ask(
-        SupervisedCompleter(ScriptedCompleter([["secret", "text"]]), observer), CompletionRequest("my secret"), BOB
-    )
+    secret = ScriptedCompleter([["secret", "text"]])
+    await ask(SupervisedCompleter(secret, observer), CompletionRequest("my secret"), BOB)
     with pytest.raises(CapacityError):
-        await ask(SupervisedCompleter(ScriptedCompleter([], error=failing), observer), CompletionRequest("x"), ALICE)
-    await ask(SupervisedCompleter(ScriptedCompleter([["a"]]), observer), CompletionRequest("x"), Caller())
+        await ask(SupervisedCompleter(ScriptedCompleter([], error=failing), observer), REQUEST, ALICE)
+    await ask(SupervisedCompleter(ScriptedCompleter([["a"]]), observer), REQUEST, Caller())
     lines = [record.getMessage() for record in caplog.records if record.name == "specdec.audit"]
     first, second = (line.rpartition(" seconds=")[0] for line in lines)
     assert first == "request=id-1 caller=bob user=carol model=tiny tokens=2"
