@@ -27,6 +27,7 @@ from inference.request import (
     LEFT_TO_SERVER,
     MAX_COUNT,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
     GenerationRequest,
     Grammar,
@@ -52,6 +53,10 @@ MAX_BRANCHES_OF_MESSAGE = 1024
 """Far more than any draft has use for; each is kept until its place in the tree is decided."""
 MAX_TOKENS_OF_MESSAGE = 4096
 """Draft tokens that one Propose may hold, over all its branches."""
+MAX_TOKENS_OF_PASS = MAX_TREE_TOKENS + 1
+"""Tokens that one pass can commit: the longest path of a draft tree, and one of the target's own."""
+MAX_CHARACTERS_OF_PASS = 1024 * MAX_TOKENS_OF_PASS
+"""Text of one pass. No known vocabulary has a token of half that length."""
 
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
@@ -158,6 +163,7 @@ def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
 
 
 def logprobs_from_message(message: pb.TokenLogprobs) -> TokenLogprobs:
+    _check_count(message.top, MAX_LOGPROBS, "logprobs.top")
     columns = zip(*((each.token_id, each.logprob, each.text) for each in (message.chosen, *message.top)), strict=True)
     token_ids, logprobs, texts = map(tuple, columns)
     return TokenLogprobs(token_ids, logprobs, texts if any(texts) else (), message.num_characters)
@@ -304,6 +310,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     kind = message.WhichOneof("event")
     if kind == "started":
         begun = message.started
+        _check_count(begun.prompt_logprobs, begun.num_prompt_tokens, "prompt_logprobs")
         return Started(
             prompt_logprobs=all_logprobs(begun.prompt_logprobs),
             defaults=_defaults_from_message(begun.defaults) if begun.HasField("defaults") else None,
@@ -313,6 +320,9 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
+    _check_pass(delta)
+    _check_count(delta.piece_lengths, MAX_TOKENS_OF_PASS, "piece_lengths")
+    _check_count(delta.text, MAX_CHARACTERS_OF_PASS, "text")
     return Delta(
         tuple(delta.token_ids),
         delta.text,
@@ -412,7 +422,19 @@ def all_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, .
     return tuple(map(logprobs_from_message, messages))
 
 
+def _check_pass(message: pb.Commit | pb.Delta) -> None:
+    """Compare the sizes of what a server gives with what a pass can make of a tree.
+
+    Raises:
+        InvalidRequestError: naming the field, its size and the limit.
+    """
+    _check_count(message.token_ids, MAX_TOKENS_OF_PASS, "token_ids")
+    _check_count(message.logprobs, MAX_TOKENS_OF_PASS, "logprobs")
+
+
 def commit_from_message(message: pb.Commit) -> Commit:
+    _check_pass(message)
+    _check_count(message.prompt_logprobs, message.position, "prompt_logprobs")
     return Commit(
         position=message.position,
         token_ids=tuple(message.token_ids),

@@ -40,6 +40,7 @@ from inference.workers.completion import FEATURES, CompletionRequest, ModelCard
 
 token_ids = st.lists(st.integers(0, 2**20), max_size=5).map(tuple)
 counts = st.integers(0, 2**20)
+lengths = st.integers(2, 2**20)  # of prompts: no fewer than `scores` has
 microseconds = st.integers(0, 2**50)
 sampling = st.builds(
     SamplingParams,
@@ -108,7 +109,7 @@ def test_open(request: GenerationRequest) -> None:
 @given(
     st.builds(
         Commit,
-        position=counts,
+        position=lengths,
         token_ids=token_ids,
         num_draft_tokens=counts,
         num_accepted_tokens=counts,
@@ -129,7 +130,7 @@ def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> N
     st.one_of(
         st.builds(
             Started,
-            num_prompt_tokens=counts,
+            num_prompt_tokens=lengths,
             seed=st.integers(0, MAX_SEED),
             prompt_logprobs=scores,
             num_cached_tokens=counts,

@@ -184,7 +184,7 @@ OPENED = pb.VerifyResponse(opened=pb.Opened(session_id="s1", model_id="m"))
 
 
 @pytest.mark.parametrize(
-    ("commit", "words"), [(committing(4, 9), "position 4, 3 is next"), (committing(3, 288), "token 288")]
+    ("commit", "words"), [(committing(4, 9), "position 4 came where 3 is next"), (committing(3, 288), "token 288")]
 )
 async def test_no_lost_or_foreign_commit_passes_for_an_answer(commit: pb.VerifyResponse, words: str) -> None:
     """The story: a middlebox swallowed a frame, and 5 of 15 answers were other tokens with code OK."""
