@@ -12,7 +12,6 @@ from inference.observe.metrics import Metrics
 from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import observed
-from inference.workers.draining import DrainingCompleter
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet, connected
 from inference.workers.remote import CARD_TIMEOUT_S
@@ -32,14 +31,14 @@ async def serve_gateway(
         async with connected(connection, observers.headers) as fleet:
             remote = FailoverCompleter(fleet, connection)
             card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
-            metrics, draining = Metrics(card.name, role="gateway"), DrainingCompleter(remote)
-            completer = observers.around(draining, metrics, model=card.name)
+            metrics = Metrics(card.name, role="gateway")
+            completer = observers.around(remote, metrics, model=card.name)
             metrics.watch(completer)
             gateway = Gateway(completer, card, metrics, fleet.is_serving, http, observers.spans, remote)
             following = asyncio.create_task(_follow_model(gateway, remote, fleet))
             try:
                 fronts = [*ports.side_fronts(observers, metrics, fleet.is_serving), ports.http_front(gateway)]
-                await Host(draining, fronts, config=server, metrics=metrics).run()
+                await Host(completer, fronts, config=server, metrics=metrics).run()
             finally:
                 following.cancel()
 

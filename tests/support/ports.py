@@ -23,8 +23,8 @@ from inference.serving.observers import Observers
 from inference.serving.processes import free_port
 from inference.workers.completion import Completer
 from inference.workers.generation import GenerationServicer
-from inference.workers.limited import LimitedCompleter
-from inference.workers.observed import ObservedCompleter, Observer
+from inference.workers.observer import Observer
+from inference.workers.scope import SupervisedCompleter
 from tests.support.certificates import Pki
 from tests.support.completers import CARD, ScriptedCompleter
 
@@ -81,7 +81,7 @@ async def served(
         security = replace(security, mtls_port=at.mtls)
     server = ServerConfig(host, port=at.grpc, probe_port=at.probes, security=security, grace_s=0.1)
     observe, metrics = ObserveConfig("target", metrics_port=at.metrics), Metrics("tiny")
-    observed = ObservedCompleter(LimitedCompleter(completer or ScriptedCompleter([["a", "b"]])), Observer(metrics))
+    observed = SupervisedCompleter(completer or ScriptedCompleter([["a", "b"]]), Observer(metrics))
     ports = Ports(server, observe, HttpConfig(at.http))
     servicers: list[Servicer] = [GenerationServicer(observed, CARD), verification or YesMan()]
     async with AsyncExitStack() as stack:

@@ -29,7 +29,7 @@ from inference.workers.convert import (
     commit_to_message,
     open_from_message,
 )
-from inference.workers.observed import Observer
+from inference.workers.observer import Observer
 from inference.workers.scored import ScoreWriter
 from inference.workers.target.assist import StreamWorker, serve_worker
 

@@ -23,8 +23,9 @@ from inference.workers.convert import card_to_message
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
-from inference.workers.observed import ObservedCompleter, Observer
+from inference.workers.observer import Observer
 from inference.workers.remote import RemoteCompleter
+from inference.workers.scope import SupervisedCompleter
 from inference.workers.status import to_status
 from tests.support.completers import CARD, ScriptedCompleter, gateway
 
@@ -35,7 +36,7 @@ BUSY = replace(CARD, name="busy")
 async def test_a_deadline_is_one_on_both_sides() -> None:
     """The story: the gateway and the server behind it counted CANCELLED, as if the client had left."""
     metrics = Metrics("tiny")
-    hanging = ObservedCompleter(ScriptedCompleter([["a"]], gap_s=30.0), Observer(metrics))
+    hanging = SupervisedCompleter(ScriptedCompleter([["a"]], gap_s=30.0), Observer(metrics))
     server = Server("127.0.0.1:0", [GenerationServicer(hanging, CARD)], status_of=to_status)
     await server.open()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:

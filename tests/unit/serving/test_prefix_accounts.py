@@ -36,7 +36,7 @@ from inference.workers.draft.worker import DraftWorker
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet, connected
 from inference.workers.local import LocalCompleter
-from inference.workers.observed import Observer
+from inference.workers.observer import Observer
 from inference.workers.target.verification import TargetIdentity, VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model, tiny_tokenizer
 from tests.support.ports import Served, entry, served, token_of
