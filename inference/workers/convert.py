@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import fields
 from enum import Enum
 from operator import attrgetter
@@ -305,7 +305,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     if kind == "started":
         begun = message.started
         return Started(
-            prompt_logprobs=tuple(map(logprobs_from_message, begun.prompt_logprobs)),
+            prompt_logprobs=all_logprobs(begun.prompt_logprobs),
             defaults=_defaults_from_message(begun.defaults) if begun.HasField("defaults") else None,
             provenance=Provenance(**_from_message(begun, _PROVENANCE)),
             **_from_message(begun, _STARTED),
@@ -389,7 +389,8 @@ def branch_to_message(branch: Branch) -> pb.Branch:
     return pb.Branch(parent_node=branch.parent_node, token_ids=branch.token_ids)
 
 
-def commit_to_message(commit: Commit) -> pb.Commit:
+def commit_to_message(commit: Commit, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> pb.Commit:
+    """Return a commit's message; the first one of a session carries the prompt's log-probabilities."""
     return pb.Commit(
         position=commit.position,
         token_ids=commit.token_ids,
@@ -400,10 +401,15 @@ def commit_to_message(commit: Commit) -> pb.Commit:
         logprobs=map(logprobs_to_message, commit.logprobs),
         num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
         hold_us=commit.hold_us,
-        prompt_logprobs=map(logprobs_to_message, commit.prompt_logprobs),
+        prompt_logprobs=map(logprobs_to_message, prompt_logprobs),
         num_lookup_tokens=commit.own.num_lookup_tokens,
         num_lookup_accepted=commit.own.num_lookup_accepted,
     )
+
+
+def all_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of several positions."""
+    return tuple(map(logprobs_from_message, messages))
 
 
 def commit_from_message(message: pb.Commit) -> Commit:
@@ -414,11 +420,10 @@ def commit_from_message(message: pb.Commit) -> Commit:
         num_accepted_tokens=message.num_accepted_tokens,
         timings=timings_from_message(message.timings),
         finish_reason=reason_from_message(message.finish_reason) if message.finish_reason else None,
-        logprobs=tuple(map(logprobs_from_message, message.logprobs)),
+        logprobs=all_logprobs(message.logprobs),
         num_received_tokens=message.num_received_tokens,
         hold_us=message.hold_us,
         counts=counts_from_message(message.timings),
-        prompt_logprobs=tuple(map(logprobs_from_message, message.prompt_logprobs)),
         own=OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
     )
 

@@ -13,12 +13,12 @@ import grpc
 from grpc_comm.moving import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import NOTHING_COUNTED, Commit, Counts
+from inference.commit import NOTHING_COUNTED, Commit, Counts, Opened
 from inference.errors import IncompatibleDraftError, UnavailableError
 from inference.request import GenerationRequest, Provenance
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
-from inference.workers.convert import commit_from_message, converted, open_to_message
+from inference.workers.convert import all_logprobs, commit_from_message, converted, open_to_message
 from inference.workers.draft.proposals import ProposalSender
 from inference.workers.fleet import Replica
 from inference.workers.status import calls_to
@@ -67,8 +67,10 @@ class VerifyStream:
         self.proposals = ProposalSender(self._propose, self.round_trip)
         self._bytes_up = 0
         self._bytes_down = 0
+        self.opened: Opened | None = None
+        """Known from the first commit on."""
         self._has_grammar = False
-        self._num_cached_tokens = 0  # until the first commit
+        self._num_cached_tokens = 0
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
         """Open the session; does not wait for the answer, unless it must, so that drafting begins at once."""
@@ -90,11 +92,14 @@ class VerifyStream:
         if message.WhichOneof("message") == "opened":
             self._take_opened(message)
             message = await self._read()
-        commit: Commit = await converted(commit_from_message, message.commit, message.commit.prompt_logprobs)
+        commit = commit_from_message(message.commit)
         self._check(commit)
+        if self.opened is None:
+            scores = message.commit.prompt_logprobs
+            provenance = Provenance(self._origin.model_id, self._origin.grammar_version)
+            self.opened = Opened(self._num_cached_tokens, await converted(all_logprobs, scores, scores), provenance)
         self.proposals.answered(commit)
-        num_cached_tokens, self._num_cached_tokens = self._num_cached_tokens, 0
-        return replace(commit, num_cached_tokens=num_cached_tokens)
+        return commit
 
     def _take_opened(self, message: pb.VerifyResponse) -> None:
         """The target answers Open at once: a round trip."""
@@ -141,8 +146,7 @@ class VerifyStream:
         )
         counts = replace(counts, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0
-        origin = Provenance(self._origin.model_id, self._origin.grammar_version)
-        return replace(commit, timings=timings, counts=counts, provenance=origin)
+        return replace(commit, timings=timings, counts=counts)
 
     async def _propose(self, message: pb.Propose) -> None:
         await self._write(pb.VerifyRequest(propose=message))

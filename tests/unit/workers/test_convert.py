@@ -115,12 +115,14 @@ def test_open(request: GenerationRequest) -> None:
         timings=timings,
         counts=figures,
         finish_reason=st.sampled_from([None, *FinishReason]),
-        prompt_logprobs=scores,
         own=looked_up,
-    )
+    ),
+    scores,
 )
-def test_commit(commit: Commit) -> None:
-    assert convert.commit_from_message(convert.commit_to_message(commit)) == commit
+def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
+    message = convert.commit_to_message(commit, prompt_logprobs)
+    assert convert.commit_from_message(message) == commit
+    assert convert.all_logprobs(message.prompt_logprobs) == prompt_logprobs
 
 
 @given(
