@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
+from inference.caller import caller
 from inference.commit import (
     Commit,
     Delta,
@@ -194,7 +195,7 @@ class LocalCompleter:
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
             grammar=self._behind(prompt, request.grammar),
-            cache_salt=request.cache_salt,
+            cache_salt=caller().cache_salt(request.cache_salt),
         )
         # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
         return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))

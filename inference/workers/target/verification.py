@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from grpc_comm.interceptors import Context, deadline_of
 from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.caller import caller
 from inference.commit import Answer, Commit, Opened, Started, TokenLogprobs
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
@@ -134,6 +135,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._check_fits(message)
         self._check_resumes(message)
         request = open_from_message(message)
+        request = replace(request, cache_salt=caller().cache_salt(request.cache_salt))
         return self._engine.open(request, drafted=True, grammar=await self._engine.compiled(request))
 
     def _check_fits(self, message: pb.Open | pb.Attach) -> None:
