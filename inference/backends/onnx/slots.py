@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 
+from inference.backends.host_memory import lazy_zeros
 from inference.backends.onnx.shape import DecoderShape
 from inference.errors import ConfigError
 
@@ -22,8 +25,8 @@ class OnnxSlots:
         # [num_slots, layers and key or value, 1, num_kv_heads, room, head_room]
         rooms = (num_slots, 2 * shape.num_layers, 1, shape.num_kv_heads, self.room, shape.head_room)
         try:
-            self.memory = np.zeros(rooms, np.float32)
-        except (MemoryError, ValueError) as error:
+            self.memory = np.frombuffer(lazy_zeros(4 * math.prod(rooms)), np.float32).reshape(rooms)
+        except MemoryError as error:
             message = f"{num_slots} slots of {max_length} positions do not fit into the memory of cpu"
             raise ConfigError(message) from error
         self.slot_bytes = int(self.memory[0].nbytes)
