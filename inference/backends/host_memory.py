@@ -22,3 +22,10 @@ def lazy_zeros(num_bytes: int) -> mmap.mmap:
     with suppress(OSError):  # a kernel without huge pages does not know the advice
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory
+
+
+def allow_huge_pages(memory: mmap.mmap, start: int, num_bytes: int) -> None:
+    """Let the kernel move a part of the memory into pages of 2 MiB, in the background, which are faster to read."""
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE, first, start + num_bytes - first)

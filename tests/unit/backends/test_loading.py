@@ -151,8 +151,8 @@ def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path:
     So the first request in each slot of a fresh server took the whole slot, and up to 18 times as long as later ones.
     With torch, all slots were in memory from the start.
     """
-    fields = {"num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 8192}
-    config = config_for(save_tiny_model(tmp_path, "llama", **fields), backend=backend_name, num_slots=8, sequence_length=8192)
+    save_tiny_model(tmp_path, "llama", num_key_value_heads=4, head_dim=64, max_position_embeddings=8192)
+    config = config_for(tmp_path, backend=backend_name, num_slots=8, sequence_length=8192)
     before_mib = vitals(os.getpid()).rss_mib
     backend = load_backend(config)
     assert isinstance(backend, ForkingBackend)
