@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.backends.neuron.device_decoder import DeviceDecoder
-from inference.backends.neuron.device_target import TargetDecoder
-from inference.backends.neuron.fused import FusedDecoder
-from inference.backends.neuron.medusa import MedusaDecoder
-from inference.backends.neuron.shape import SlotShape
+from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from inference.backends.neuron.decoders.device_target import TargetDecoder
+from inference.backends.neuron.decoders.fused import FusedDecoder
+from inference.backends.neuron.decoders.medusa import MedusaDecoder
+from inference.backends.neuron.graphs.shape import SlotShape
 from inference.cli.roles.registry import parser_of
 from inference.config import ROOT
 from inference.errors import InvalidRequestError
