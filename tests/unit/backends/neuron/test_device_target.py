@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron.device_target import TargetDecoder
-from inference.backends.neuron.fused import compile_models
+from inference.backends.neuron.decoders.device_target import TargetDecoder
+from inference.backends.neuron.decoders.fused import compile_models
 from inference.backends.registry import load_decoder
 from inference.config import ModelConfig
 from inference.errors import InvalidRequestError

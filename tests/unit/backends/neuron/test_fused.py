@@ -13,11 +13,11 @@ import torch
 from scipy.special import chdtrc  # type: ignore[import-untyped]
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron import calls as calls_module
-from inference.backends.neuron import fused, graph_decoder
-from inference.backends.neuron.device_decoder import DeviceDecoder
-from inference.backends.neuron.fused import FusedDecoder, load_fused_decoder
-from inference.backends.neuron.graph_decoder import GraphDecoder
+from inference.backends.neuron.decoders import fused, graph_decoder
+from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from inference.backends.neuron.decoders.fused import FusedDecoder, load_fused_decoder
+from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from inference.backends.neuron.graphs import calls as calls_module
 from inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import ConfigError, InvalidRequestError
@@ -348,7 +348,7 @@ def slots_in_the_order_of_turns(patch: Patch) -> None:
 
 
 def no_mask_of_seq_ids(patch: Patch) -> None:
-    from inference.backends.neuron import settings
+    from inference.backends.neuron.graphs import settings
 
     common = settings._common
     patch.setattr(

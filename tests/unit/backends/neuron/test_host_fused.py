@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron import fused_graph
-from inference.backends.neuron.fused import HostFusedDecoder
-from inference.backends.neuron.graph_decoder import GraphDecoder
+from inference.backends.neuron.decoders.fused import HostFusedDecoder
+from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from inference.backends.neuron.graphs import fused_graph
 from inference.backends.pytorch.backend import load_torch_backend
 from inference.config import ModelConfig
 from inference.engine.grammars import Grammars
