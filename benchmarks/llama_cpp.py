@@ -25,7 +25,8 @@ from benchmarks.llama_build import built_programs
 from benchmarks.llama_gguf import write_gguf
 from benchmarks.report import print_json, print_table
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, FUSED_GAMMA, ROOT
-from inference.model import Backend, Decoder
+from inference.model.decoder import Decoder
+from inference.model.slots import Backend
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder

@@ -7,7 +7,7 @@ import math
 import operator
 from dataclasses import dataclass, field
 
-from inference.model import DraftToken
+from inference.model.proposer import DraftToken
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 from inference.engine.draft_path import DraftPath
 from inference.engine.prefixes import Prefix
-from inference.model import Draft, DraftToken, Matcher
+from inference.model.matcher import Matcher
+from inference.model.proposer import Draft, DraftToken
 from inference.request import SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
@@ -26,7 +27,7 @@ class DraftSession:
     """One sequence's drafts.
 
     Args:
-        num_slots, num_branches: slots of sequences, and of branches per sequence; see `BranchingProposer`.
+        num_slots, num_branches: slots of sequences, and of branches per sequence; see `Proposer`.
         confidence: says how likely a draft token is right, and learns from commits; of all sessions together.
         grammar: the request's, compiled, for this session alone.
         cache_salt: the request's.

@@ -24,7 +24,9 @@ from inference.engine.admission import Admission, Holder
 from inference.engine.model_thread import ModelThread
 from inference.engine.prefixes import Place
 from inference.errors import InternalError, UnavailableError
-from inference.model import Decoder, PrefixKeeper, Proposer
+from inference.model.decoder import Decoder
+from inference.model.proposer import Proposer
+from inference.model.slots import PrefixKeeper
 from inference.observe.timeline import Timeline
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 
-from inference.model import DraftToken
+from inference.model.proposer import DraftToken
 
 _EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # nats of lead
 _PRIOR_TESTED = 8.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.model import DraftToken
+from inference.model.proposer import DraftToken
 from inference.scheduling.acceptance import Acceptance
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pass_times import PassTimes

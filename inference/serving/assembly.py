@@ -18,15 +18,9 @@ from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
-from inference.model import (
-    Backend,
-    CompiledDecoder,
-    Decoder,
-    Identified,
-    Proposer,
-    Span,
-    max_pass_draft_tokens,
-)
+from inference.model.decoder import CompiledDecoder, Decoder
+from inference.model.proposer import Proposer
+from inference.model.slots import Backend, Identified, Span, max_pass_draft_tokens
 from inference.request import RequestDefaults, SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.scheduling.draft_length import DraftLength

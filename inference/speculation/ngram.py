@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.model import Draft, DraftToken
+from inference.model.proposer import Draft, DraftToken
 from inference.speculation.grammar import allowed_part, extend_within_grammar
 from inference.tokens import common_length, logged
 
@@ -69,8 +69,7 @@ class NgramProposer:
     """The `Proposer` over the sequence itself; any number of slots and any length cost it nothing."""
 
     def __init__(self, *, num_slots: int, max_length: int) -> None:
-        self.num_slots = num_slots
-        self.max_length = max_length
+        self.num_slots, self.max_length, self.num_branches = num_slots, max_length, 0
         self._held: dict[int, tuple[NgramIndex, Sequence[int]]] = {}
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:

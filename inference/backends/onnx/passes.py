@@ -15,7 +15,7 @@ from inference.backends.onnx.processor import instruction_sets
 from inference.backends.onnx.shape import Weight
 from inference.backends.onnx.slots import OnnxSlots
 from inference.backends.spans import wanted_rows
-from inference.model import Span
+from inference.model.slots import Span
 
 SWEEP_SIZES = (6, 12)
 """Rows that ONNX Runtime multiplies with a float32 matrix in one sweep over it, on processors with AVX-512.

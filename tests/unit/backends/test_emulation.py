@@ -12,7 +12,7 @@ import pytest
 from inference.backends.registry import load_backend
 from inference.config import NOT_EMULATED, Emulation, ModelConfig
 from inference.errors import ConfigError
-from inference.model import ForkingBackend, Identified, Span
+from inference.model.slots import ForkingBackend, Identified, Span
 from tests.support.models import save_tiny_model
 
 PASS_S = 0.05

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from inference.engine.draft_session import DraftSession
-from inference.model import DraftToken
+from inference.model.proposer import DraftToken
 from inference.request import SamplingParams
 from inference.scheduling.confidence import Confidence
 from inference.scheduling.pacing import Pacing

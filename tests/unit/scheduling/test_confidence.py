@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from inference.model import DraftToken
+from inference.model.proposer import DraftToken
 from inference.scheduling.confidence import Confidence
 
 

@@ -12,7 +12,8 @@ import torch
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.errors import InternalError
-from inference.model import Draft, Proposer, Turn, Verdict
+from inference.model.decoder import Turn, Verdict
+from inference.model.proposer import Draft, Proposer
 from inference.request import Grammar, GrammarKind, SamplingParams
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.grammar import Allowed, was_step

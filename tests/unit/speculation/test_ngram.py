@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.model import Draft
+from inference.model.proposer import Draft
 from inference.request import SamplingParams
 from inference.speculation.ngram import MATCHES, NgramIndex, NgramProposer, continuation, match_length
 from inference.tokens import TokenView

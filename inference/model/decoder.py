@@ -1,0 +1,177 @@
+"""Decoders: what takes sequences of a target through a step, and the turns and verdicts that go in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from inference.commit import NO_OWN_DRAFTS, OwnDrafts, TokenLogprobs
+from inference.errors import InvalidRequestError, SpecDecError
+from inference.model.matcher import Matcher
+from inference.model.slots import Array
+from inference.request import GenerationRequest, SamplingParams
+from inference.tokens import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one sequence wants from one target pass.
+
+    Attributes:
+        slot: the sequence's slot.
+        start: number of positions of the sequence that the slot holds already.
+        token_ids: the committed tokens up to where they are to be written now. Their end is the sequence's end, unless
+            the turn is a part of a longer prompt. Not changed while the pass runs.
+        sampling: how tokens are chosen.
+        proposal: draft tokens to verify after them; empty for plain decoding.
+        gamma: number of draft tokens that a decoder with a draft of its own may add where the proposal is empty.
+        chooses: False for a part of a prompt that ends before its last token: no token is chosen.
+        output_start: position of the sequence's first output token; penalties tell prompt and output apart by it.
+        logprobs: as in `GenerationRequest`.
+        scored: prompt tokens whose log-probabilities are wanted: those after `start` that this pass makes known.
+        prompt_logprobs: number of best tokens whose log-probabilities are wanted at each scored one.
+        grammar: what the output must look like; None: anything.
+        lookup: proposal for a turn without draft tokens: what followed the last tokens where they occurred before.
+        tally: token counts for penalties, kept between passes; None: count again. Used on the pass's thread alone.
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    proposal: Sequence[int] = ()
+    gamma: int = 0
+    chooses: bool = True
+    output_start: int = 0
+    logprobs: int | None = None
+    scored: Sequence[int] = ()
+    prompt_logprobs: int = 0
+    grammar: Matcher | None = None
+    lookup: Sequence[int] = ()
+    tally: Tally | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of one turn.
+
+    Attributes:
+        token_ids: the tokens that it commits: accepted draft tokens, then one of the target's own.
+        num_draft_tokens: number of draft tokens that were verified.
+        num_accepted_tokens: number of draft tokens that were accepted.
+        draft_us: microseconds that the decoder's own draft took.
+        logprobs: one per token, if the turn asked for them.
+        prompt_logprobs: one per scored token.
+        error: why the sequence cannot go on; None if it can. With an error there are no tokens.
+        own: of the draft tokens, those that no draft made.
+    """
+
+    token_ids: tuple[int, ...]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    draft_us: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: SpecDecError | None = None
+    own: OwnDrafts = NO_OWN_DRAFTS
+
+    @property
+    def of_draft(self) -> tuple[int, int]:
+        """Return how many tokens of a draft were verified, and how many of these were accepted."""
+        return self.num_draft_tokens - self.own.num_tokens, self.num_accepted_tokens - self.own.num_accepted
+
+
+Decide: TypeAlias = Callable[[Sequence[Turn], Array], list[Verdict]]
+"""Chooses tokens and verifies proposals, from logits: `inference.speculation.slot_decoder.decide`, for lower layers."""
+
+
+class Decoder(Protocol):
+    """A target that takes many sequences through a step, each by at least one token.
+
+    One thread calls `step`; the attributes are constants that any thread reads. Each token must follow from the tokens
+    before it and from the request's seed alone: never from the proposal, the other turns, or how often a turn is
+    repeated. A decoder that always chooses token 0, and verifies nothing, is complete:
+
+        class Zeros:
+            vocab_size, num_slots, max_length = 100, 8, 4096
+            prompt_chunk_tokens, keeps_grammars = 0, False
+
+            def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+                return [Verdict((0,) if turn.chooses else (), 0, 0) for turn in turns]
+
+    Attributes:
+        vocab_size: number of tokens that it chooses from.
+        num_slots: number of sequences that can be held at once.
+        max_length: number of tokens that prompt and output may have together.
+        prompt_chunk_tokens: number of tokens of the parts in which a long prompt is best read; 0: any.
+        keeps_grammars: True if it keeps to the grammar of a turn.
+    """
+
+    vocab_size: int
+    num_slots: int
+    max_length: int
+    prompt_chunk_tokens: int
+    keeps_grammars: bool
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        """Return one verdict per turn, in order; the slots of the turns are distinct.
+
+        A turn that does not choose gets no tokens. Positions from a turn's `start` on are written, and overwrite what
+        the slot held there.
+
+        Raises:
+            MemoryError: the step is too wide. The engine tries again with fewer sequences.
+            Exception: the step failed. The engine runs each sequence again, alone, from `start` 0.
+        """
+
+
+@runtime_checkable
+class CompiledDecoder(Decoder, Protocol):
+    """A decoder that is a model of its own, in one compiled graph, and cannot do all that a request may ask for.
+
+    Attributes:
+        slot_bytes: size of one slot's keys and values, in bytes.
+    """
+
+    slot_bytes: int
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidRequestError for a request that the decoder cannot serve; called on the event loop."""
+
+
+@runtime_checkable
+class SeedAware(Protocol):
+    """A decoder or generator that states whether equal seeds give equal tokens."""
+
+    seed_invariant: bool
+
+
+def is_seed_invariant(model: object) -> bool:
+    """Return whether equal seeds give equal tokens, as they do wherever tokens are chosen with the shared noise."""
+    return model.seed_invariant if isinstance(model, SeedAware) else True
+
+
+def check_seed(generator: object, sampling: SamplingParams) -> None:
+    """Refuse a seed that a client chose and the generator cannot keep; greedy decoding needs none.
+
+    Raises:
+        InvalidRequestError: the generator samples without it.
+    """
+    if not sampling.greedy and not is_seed_invariant(generator):
+        raise InvalidRequestError(
+            "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"
+        )
+
+
+def check_request(decoder: Decoder, request: GenerationRequest) -> None:
+    """Refuse a request that the decoder cannot serve.
+
+    Raises:
+        InvalidRequestError: naming the parameter.
+    """
+    if isinstance(decoder, CompiledDecoder):
+        decoder.check(request)
+    if request.grammar is not None and not decoder.keeps_grammars:
+        fault = f"grammar: {type(decoder).__name__} chooses tokens in a compiled graph, which cannot keep to one"
+        raise InvalidRequestError(f"{fault}: use --speculation_method vanilla", field="grammar")
