@@ -13,7 +13,7 @@ import pytest
 
 from inference.commit import Commit
 from inference.engine.draft import DraftEngine
-from inference.engine.loop import MAX_FAILED_STEPS
+from inference.engine.guard import MAX_FAILED_STEPS
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import InternalError, UnavailableError
 from inference.model.decoder import Turn, Verdict
