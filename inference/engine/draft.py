@@ -20,7 +20,7 @@ from inference.engine.loop import Engine
 from inference.model.matcher import Matcher
 from inference.model.proposer import Draft, DraftToken, Proposer
 from inference.request import Grammar, SamplingParams
-from inference.scheduling.confidence import Confidence
+from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import Pacing
 from inference.speculation.grammar import was_step
 

@@ -17,7 +17,7 @@ from inference.engine.prefixes import Prefix
 from inference.model.matcher import Matcher
 from inference.model.proposer import Draft, DraftToken
 from inference.request import SamplingParams
-from inference.scheduling.confidence import Confidence
+from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
 from inference.speculation.tree import Branch
 from inference.tokens import Tally, TokenView, common_length

@@ -36,7 +36,7 @@ class EngineSession(Holder, Protocol):
 T = TypeVar("T")
 SessionT = TypeVar("SessionT", bound=EngineSession)
 WorkT = TypeVar("WorkT")
-Schedule: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT]]]
+Scheduler: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT]]]
 
 
 class ModelThread:
@@ -65,7 +65,7 @@ class ModelThread:
 class StepGuard(Generic[SessionT, WorkT]):
     """The choice of sessions for each step, after those that failed; the arguments are methods of the `Engine`."""
 
-    def __init__(self, schedule: Schedule[SessionT, WorkT], can_replay: Callable[[SessionT], bool]) -> None:
+    def __init__(self, schedule: Scheduler[SessionT, WorkT], can_replay: Callable[[SessionT], bool]) -> None:
         self._schedule, self._can_replay = schedule, can_replay
         self._suspects: deque[SessionT] = deque()
         self._num_together = 0  # sessions that share a step at most, up to the step `_shrunk_until`

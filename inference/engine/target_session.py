@@ -16,7 +16,7 @@ from inference.model.decoder import Turn, Verdict
 from inference.model.matcher import Matcher
 from inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from inference.scheduling.acceptance import Acceptance
-from inference.scheduling.arrivals import Arrivals
+from inference.scheduling.waiting import Arrivals
 from inference.speculation.lookup import Lookup
 from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
 from inference.tokens import Tally, TokenView

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.model.proposer import DraftToken
-from inference.scheduling.acceptance import Acceptance
-from inference.scheduling.confidence import Confidence
+from inference.scheduling.acceptance import Acceptance, Confidence
 from inference.scheduling.pass_times import PassTimes
 
 _PRIOR_TESTED = 1.0  # less than a target grants a draft elsewhere: here every useless token delays the pass

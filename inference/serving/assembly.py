@@ -24,8 +24,8 @@ from inference.model.slots import Backend, Identified, Span, max_pass_draft_toke
 from inference.request import RequestDefaults, SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.scheduling.draft_length import DraftLength
+from inference.speculation.lookup import MAX_NGRAM_LENGTH, NgramProposer
 from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
 from inference.speculation.slot_decoder import SlotDecoder, decide
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
