@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.engine.draft_path import DraftPath
-from inference.engine.draft_session import DraftSession
+from inference.engine.draft_session import DraftPath, DraftSession
 from inference.engine.grammars import Grammars
 from inference.engine.loop import Engine
 from inference.model.matcher import Matcher

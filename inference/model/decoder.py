@@ -120,9 +120,7 @@ class Decoder(Protocol):
         A turn that does not choose gets no tokens. Positions from a turn's `start` on are written, and overwrite what
         the slot held there.
 
-        Raises:
-            MemoryError: the step is too wide. The engine tries again with fewer sequences.
-            Exception: the step failed. The engine runs each sequence again, alone, from `start` 0.
+        After an exception the engine runs each sequence again, from `start` 0.
         """
 
 
@@ -140,16 +138,9 @@ class CompiledDecoder(Decoder, Protocol):
         """Raise InvalidRequestError for a request that the decoder cannot serve; called on the event loop."""
 
 
-@runtime_checkable
-class SeedAware(Protocol):
-    """A decoder or generator that states whether equal seeds give equal tokens."""
-
-    seed_invariant: bool
-
-
 def is_seed_invariant(model: object) -> bool:
-    """Return whether equal seeds give equal tokens, as they do wherever tokens are chosen with the shared noise."""
-    return model.seed_invariant if isinstance(model, SeedAware) else True
+    """Return whether equal seeds give equal tokens; a decoder or generator where they do not has `seed_invariant`."""
+    return bool(getattr(model, "seed_invariant", True))
 
 
 def check_seed(generator: object, sampling: SamplingParams) -> None:

@@ -84,7 +84,4 @@ class Proposer(Protocol):
         Returns:
             Per draft, its next 1 .. limit tokens. An empty list: there is nothing to propose. None: the step read a
             part of a long prompt, and more steps are needed.
-
-        Raises:
-            Exception: the step failed. The engine asks again for each sequence alone.
         """

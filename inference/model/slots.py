@@ -67,10 +67,16 @@ class Backend(Protocol):
 
         Raises:
             ValueError: the spans break this contract; `inference.backends.spans.check_spans` finds out.
-            MemoryError: the pass is too wide. The engine tries again with fewer sequences.
-            Exception: the pass failed. The positions of its spans count as not written; the engine runs each sequence
-                again, alone.
         """
+
+
+def arithmetic_of(model: object, default: str) -> str:
+    """Return what the logits of a backend or decoder depend on beside the weights: its attribute `arithmetic`, if any.
+
+    It names backend, dtype, kind of device and levels of quantization, as resolved from the settings. Servers resume
+    each other's answers only where it is equal.
+    """
+    return str(getattr(model, "arithmetic", default))
 
 
 @runtime_checkable
@@ -102,18 +108,6 @@ class CompiledBackend(Protocol):
             num_held: number of the prompt's first tokens that a slot holds.
             num_tokens: number of the prompt's tokens.
         """
-
-
-@runtime_checkable
-class Identified(Protocol):
-    """A backend that states the arithmetic on which its logits depend, as resolved from the settings.
-
-    Attributes:
-        arithmetic: backend, dtype, kind of device, levels of quantization. Servers resume each other's answers only
-            where it is equal.
-    """
-
-    arithmetic: str
 
 
 @runtime_checkable
