@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from inference.engine.draft_session import DraftPath, DraftSession
 from inference.engine.grammars import Grammars
 from inference.engine.loop import Engine
-from inference.model.matcher import Matcher
+from inference.model.decoder import Matcher
 from inference.model.proposer import Draft, DraftToken, Proposer
 from inference.request import Grammar, SamplingParams
 from inference.scheduling.acceptance import Confidence

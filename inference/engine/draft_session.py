@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from inference.engine.prefixes import Prefix
-from inference.model.matcher import Matcher
+from inference.model.decoder import Matcher
 from inference.model.proposer import Draft, DraftToken
 from inference.request import SamplingParams
 from inference.scheduling.acceptance import Confidence

@@ -12,8 +12,7 @@ from inference.caller import request_id
 from inference.commit import Answer, Commit, FinishReason, Opened, Timings, TokenLogprobs
 from inference.engine.prefixes import Prefix
 from inference.errors import InvalidRequestError
-from inference.model.decoder import Turn, Verdict
-from inference.model.matcher import Matcher
+from inference.model.decoder import Matcher, Turn, Verdict
 from inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from inference.scheduling.acceptance import Acceptance
 from inference.scheduling.waiting import Arrivals

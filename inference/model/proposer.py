@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from inference.model.matcher import Matcher
+from inference.model.decoder import Matcher
 from inference.request import SamplingParams
 from inference.tokens import Tally
 

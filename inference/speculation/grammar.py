@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from inference.commit import OwnDrafts
 from inference.errors import SpecDecError
-from inference.model.decoder import Turn, Verdict
-from inference.model.matcher import Matcher
+from inference.model.decoder import Matcher, Turn, Verdict
 from inference.model.proposer import Draft, DraftToken
 from inference.tokens import joined
 
