@@ -179,11 +179,7 @@ def is_seed_invariant(model: object) -> bool:
 
 
 def check_seed(generator: object, sampling: SamplingParams) -> None:
-    """Refuse a seed that a client chose and the generator cannot keep; greedy decoding needs none.
-
-    Raises:
-        InvalidRequestError: the generator samples without it.
-    """
+    """Raise InvalidRequestError if a client chose a seed that the generator cannot keep; greedy decoding needs none."""
     if not sampling.greedy and not is_seed_invariant(generator):
         raise InvalidRequestError(
             "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"
@@ -191,11 +187,7 @@ def check_seed(generator: object, sampling: SamplingParams) -> None:
 
 
 def check_request(decoder: Decoder, request: GenerationRequest) -> None:
-    """Refuse a request that the decoder cannot serve.
-
-    Raises:
-        InvalidRequestError: naming the parameter.
-    """
+    """Raise InvalidRequestError, which names the parameter, for a request that the decoder cannot serve."""
     if isinstance(decoder, CompiledDecoder):
         decoder.check(request)
     if request.grammar is not None and not decoder.keeps_grammars:

@@ -33,8 +33,9 @@ class Backend(Protocol):
     A span writes its positions, and overwrites what they held. Each token sees its own sequence up to its own position
     and nothing after it. So a caller rolls a slot back by starting earlier, and reuses it by starting at 0.
 
-    One thread at a time calls `forward`; the attributes are constants that any thread reads. A bigram model keeps
-    nothing in its slots, and is a complete backend:
+    One thread at a time calls `forward`; the attributes are constants that any thread reads. A backend may also have
+    `arithmetic`, a text: backend, dtype, kind of device, levels of quantization. Servers resume each other's answers
+    only where it is equal. A bigram model keeps nothing in its slots, and is a complete backend:
 
         class Bigrams:
             num_slots, max_length, slot_bytes = 4, 1024, 0
@@ -70,15 +71,6 @@ class Backend(Protocol):
         """
 
 
-def arithmetic_of(model: object, default: str) -> str:
-    """Return what the logits of a backend or decoder depend on beside the weights: its attribute `arithmetic`, if any.
-
-    It names backend, dtype, kind of device and levels of quantization, as resolved from the settings. Servers resume
-    each other's answers only where it is equal.
-    """
-    return str(getattr(model, "arithmetic", default))
-
-
 @runtime_checkable
 class ForkingBackend(Protocol):
     """A backend that copies the content of one slot to another."""
@@ -100,13 +92,9 @@ class CompiledBackend(Protocol):
     prompt_chunk_tokens: int
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether reading on is faster than reading the whole prompt again; False while nothing is measured.
+        """Return whether to read a prompt of `num_tokens` on from its first `num_held`, which a slot holds.
 
-        The event loop calls this, also while a pass runs on the model's thread.
-
-        Args:
-            num_held: number of the prompt's first tokens that a slot holds.
-            num_tokens: number of the prompt's tokens.
+        True where that was measured to be faster than reading all of it. The event loop calls this, also during a pass.
         """
 
 

@@ -1,9 +1,7 @@
 """Acceptance: how likely the target is to agree with draft tokens, learned from its verdicts. Pure.
 
-`Acceptance` is one rate of a session. `Confidence` judges a single token by how sure the draft was of it: in text that
-repeats a draft is right about everything, at the beginning of a new sentence about nothing. So the lead of its token
-over the runner-up says how far ahead drafting pays (after the confidence-based stopping rules of e.g. AdaEDL, arXiv
-2410.18351).
+`Acceptance` is one rate of a session. `Confidence` judges a single token by its lead over the runner-up: a draft is
+right about all of a text that repeats, and about nothing where a sentence begins (compare AdaEDL, arXiv 2410.18351).
 """
 
 from __future__ import annotations

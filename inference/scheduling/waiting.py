@@ -1,7 +1,4 @@
-"""Waiting of a target without draft tokens for those on their way: when they are due, and whether waiting pays.
-
-All times are in seconds, on the monotonic clock. Pure.
-"""
+"""Waiting of a target without draft tokens for those on their way: when due, whether it pays. Seconds. Pure."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from inference.engine.loop import PASS_TIMEOUT_S
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from inference.model.decoder import CompiledDecoder, Decoder
 from inference.model.proposer import Proposer
-from inference.model.slots import Backend, Span, arithmetic_of, max_pass_draft_tokens
+from inference.model.slots import Backend, Span, max_pass_draft_tokens
 from inference.request import RequestDefaults, SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.scheduling.draft_length import DraftLength
@@ -97,7 +97,7 @@ async def target_engine(
 
 def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
     """Return what the logits depend on beside the weights; the settings, of a model that does not say."""
-    return arithmetic_of(model, f"{config.backend} {config.dtype} {config.device} {config.neuron}")
+    return str(getattr(model, "arithmetic", f"{config.backend} {config.dtype} {config.device} {config.neuron}"))
 
 
 @asynccontextmanager
