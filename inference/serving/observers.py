@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from grpc_comm.spans import SpanInterceptor
+from grpc_comm.guard import OpenSpan
 from inference.config import ObserveConfig
 from inference.engine.loop import Engine
 from inference.errors import ConfigError
@@ -47,9 +47,10 @@ class Observers:
         """Return the observer of draft workers' sessions, which notes their cost in the span of their call."""
         return Observer(metrics, self.profile, None if self.spans is None else self.spans.annotate)
 
-    def interceptors(self) -> list[SpanInterceptor]:
-        """Return the interceptors that make a span of every incoming call."""
-        return [] if self.spans is None else [SpanInterceptor(self.spans.serving)]
+    @property
+    def open_span(self) -> OpenSpan | None:
+        """Function that makes a span of an incoming call; None without spans."""
+        return None if self.spans is None else self.spans.serving
 
     def headers(self) -> dict[str, str]:
         """What makes the receiver of a call continue the current span, if there are any."""

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from grpc_comm.call import Call
 from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from grpc_comm.errors import Status, status_of
-from grpc_comm.interceptors import Context
 from grpc_comm.server import PortTakenError, Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
@@ -28,11 +28,11 @@ class FailingServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
     def add_to(self, server: grpc.aio.Server) -> None:
         rpc.add_GenerationServiceServicer_to_server(self, server)
 
-    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+    async def GetModel(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         raise ValueError("secret of the inside")
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        await context.write(pb.GenerateResponse(started=pb.Started()))
+    async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:
+        await call.write(pb.GenerateResponse(started=pb.Started()))
         raise KeyError("full")
 
 
@@ -61,9 +61,7 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
             await stub.GetModel(pb.GetModelRequest(), timeout=10)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in (caught.value.details() or "")
-    assert [record.exc_info is not None for record in caplog.records if record.name == "grpc_comm.interceptors"] == [
-        True
-    ]
+    assert [record.exc_info is not None for record in caplog.records if record.name == "grpc_comm.guard"] == [True]
 
 
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,7 +72,7 @@ async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixtu
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert status_of(caught.value) == Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "all taken", 1.25)
-    assert [record for record in caplog.records if record.name == "grpc_comm.interceptors"] == []
+    assert [record for record in caplog.records if record.name == "grpc_comm.guard"] == []
 
 
 async def test_methods_that_are_not_there() -> None:
@@ -129,4 +127,4 @@ async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
             frames = [each.f_code.co_name for each in gc.get_objects() if type(each) is FrameType]
         finally:
             gc.enable()
-    assert [name for name in frames if name in ("Generate", "guarded", "_abort")] == []
+    assert [name for name in frames if name in ("Generate", "guard", "_abort")] == []
