@@ -49,16 +49,16 @@ class Gate:
         credentials: of the port; None is plain text.
         mtls_address: of a second port, for clients with a certificate: grpcio knows no optional ones.
         mtls_credentials: of that one.
-        admit: decides before anything of a request is parsed; None admits every call.
-        open_span: makes a span of each call of our services; None makes none.
+        admit: decides before anything of a request is parsed; every call is admitted without it.
+        open_span: makes a span of each call of our services.
         stall_timeout_s: seconds that a write of our services may wait for a peer that reads nothing.
     """
 
     credentials: grpc.ServerCredentials | None = None
     mtls_address: str | None = None
     mtls_credentials: grpc.ServerCredentials | None = None
-    admit: Admit | None = None
-    open_span: OpenSpan | None = None
+    admit: Admit = lambda method, headers, names: ((), nullcontext())
+    open_span: OpenSpan = lambda name, headers, attributes: nullcontext()
     stall_timeout_s: float = math.inf
 
 
@@ -103,7 +103,9 @@ class Guard(grpc.aio.ServerInterceptor):
         async def guard(_: object, context: Context) -> None:
             try:
                 headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-                with self._admitted(name, headers, context):
+                trailers, admitted = self._gate.admit(name, headers, _names(context))
+                context.set_trailing_metadata(trailers)
+                with admitted:
                     first = await self._first(context)
                     if first is grpc.aio.EOF and not method.request_streaming:
                         raise StatusError(Status(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request"))
@@ -118,13 +120,6 @@ class Guard(grpc.aio.ServerInterceptor):
         max_bytes = self._max_bytes.get(name.split("/")[1], MAX_HEALTH_REQUEST_BYTES)
         parse = _limited(method.request_deserializer, name, max_bytes)
         return grpc.stream_stream_rpc_method_handler(guard, parse, method.response_serializer)
-
-    def _admitted(self, name: str, headers: Headers, context: Context) -> AbstractContextManager[object]:
-        if self._gate.admit is None:
-            return nullcontext()
-        trailers, admitted = self._gate.admit(name, headers, _names(context))
-        context.set_trailing_metadata(trailers)
-        return admitted
 
     async def _first(self, context: Context) -> Any:
         """Return the first message of a call.
@@ -151,8 +146,7 @@ class Guard(grpc.aio.ServerInterceptor):
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
         can_move = dict(CAN_MOVE).items() <= headers.items()
         movable = Limit(_MOVED, 0.0 if self._moves else None, self._movable) if can_move else nullcontext()
-        span = self._gate.open_span(name, headers, attributes) if self._gate.open_span else nullcontext()
-        with span:
+        with self._gate.open_span(name, headers, attributes):
             async with movable:
                 yield self._gate.stall_timeout_s
 
