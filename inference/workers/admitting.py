@@ -12,7 +12,7 @@ from functools import partial
 from grpc_comm.guard import Admit, Trailers
 from grpc_comm.secured import AUTHORIZATION
 from inference.caller import Caller, account_for, caller, harmless_id, is_accounted, request_id, serving
-from inference.errors import ForbiddenError, UnauthenticatedError
+from inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
 from inference.workers.access import ASSIST, DRAIN, Access, rights_of_call
 from inference.workers.status import code_name
 
@@ -38,21 +38,33 @@ def admission(access: Access) -> Admit:
     return admit
 
 
+def _for_user(who: Caller, user: str) -> Caller:
+    """Return the caller with the user it speaks for. A longer name is not cut: two users would be one account.
+
+    Raises:
+        InvalidRequestError: the name is too long.
+    """
+    if not who.speaks_for_others:
+        return who
+    if len(user) > MAX_USER_CHARACTERS:
+        raise InvalidRequestError(f"{USER} has {len(user)} characters, the limit is {MAX_USER_CHARACTERS}")
+    return replace(who, user=user)
+
+
 @contextmanager
 def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) -> Generator[None, None, None]:
     """Serve a call during the block.
 
     Raises:
         UnauthenticatedError, ForbiddenError: the caller may not make it.
+        InvalidRequestError: the name of the user is too long.
     """
     try:
-        who = identify()
-    except (UnauthenticatedError, ForbiddenError) as exc:
+        who = _for_user(identify(), user)
+    except (UnauthenticatedError, ForbiddenError, InvalidRequestError) as exc:
         with serving(caller(), id_):
             account_for(f"{code_name(exc)} at {method}: {exc}")
         raise
-    if who.speaks_for_others:
-        who = replace(who, user=user[:MAX_USER_CHARACTERS])
     with _accounted(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():
         yield
 

@@ -39,6 +39,16 @@ def test_a_new_token_is_shown_once_and_known_at_once(tmp_path: Path, capsys: pyt
     assert file.stat().st_mode & 0o077 == 0
 
 
+def test_a_gateways_token_speaks_for_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, flags = tmp_path / "auth.toml", {"gateway": ["--speaks_for_others"], "alice": []}
+    tokens = {
+        name: token(capsys, "--auth_file", file, "--name", name, "--grant", "client", *flags[name]) for name in flags
+    }
+    access, client = Access(file), frozenset({Right.CLIENT})
+    speaks = {name: access.by_token(f"Bearer {text}", client).speaks_for_others for name, text in tokens.items()}
+    assert speaks == {"gateway": True, "alice": False}
+
+
 def test_a_file_that_others_may_read_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The story: a token that root made locked the file for the user that servers run as: the new one was unknown."""
     file = tmp_path / "auth.toml"

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference import VERSION
-from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, OwnDrafts, Started, Timings
+from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Opened, OwnDrafts, Started, Timings
 from inference.errors import CapacityError
 from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
@@ -139,7 +139,8 @@ def test_a_draft_workers_session_counts_at_the_target() -> None:
     metrics, profile = Metrics("tiny"), Profile("target")
     with Observer(metrics, profile).request("session s1") as session:
         session.take(Started(5, 1))
-        session.take(Commit(5, (1, 2), 3, 1, TIMINGS, num_cached_tokens=4))
+        session.take(Opened(num_cached_tokens=4))
+        session.take(Commit(5, (1, 2), 3, 1, TIMINGS))
         session.take(Commit(7, (3,), 2, 0, TIMINGS, FinishReason.LENGTH))
     found = samples(metrics)
     assert found["vllm:spec_decode_num_draft_tokens_total", ""] == 5
