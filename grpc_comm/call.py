@@ -73,7 +73,7 @@ class Call:
             self._writer = None
 
     def _look(self) -> None:
-        """End a write that has lasted too long, or look again when the present one would have."""
+        """End a write that has lasted too long, or look again when the present write would have."""
         ends = (self._began if self._writer else self._loop.time()) + self._stall_timeout_s
         if self._writer is not None and self._loop.time() >= ends:
             self._has_stalled = True

@@ -28,13 +28,13 @@ Admit = Callable[[str, Headers, Sequence[str] | None], tuple[Trailers, AbstractC
 """(method, headers, names in the client's certificate if the port takes one) -> trailers, and a block around the call
 that raises if the client may not make it."""
 OpenSpan = Callable[[str, Headers, dict[str, str]], AbstractContextManager[object]]
-"""(name, headers of the call, attributes) -> a span while the block runs"""
+"""(name, headers of the call, attributes) -> a block with a span."""
 
 MAX_MESSAGE_CHARACTERS = 2000
-"""Of a status; above 16 kB of trailers a client would read RESOURCE_EXHAUSTED, which means something else."""
+"""Limit of a status message: above 16 kB of trailers a client would read RESOURCE_EXHAUSTED instead of the status."""
 MAX_HEALTH_REQUEST_BYTES = 64 * 1024
 ABORT_S = 1.0
-"""How long a status waits for a peer that does not read; then the call is dropped without one."""
+"""Longest wait of a status for a peer that does not read; then the call is dropped without a status."""
 FIRST_MESSAGE_S = 30.0
 """Half a megabyte takes a slow link a while; otherwise the first message comes with the call."""
 MAX_WAITING = 256
@@ -70,7 +70,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     Args:
         status_of: maps exceptions of handlers to statuses; the others become INTERNAL.
-        max_bytes: of a request message, by service name; other services are health and reflection.
+        max_bytes: limit of a request message, by service name; other services are health and reflection.
         gate: what is put around a call.
     """
 
@@ -225,8 +225,8 @@ async def _abort(context: Context, status: Status) -> None:
 def _forget(error: BaseException | None) -> None:
     """Let go of the frames that a call failed in.
 
-    gRPC's state of a call keeps its error, and so they keep each other: thousands would wait for a full garbage
-    collection, which stops the process for as long as it takes to end them all.
+    gRPC's state of a call keeps its error, and the error's frames keep that state. Thousands of such circles would
+    wait for a full garbage collection, which stops the process for as long as it takes to free them all.
     """
     if error is not None:
         error.__traceback__ = error.__context__ = None

@@ -1,4 +1,4 @@
-"""Who asks, as calls of gRPC say it: to servers that have it from here, and from clients that pass it on."""
+"""Admission of gRPC calls: their callers and request ids, read from metadata here and passed on with calls."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REQUEST_ID = "x-request-id"
 USER = "x-specdec-user"
 MAX_USER_CHARACTERS = 64
 ASK_AGAIN_S = 5.0
-"""Between two looks whether a pool worker is still one."""
+"""Interval of the checks that the caller of an `Assist` may still make it."""
 _NOTED = (ASSIST, DRAIN)
-"""Calls that leave a line however they end: who was sent everybody's prompts, and who ended the server."""
+"""Methods whose calls always leave an audit line: one reads the prompts of all clients, one ends the server."""
 
 
 def admission(access: Access) -> Admit:
