@@ -223,7 +223,7 @@ def _dialled(arguments: Mapping[str, str]) -> set[str]:
 
 
 def _replicas(documents: list[Manifest]) -> set[str]:
-    """Return HOST:PORT of all gRPC ports, by replica. By the one address of a Service, callers cannot tell them apart."""
+    """Return HOST:PORT of all gRPC ports, by replica. One address of a Service does not tell replicas apart."""
     served = set()
     for service in of_kind(documents, "Service"):
         name, ports = service["metadata"]["name"], [port["port"] for port in service["spec"]["ports"]]

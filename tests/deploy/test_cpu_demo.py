@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import re
 import subprocess
@@ -76,11 +75,10 @@ async def pod_of(name: str, access: str, given: Mapping[str, str], *more: str) -
 
 
 class Service:
-    """One address of several pods, as kube-proxy makes it: a new connection leads to the next one that is ready."""
+    """One address of several pods, as kube-proxy makes it: a new connection leads to one that is ready, the first."""
 
     def __init__(self, pods: Sequence[Pod], *, grpc: bool = False) -> None:
-        self._pods = itertools.cycle(pods)
-        self._num_pods = len(pods)
+        self._pods = pods
         self._grpc = grpc
 
     async def __aenter__(self) -> int:
@@ -93,7 +91,7 @@ class Service:
 
     async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
-            for pod in itertools.islice(self._pods, self._num_pods):
+            for pod in self._pods:
                 if await pod.is_ready():
                     there = await asyncio.open_connection("127.0.0.1", pod.grpc if self._grpc else pod.http)
                     await asyncio.gather(_pass_on(reader, there[1]), _pass_on(there[0], writer))
@@ -111,7 +109,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def dialled(targets: Sequence[Pod], stack: AsyncExitStack) -> dict[str, str]:
-    """Flags of the gateway: the replicas that its manifest names, or else the one address of a Service before them all."""
+    """Return flags of the gateway: the replicas that its manifest names, or else the one address of a Service."""
     host = next(flag for flag in flags_of("gateway", {"/access": ""}) if flag.startswith("--target_host"))
     if numbers := [int(number) for number in re.findall(r"target-(\d+)\.targets:50051", host)]:
         return {"--target_host": ",".join(f"127.0.0.1:{targets[i].grpc}" for i in numbers if i < len(targets))}
@@ -171,9 +169,8 @@ async def status_of(url: str) -> int | str:
         return repr(error)
 
 
-async def undisturbed(target: Pod, access: str) -> list[str]:
-    """The answers of a target alone."""
-    token = Path(access, "gateway").read_text().strip()
+async def undisturbed(target: Pod, token: str) -> list[str]:
+    """Return the answers of a target alone."""
     url = f"http://127.0.0.1:{target.http}/v1/completions"
     async with httpx.AsyncClient(timeout=60, headers={"Authorization": f"Bearer {token}"}) as client:
         answers = await asyncio.gather(*(client.post(url, json=asked) for asked in STREAMS))
@@ -185,6 +182,7 @@ async def test_nothing_is_refused_while_a_target_drains(access: str, monkeypatch
     leave while that target drained: 47 of 61 requests of a rolling restart were refused, while the other target was
     idle."""
     monkeypatch.chdir(ROOT)
+    token = (Path(access) / "gateway").read_text().strip()
     async with AsyncExitStack() as stack:
         slow = ("--no-lookup", "--emulate=target:30ms")
         starting = (stack.enter_async_context(pod_of("target", access, {}, *slow)) for _ in range(2))
@@ -199,5 +197,5 @@ async def test_nothing_is_refused_while_a_target_drains(access: str, monkeypatch
             statuses.append(await status_of(url))
             await asyncio.sleep(1)
         answers = [await stream.answer for stream in streams]
-        assert answers == await undisturbed(targets[1], access)
+        assert answers == await undisturbed(targets[1], token)
     assert set(statuses) == {200}

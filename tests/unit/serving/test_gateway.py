@@ -125,16 +125,16 @@ async def test_a_gateway_is_as_ready_as_what_is_behind_it_on_every_port() -> Non
 async def test_a_gateway_without_a_server_is_alive_and_waits_for_one() -> None:
     """The story: a gateway opened no port before a target answered, and ended after --connect_timeout_s. While a large
     model was loaded, which may take an hour, Kubernetes restarted its gateways again and again, ever more slowly."""
-    port, config = free_port(), ServerConfig(probe_port=free_port(), grace_s=0.0)
-    connection = ConnectionConfig("127.0.0.1", free_port(), 600.0)
+    port, probe_port = free_port(), free_port()
+    config, connection = ServerConfig(probe_port=probe_port), ConnectionConfig("127.0.0.1", free_port(), 600.0)
     serving = asyncio.create_task(serve_gateway(connection, HttpConfig(port), config, ObserveConfig("gateway")))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{config.probe_port}") as client, asyncio.timeout(60):
-        while not await _listens(config.probe_port):
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{probe_port}") as client, asyncio.timeout(60):
+        while not await _listens(probe_port):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.02)
         asked = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
         assert (asked, await _listens(port)) == ([200, 503], False)
         server = await started(CARD, connection.port)
-        while (await client.get("/readyz")).status_code != 200:
+        while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.02)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
