@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,11 @@ from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import IncompatibleDraftError, InvalidRequestError, UnavailableError
+from inference.request import Provenance
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.completion import ModelCard
 from inference.workers.convert import (
     PROTOCOL_VERSION,
     branches_from_message,
@@ -39,26 +41,13 @@ LINGER_S = 2.0
 meets a closed stream would fail the draft's call as a whole, with the last commits unread."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetIdentity:
-    """Which model a target is.
-
-    Attributes:
-        vocabulary: which drafts it can verify.
-        model_id: hash of what its tokens depend on; a request goes on at another target of the same one alone.
-    """
-
-    vocabulary: Vocabulary
-    model_id: str
-
-
 class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
     """Translates; owns no algorithm.
 
     Args:
         engine: verifies.
         pool: takes in the draft workers that attach.
-        identity: of the target.
+        card: of the target; draft workers must have its vocabulary, and resumed sessions its model.
         idle_timeout_s: seconds a session may hold its slot without a proposal.
         observer: is told of every session.
     """
@@ -69,14 +58,15 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self,
         engine: TargetEngine,
         pool: DraftPool,
-        identity: TargetIdentity,
+        card: ModelCard,
         *,
         idle_timeout_s: float,
         observer: Observer,
     ) -> None:
         self._engine = engine
         self._pool = pool
-        self._identity = identity
+        self._vocabulary = Vocabulary(card.tokenizer_fingerprint, card.vocab_size)
+        self._model_id = card.model_id
         self._idle_timeout_s = idle_timeout_s
         self._observer = observer
         self._writer = ScoreWriter()
@@ -143,19 +133,13 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             raise IncompatibleDraftError(
                 f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
             )
-        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._identity.vocabulary)
+        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
 
     def _check_resumes(self, message: pb.Open) -> None:
-        """A sequence that one model began is not another's to go on with."""
-        if message.num_committed_tokens and message.model_id not in ("", self._identity.model_id):
-            raise IncompatibleDraftError(
-                f"the session began with model {message.model_id}, here is {self._identity.model_id}: it cannot resume"
-            )
-        if message.num_committed_tokens and message.grammar.version not in ("", GRAMMAR_VERSION):
-            raise IncompatibleDraftError(
-                f"the session began with grammars of {message.grammar.version}, here are those of {GRAMMAR_VERSION}: "
-                "it cannot resume"
-            )
+        """Refuse to go on with a sequence that another model began; a draft worker may leave the origin open."""
+        if message.num_committed_tokens:
+            begun = Provenance(message.model_id or self._model_id, message.grammar.version or GRAMMAR_VERSION)
+            begun.require_same(Provenance(self._model_id, GRAMMAR_VERSION))
 
     def _opened(self, session: TargetSession) -> pb.VerifyResponse:
         opened = pb.Opened(
@@ -163,7 +147,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             max_length=self._engine.max_length,
             max_tree_tokens=MAX_TREE_TOKENS,
             pass_us=self._engine.pass_us,
-            model_id=self._identity.model_id,
+            model_id=self._model_id,
             grammar_version=GRAMMAR_VERSION if session.request.grammar is not None else "",
             num_cached_tokens=session.num_cached_tokens,
         )
