@@ -19,6 +19,7 @@ from inference.comparison.report.diff import diff
 from inference.comparison.report.files import prepare_directory, write_report
 from inference.comparison.report.findings import Findings, find
 from inference.comparison.report.table import print_tables
+from inference.comparison.run.host_load import LoadMeter
 from inference.comparison.run.load import require_clients
 from inference.comparison.run.measurement import measure
 from inference.comparison.run.progress import Progress
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_BUSY = 3
 LOG_WIDTH = 120
 """Characters of a line where stderr is no terminal."""
 
@@ -46,7 +48,8 @@ def main(arguments: Sequence[str]) -> int:
 
     Returns:
         0; 1: a server or a request failed (those of an open loop are counted, no more), or topologies returned
-        different tokens; 2: wrong flags or files; 128 + n: signal n.
+        different tokens; 2: wrong flags or files; 3: a study on a busy machine, which advises nothing; 128 + n:
+        signal n.
     """
     command = COMMANDS.get(arguments[0]) if arguments else None
     try:
@@ -73,9 +76,12 @@ def study(arguments: Sequence[str]) -> int:
     results, output = write_study(done, done.config.output), done.config.output
     for sentence in done.sentences:
         print(f"- {sentence}", file=sys.stderr)
-    print(f"report: {output / 'study.html'}, service: {output / 'service.toml'}", file=sys.stderr)
+    service = "none" if done.is_withheld else output / "service.toml"
+    print(f"report: {output / 'study.html'}, service: {service}", file=sys.stderr)
     print(json.dumps(results, separators=(",", ":")), flush=True)
-    return EXIT_FAILED if done.differences else 0
+    if done.differences:
+        return EXIT_FAILED
+    return EXIT_BUSY if done.is_withheld else 0
 
 
 def _prepare(config: ComparisonConfig) -> None:
@@ -134,7 +140,7 @@ async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
 
 
 async def _compare(config: ComparisonConfig, console: Console) -> Findings:
-    started = time.monotonic()
+    started, meter = time.monotonic(), LoadMeter(config.usable_cores, is_whole=not config.endpoints)
     samples: list[Sample] = []
     with Progress(console, sum(1 for _ in walk(config))) as progress:
         for part in config.parts:
@@ -142,7 +148,7 @@ async def _compare(config: ComparisonConfig, console: Console) -> Findings:
             async with deployment(part) as servers:
                 samples += await measure(part, servers, progress)
                 progress.phase("stopping servers")
-    return find(config, samples, time.monotonic() - started)
+    return find(config, samples, time.monotonic() - started, meter.read())
 
 
 def _report(findings: Findings, console: Console) -> int:

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from inference.comparison.report.bootstrap import CONFIDENCE, MIN_PAIRS, Ratio, stratified_ratio
-from inference.comparison.report.findings import PLACE
+from inference.comparison.report.findings import HOST_LOAD, PLACE
 from inference.comparison.report.service import LATENCIES
 from inference.errors import ConfigError
 
 EXIT_SLOWER = 1
 THRESHOLD = 0.05
-MAY_DIFFER = ("Runs",)
+MAY_DIFFER = ("Runs", HOST_LOAD)
 """Conditions; any other that differs makes figures that cannot be compared."""
 
 Results = Mapping[str, Any]

@@ -16,7 +16,8 @@ from inference.comparison.plan.machine import cpu_model
 from inference.comparison.report.agreement import Agreement, check_agreement
 from inference.comparison.report.bootstrap import Ratio
 from inference.comparison.report.service import LATENCIES, Service
-from inference.comparison.report.summary import CellSummary, Summarizer
+from inference.comparison.report.summary import CellSummary, Summarizer, spread_of
+from inference.comparison.run.host_load import HostLoad, busy_warning
 from inference.config import NOT_EMULATED, model_name
 
 
@@ -29,6 +30,7 @@ class Findings:
         agreement: whether all answers were the same.
         services: how the requests of each cell were served, also where none was answered.
         duration_s: of the whole comparison, starts of servers included.
+        load: of this host meanwhile.
     """
 
     config: ComparisonConfig
@@ -36,16 +38,24 @@ class Findings:
     services: tuple[Service, ...]
     agreement: Agreement
     duration_s: float
+    load: HostLoad
 
     @property
     def warnings(self) -> list[str]:
         """What must be known of the figures, beside the conditions."""
         names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
         failed = [(it.cell, f"{it.num_failed} of {len(it.requests)}") for it in self.services if it.num_failed]
+        busy = busy_warning(self.load, spread_of(self.summaries))
         return [
+            *([busy] if busy else []),
             *(f"{name} does not count tokens: one is assumed in each of its messages" for name in names),
             *(f"{cell}: {share} requests failed, latencies are those of others" for cell, share in failed),
         ]
+
+    @property
+    def conditions(self) -> list[tuple[str, str]]:
+        """Under which conditions it was measured, those that the machine set among them."""
+        return measured_conditions(self.config, self.load)
 
     @property
     def kinds(self) -> list[str]:
@@ -96,12 +106,12 @@ def _place(cell: Cell) -> tuple[Contender, str, float, Load]:
     return cell.contender.series, cell.kind, cell.rtt_ms, (cell.concurrency, cell.request_rate)
 
 
-def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float) -> Findings:
+def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float, load: HostLoad) -> Findings:
     """What came of samples; the warm-up's count for the check of tokens alone."""
     summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
     agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
-    return Findings(config, tuple(summarizer.summaries()), services, agreement, duration_s)
+    return Findings(config, tuple(summarizer.summaries()), services, agreement, duration_s, load)
 
 
 def emulation_of(config: ComparisonConfig) -> str:
@@ -140,6 +150,15 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
         ("Load", _load(config)),
         ("Host", f"{cpu_model()}, {len(config.usable_cores)} usable cores, {platform.platform(terse=True)}"),
     ]
+
+
+def measured_conditions(config: ComparisonConfig, load: HostLoad) -> list[tuple[str, str]]:
+    """Return the same, and how busy the host was."""
+    return [*conditions(config), (HOST_LOAD, str(load))]
+
+
+HOST_LOAD = "Host load"
+"""The condition that is another one in every run."""
 
 
 def _prompts(prompt_set: PromptSet) -> str:
@@ -227,7 +246,8 @@ def json_of(findings: Findings) -> dict[str, Any]:
         "num_requests": agreement.num_requests,
         "differences": [str(difference) for difference in agreement.differences],
         "duration_s": round(findings.duration_s, 1),
-        "conditions": dict(conditions(findings.config)),
+        "conditions": dict(findings.conditions),
+        "load": {**asdict(findings.load), "spread": spread_of(findings.summaries)},
         "cells": [{**row(summary), "emulated": emulated} for summary in findings.summaries],
         "statistics": [_statistics(findings, service) for service in findings.services],
         "requests": [[_rounded(request) for request in service.requests] for service in findings.services],

@@ -12,7 +12,7 @@ from html import escape
 
 from inference.comparison.plan.config import ComparisonConfig
 from inference.comparison.report.distribution import QUANTILES
-from inference.comparison.report.findings import Findings, conditions, emulation_of, short_conditions
+from inference.comparison.report.findings import Findings, emulation_of, short_conditions
 from inference.comparison.report.pictures import Drawn, speedups
 from inference.comparison.report.service import LATENCIES, Service
 from inference.comparison.report.table import FIGURES, place_columns, texts
@@ -57,7 +57,7 @@ def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
         "In short": listed([escape(sentence) for sentence in speedups(findings)]),
         "Pictures": "".join(figure(picture, findings.config) for picture in pictures),
         **{f"{_title(kind)} prompts": _results(findings, kind) for kind in findings.kinds},
-        "Conditions": told(findings.config),
+        "Conditions": told(findings.conditions),
         "How to read it": listed(_EXPLANATIONS if findings.config.topologies else _EXPLANATIONS[:-2]),
     }
     compared = _TOPOLOGIES if findings.config.topologies else "Servers that were running already"
@@ -191,6 +191,6 @@ def _row(cells: Sequence[str]) -> str:
     return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in others)
 
 
-def told(config: ComparisonConfig) -> str:
+def told(conditions: Sequence[tuple[str, str]]) -> str:
     """Under which conditions it was measured."""
-    return listed([f"<b>{escape(name)}</b>: {escape(text)}" for name, text in conditions(config)])
+    return listed([f"<b>{escape(name)}</b>: {escape(text)}" for name, text in conditions])

@@ -200,6 +200,12 @@ class Summarizer:
         return replace(cell, contender=self._config.baseline)
 
 
+def spread_of(summaries: Iterable[CellSummary]) -> float:
+    """Return the fastest run over the slowest of the median cell; of an open loop none, whose rate is given."""
+    closed = [summary.tokens_per_s for summary in summaries if summary.cell.request_rate is None]
+    return _median(it.high / it.low for it in closed if it.low) or 1.0
+
+
 def _spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
 

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from inference.comparison.plan.config import ALONE, ComparisonConfig
 from inference.comparison.report.agreement import check_agreement
-from inference.comparison.report.summary import CellSummary, Summarizer
+from inference.comparison.report.summary import CellSummary, Summarizer, spread_of
+from inference.comparison.run.host_load import LoadMeter
 from inference.comparison.run.measurement import measure
 from inference.comparison.run.progress import Progress
 from inference.comparison.run.topologies import Deployment, deployment
@@ -26,7 +27,7 @@ async def conduct_study(config: StudyConfig, console: Console) -> Study:
     Raises:
         SpecDecError: a server or a request failed.
     """
-    started = time.monotonic()
+    started, meter = time.monotonic(), LoadMeter(config.comparison.usable_cores, is_whole=True)
     with Progress(console, None) as progress:
         progress.phase(f"starting servers: {'; '.join(map(str, config.comparison.machines))}")
         async with deployment(config.comparison) as servers:
@@ -34,8 +35,9 @@ async def conduct_study(config: StudyConfig, console: Console) -> Study:
             skipped = await conduct(config.space, laboratory.measure, laboratory.budget)
             progress.phase("stopping servers")
     evidence = Evidence(config.space, laboratory.trials, skipped)
-    differences = tuple(laboratory.differences)
-    return Study(config.comparison, evidence, differences, config.prices, time.monotonic() - started)
+    found = evidence, tuple(laboratory.differences), config.prices, time.monotonic() - started
+    spread = spread_of(laboratory.summaries)
+    return Study(config.comparison, *found, meter.read(), spread, config.anyway)
 
 
 class Laboratory:
@@ -48,6 +50,7 @@ class Laboratory:
         self.budget = Budget(config.budget_s, time.monotonic)
         self.trials: list[Trial] = []
         self.differences: list[str] = []
+        self.summaries: list[CellSummary] = []
 
     async def measure(self, group: Group) -> Speeds:
         """See `conduct`."""
@@ -55,7 +58,9 @@ class Laboratory:
         config = comparison_of(self._config, group)
         samples = await measure(config, self._servers, self._progress)
         self.differences += map(str, check_agreement(samples).differences)
-        by_contender = {summary.cell.contender: summary for summary in Summarizer(config, samples).summaries()}
+        summaries = list(Summarizer(config, samples).summaries())
+        self.summaries += summaries
+        by_contender = {summary.cell.contender: summary for summary in summaries}
         alone = by_contender.pop(ALONE)
         trials = [_trial(group, summary, alone) for summary in by_contender.values()]
         self.trials += trials

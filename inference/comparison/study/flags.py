@@ -42,6 +42,7 @@ class StudyConfig:
     Attributes:
         comparison: all servers that the study needs, and the workload but for what `space` varies.
         schema: of the answers of one more prompt kind.
+        anyway: advise also where the machine was busy.
     """
 
     comparison: ComparisonConfig
@@ -49,6 +50,7 @@ class StudyConfig:
     budget_s: float
     prices: Prices | None = None
     schema: Grammar | None = None
+    anyway: bool = False
 
 
 def parse_study(arguments: Sequence[str]) -> StudyConfig:
@@ -67,7 +69,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
             replace(comparison.workload, max_new_tokens=length, temperature=temperature)
     prices = Prices(*args.price_per_hour) if args.price_per_hour else None
     schema = None if args.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, text_of(args.json_schema))
-    return StudyConfig(comparison, _space(comparison, args), _seconds(args.budget), prices, schema)
+    return StudyConfig(comparison, _space(comparison, args), _seconds(args.budget), prices, schema, args.anyway)
 
 
 def _require_what_can_be_studied(config: ComparisonConfig) -> None:
@@ -114,6 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(**_DEFAULTS)
     text = "time for measuring, such as 90s, 10m, 1h (%(default)s)"
     parser.add_argument("--budget", type=_time, default="10m", metavar="TIME", help=text)
+    text = "give advice although other processes kept the machine busy, or runs differ much"
+    parser.add_argument("--anyway", action="store_true", help=text)
     text = "of the target's machine, and of a draft's own, in any currency: costs per million tokens follow"
     prices = one_or_two("TARGET or TARGET,DRAFT")
     parser.add_argument("--price_per_hour", type=prices, metavar="TARGET[,DRAFT]", help=text)

@@ -10,7 +10,8 @@ from typing import Any
 
 from inference.comparison.plan.config import ComparisonConfig, Contender
 from inference.comparison.report.files import write_page
-from inference.comparison.report.findings import conditions, emulation_of
+from inference.comparison.report.findings import emulation_of, measured_conditions
+from inference.comparison.run.host_load import HostLoad, busy_warning
 from inference.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
 from inference.comparison.study.service import service_toml
 
@@ -22,6 +23,9 @@ class Study:
     Attributes:
         differences: answers that were not the target's, as sentences; there should be none.
         prices: None: nobody asks.
+        load: of this host meanwhile.
+        spread: of equal runs; see `spread_of`.
+        anyway: the user wants advice also where the machine was busy.
     """
 
     config: ComparisonConfig
@@ -29,6 +33,9 @@ class Study:
     differences: tuple[str, ...]
     prices: Prices | None
     duration_s: float
+    load: HostLoad
+    spread: float = 1.0
+    anyway: bool = False
 
     @property
     def advised(self) -> Contender | None:
@@ -37,18 +44,42 @@ class Study:
         return best.contender if best else None
 
     @property
-    def sentences(self) -> list[str]:
+    def warning(self) -> str:
+        """Why no figure is to be relied on; empty if the machine was quiet."""
+        return busy_warning(self.load, self.spread)
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether the machine was too busy for advice."""
+        return bool(self.warning) and not self.anyway
+
+    @property
+    def reservations(self) -> list[str]:
+        """What must be known before any advice."""
         label = emulation_of(self.config)
-        return [*([f"{label}."] if label else []), *sentences(self.evidence, self.prices), *self.differences]
+        withheld = [_WITHHELD] if self.is_withheld else []
+        return [*([f"{label}."] if label else []), *filter(None, [self.warning]), *withheld]
+
+    @property
+    def sentences(self) -> list[str]:
+        advice = [] if self.is_withheld else sentences(self.evidence, self.prices)
+        return [*self.reservations, *advice, *self.differences]
+
+
+_WITHHELD = "So there is no advice, and no service.toml; --anyway gives both."
 
 
 def write_study(study: Study, directory: Path) -> dict[str, Any]:
-    """Write study.json, config.toml, service.toml and, where matplotlib is, study.html; return the first."""
+    """Write study.json, config.toml, with advice service.toml, with matplotlib study.html; return the first."""
     results = json_of(study)
     (directory / "study.json").write_text(json.dumps(results, indent=1) + "\n")
     reason = next(iter(sentences(study.evidence, None)))
     (directory / "config.toml").write_text(study.config.asked, encoding="utf-8")
-    (directory / "service.toml").write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
+    service = directory / "service.toml"
+    if study.is_withheld:
+        service.unlink(missing_ok=True)  # an earlier study's would pass for this one's
+    else:
+        service.write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
     write_page(directory / "study.html", lambda: _page(study, directory))
     return results
 
@@ -61,7 +92,9 @@ def json_of(study: Study) -> dict[str, Any]:
         "same_tokens": not study.differences,
         "duration_s": round(study.duration_s, 1),
         "usual": asdict(evidence.space.usual),
-        "recommended": _contender(study.advised),
+        "warnings": [study.warning] if study.warning else [],
+        "load": {**asdict(study.load), "spread": study.spread},
+        "recommended": None if study.is_withheld else _contender(study.advised),
         "advice": study.sentences,
         "crossovers_in_flight": {
             trial.contender.label: crossovers(evidence.over("concurrency", trial.contender))
@@ -73,7 +106,7 @@ def json_of(study: Study) -> dict[str, Any]:
             for group in evidence.skipped
         ],
         "num_combinations": evidence.space.num_trials,
-        "conditions": dict(conditions(study.config)),
+        "conditions": dict(measured_conditions(study.config, study.load)),
     }
 
 
@@ -96,17 +129,17 @@ def _page(study: Study, directory: Path) -> str:
     from inference.comparison.study.plots import draw
 
     label = emulation_of(study.config)
-    told_first = 2 if label else 1
+    told_first = len(study.reservations) + (not study.is_withheld)
     first, others = study.sentences[:told_first], [escape(sentence) for sentence in study.sentences[told_first:]]
     pictures = draw(study.evidence, study.config, directory / "study.png")
     skipped = [escape(str(group)) for group in study.evidence.skipped]
-    mood = "verdict bad" if label or study.differences else "verdict"
+    mood = "verdict bad" if study.reservations or study.differences else "verdict"
     parts = {
         "Advice": html.listed(others),
         "Pictures": "".join(html.figure(picture, study.config) for picture in pictures),
         "Evidence": html.table(f"All trials. {label}", _COLUMNS, list(map(_row, study.evidence.trials))),
         "Not tried, for want of time": html.listed(skipped or ["Nothing that the search wanted."]),
-        "Conditions": html.told(study.config),
+        "Conditions": html.told(measured_conditions(study.config, study.load)),
     }
     return html.page("When speculation pays", f'<p class="{mood}">{escape(" ".join(first))}</p>', parts)
 
