@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine
-from inference.comparison.run.host_load import load_average
+from comparison.run.host_load import load_average
 from inference.config import ROOT
 
 FILE = ROOT / "docs" / "performance.json"

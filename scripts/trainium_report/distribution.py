@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from comparison.report.service import values_of
 from inference.cli.prompts.results import Result
-from inference.comparison.report.service import values_of
 
 
 def samples(results: Sequence[Result]) -> dict[str, list[float]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from comparison.report.distribution import describe
 from inference.cli.prompts.results import Result
-from inference.comparison.report.distribution import describe
 from scripts.trainium_report.distribution import acceptance, samples
 from scripts.trainium_report.variant import Variant
 

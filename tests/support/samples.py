@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.commit import Timings
-from inference.comparison.plan.config import (
+from comparison.plan.config import (
     STARTED,
     ComparisonConfig,
     Contender,
@@ -16,10 +15,11 @@ from inference.comparison.plan.config import (
     Topology,
     WorkloadConfig,
 )
-from inference.comparison.plan.grid import Sample, walk
-from inference.comparison.report.findings import Findings, find
-from inference.comparison.run.host_load import HostLoad
-from inference.comparison.run.record import RequestRecord, Round
+from comparison.plan.grid import Sample, walk
+from comparison.report.findings import Findings, find
+from comparison.run.host_load import HostLoad
+from comparison.run.record import RequestRecord, Round
+from inference.commit import Timings
 from inference.request import Schedule
 
 STEP_S, PASS_S, VERIFY_S = 0.002, 0.020, 0.024

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from inference.comparison.app import main
-from inference.comparison.plan.config import PromptSet, Topology, WorkloadConfig
-from inference.comparison.report.findings import json_of
+from comparison.app import main
+from comparison.plan.config import PromptSet, Topology, WorkloadConfig
+from comparison.report.findings import json_of
 from tests.support.samples import config, findings, record, samples
 
 SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("It was", "He is")))

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
-from inference.comparison.plan.datasets import Conversation
-from inference.comparison.plan.grid import Sample
-from inference.comparison.report.files import prepare_directory, write_report
-from inference.comparison.report.findings import Findings, conditions
-from inference.comparison.report.html import _CSS
-from inference.comparison.report.looks import save
-from inference.comparison.report.pictures import PICTURES
-from inference.comparison.run.record import RequestRecord
+from comparison.plan.backend import BackendConfig
+from comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from comparison.plan.datasets import Conversation
+from comparison.plan.grid import Sample
+from comparison.report.files import prepare_directory, write_report
+from comparison.report.findings import Findings, conditions
+from comparison.report.html import _CSS
+from comparison.report.looks import save
+from comparison.report.pictures import PICTURES
+from comparison.run.record import RequestRecord
 from inference.config import Emulation
 from inference.errors import ConfigError
 from inference.request import Schedule
@@ -108,7 +108,7 @@ def test_without_matplotlib_there_are_figures_but_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A sweep of hours in a Neuron environment, which has none, lost everything when it was written."""
-    for name in ("inference.comparison.report.plots", "inference.comparison.report.html"):
+    for name in ("comparison.report.plots", "comparison.report.html"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     directory = _written(findings(config(tmp_path)))

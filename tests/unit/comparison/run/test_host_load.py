@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.comparison.run import host_load
-from inference.comparison.run.host_load import HostLoad, LoadMeter, busy_warning
+from comparison.run import host_load
+from comparison.run.host_load import HostLoad, LoadMeter, busy_warning
 from tests.support.samples import BUSY, QUIET
 
 TICKS = os.sysconf("SC_CLK_TCK")

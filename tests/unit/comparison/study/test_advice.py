@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from comparison.plan.backend import BackendConfig
+from comparison.plan.config import LOOKUP, Contender, Topology
+from comparison.report.summary import Spread
+from comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
+from comparison.study.report import Study, write_study
+from comparison.study.service import service_toml
+from comparison.study.space import Group, Space
 from inference.cli.roles.registry import parser_of
-from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import LOOKUP, Contender, Topology
-from inference.comparison.report.summary import Spread
-from inference.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
-from inference.comparison.study.report import Study, write_study
-from inference.comparison.study.service import service_toml
-from inference.comparison.study.space import Group, Space
 from inference.config import Emulation
 from inference.request import Schedule
 from tests.support.samples import BUSY, QUIET, config
