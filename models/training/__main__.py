@@ -1,8 +1,8 @@
 """Trains, exports and evaluates the bundled demo pair: a small draft and a larger target of one family.
 
-`python -m models.training STAGE --corpus DIR` runs one of the stages `tokenizer`, `target`, `draft`, `evaluate`, or `all`
-of them in order. `draft` consists of `draft-pretrain`, `draft-texts` (the target writes text) and `draft-distill`, which
-can also be run one by one.
+`python -m models.training STAGE --corpus DIR` runs one of the stages `tokenizer`, `target`, `draft`, `evaluate`, or
+`all` of them in order. `draft` consists of `draft-pretrain`, `draft-texts` (the target writes text) and
+`draft-distill`, which can also be run one by one.
 Everything in between (token streams, checkpoints, texts) goes to the work directory, so that each stage can be
 stopped and started again. Writing `{"steps": N}` to `schedule.json` in the directory of a run changes its length
 while it runs.

@@ -21,17 +21,8 @@ from tests.support.servers import until_healthy
 
 pytestmark = pytest.mark.slow
 
-SOURCES = (
-    "inference",
-    "grpc_comm",
-    "comparison",
-    "models",
-    "prompts",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-    "specdec.py",
-)
+PACKAGES = ("inference", "grpc_comm", "comparison")
+SOURCES = (*PACKAGES, "models", "prompts", "pyproject.toml", "README.md", "LICENSE", "specdec.py")
 
 
 @pytest.fixture(scope="module")
