@@ -141,6 +141,12 @@ async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
 
 async def _compare(config: ComparisonConfig, console: Console) -> Findings:
     started, meter = time.monotonic(), LoadMeter(config.usable_cores, is_whole=not config.endpoints)
+    samples = await samples_of(config, console)
+    return find(config, samples, time.monotonic() - started, meter.read())
+
+
+async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]:
+    """Start the servers of a comparison, measure all of its cells, and stop them; raises as `measure` does."""
     samples: list[Sample] = []
     with Progress(console, sum(1 for _ in walk(config))) as progress:
         for part in config.parts:
@@ -148,7 +154,7 @@ async def _compare(config: ComparisonConfig, console: Console) -> Findings:
             async with deployment(part) as servers:
                 samples += await measure(part, servers, progress)
                 progress.phase("stopping servers")
-    return find(config, samples, time.monotonic() - started, meter.read())
+    return samples
 
 
 def _report(findings: Findings, console: Console) -> int:
