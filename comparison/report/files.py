@@ -52,9 +52,9 @@ def write_page(file: Path, page: Callable[[], str]) -> None:
 
 
 def _page(findings: Findings, directory: Path) -> str:
-    from comparison.report import html, pictures  # matplotlib takes a second to import
+    from comparison.report import html, plots  # matplotlib takes a second to import
 
-    return html.render(findings, pictures.draw_all(findings, directory))
+    return html.render(findings, plots.draw_all(findings, directory))
 
 
 def _write_csv(rows: list[dict[str, Any]], file: Path) -> None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from comparison.plan.config import ComparisonConfig
-from comparison.report.looks import (
+from comparison.report.chart_style import (
     DRAFTS,
     STYLE,
     TARGET,
@@ -21,7 +21,7 @@ from comparison.report.looks import (
     powers_of_two,
     save,
 )
-from comparison.report.pictures import Drawn
+from comparison.report.plots import Drawn
 from comparison.study.advice import Evidence, crossovers
 
 _NUMBERS = {

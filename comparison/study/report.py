@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -130,18 +130,18 @@ def _page(study: Study, directory: Path) -> str:
 
     label = emulation_of(study.config)
     told_first = len(study.reservations) + (not study.is_withheld)
-    first, others = study.sentences[:told_first], [escape(sentence) for sentence in study.sentences[told_first:]]
     pictures = draw(study.evidence, study.config, directory / "study.png")
-    skipped = [escape(str(group)) for group in study.evidence.skipped]
-    mood = "verdict bad" if study.reservations or study.differences else "verdict"
-    parts = {
-        "Advice": html.listed(others),
-        "Pictures": "".join(html.figure(picture, study.config) for picture in pictures),
-        "Evidence": html.table(f"All trials. {label}", _COLUMNS, list(map(_row, study.evidence.trials))),
-        "Not tried, for want of time": html.listed(skipped or ["Nothing that the search wanted."]),
-        "Conditions": html.told(measured_conditions(study.config, study.load)),
+    skipped = [str(group) for group in study.evidence.skipped]
+    trials = html.Table(f"All trials. {label}", _COLUMNS, list(map(_row, study.evidence.trials)))
+    parts: dict[str, Sequence[html.Block]] = {
+        "Advice": [("listed", study.sentences[told_first:])],
+        "Pictures": [("figure", picture) for picture in pictures],
+        "Evidence": [("table", trials)],
+        "Not tried, for want of time": [("listed", skipped or ["Nothing that the search wanted."])],
+        "Conditions": [("named", measured_conditions(study.config, study.load))],
     }
-    return html.page("When speculation pays", f'<p class="{mood}">{escape(" ".join(first))}</p>', parts)
+    verdict = " ".join(study.sentences[:told_first]), bool(study.reservations or study.differences)
+    return html.page(html.Header("When speculation pays", [verdict]), parts, study.config)
 
 
 _COLUMNS = ("conditions", "served by", "speed-up (range)", "tokens/s", "target alone", "TTFT ms", "acceptance rate")

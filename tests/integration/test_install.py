@@ -82,7 +82,8 @@ def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
 
 
 def test_all_packages_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
-    code = f"import {', '.join(PACKAGES)}; from comparison.app import main; main(['--help'])"
+    code = f"import {', '.join(PACKAGES)}, comparison.report.html as html, comparison.app as app; html.template()\n"
+    code += "app.main(['--help'])"
     command: list[str | Path] = [environment / "bin" / "python", "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables())
     assert (run.returncode, "--topologies" in run.stdout) == (0, True), run.stderr

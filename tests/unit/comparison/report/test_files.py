@@ -19,13 +19,12 @@ from comparison.plan.backend import BackendConfig
 from comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from comparison.plan.datasets import Conversation
 from comparison.plan.grid import Sample
+from comparison.report.chart_style import save
 from comparison.report.files import prepare_directory, write_report
 from comparison.report.findings import Findings, conditions
-from comparison.report.html import _CSS
-from comparison.report.looks import save
-from comparison.report.pictures import PICTURES
+from comparison.report.plots import PICTURES
 from comparison.run.record import RequestRecord
-from inference.config import Emulation
+from inference.config import ROOT, Emulation
 from inference.errors import ConfigError
 from inference.request import Schedule
 from tests.support.samples import (
@@ -40,6 +39,7 @@ from tests.support.samples import (
     samples,
 )
 
+PAGE = ROOT / "comparison" / "report" / "page.html"
 PNG_SIGNATURE = b"\x89PNG"
 
 
@@ -172,7 +172,7 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
 def test_colours_of_text_have_contrast(name: str) -> None:
     """WCAG AA: 4.5 to 1 on white and on the stripes."""
-    found = dict(re.findall(r"--(\w+): #(\w{6})", _CSS))
+    found = dict(re.findall(r"--(\w+): #(\w{6})", PAGE.read_text()))
     assert all(_contrast(found[name], background) >= 4.5 for background in ("ffffff", found["soft"]))
 
 

@@ -13,11 +13,16 @@ from matplotlib.figure import Figure
 from comparison.plan.backend import BackendConfig
 from comparison.plan.config import ALONE, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from comparison.plan.endpoint import Endpoint
-from comparison.report.curves import latency_shares
 from comparison.report.findings import short_conditions
 from comparison.report.html import render
-from comparison.report.pictures import draw_all, speedups
-from comparison.report.plots import speedup_by_kind, speedup_over_gamma, tokens_over_rtt
+from comparison.report.plots import (
+    draw_all,
+    latency_shares,
+    speedup_by_kind,
+    speedup_over_gamma,
+    speedups,
+    tokens_over_rtt,
+)
 from inference.config import Emulation
 from tests.support.samples import config, findings, model_directory, record, samples
 
