@@ -60,6 +60,9 @@ def diff(arguments: Sequence[str]) -> int:
     differing = differing_conditions(old, new)
     if differing and not args.anyway:
         raise ConfigError("conditions differ (--anyway compares all the same): " + "; ".join(differing))
+    for name, results in (("old", old), ("new", new)):
+        for text in results.get("warnings", ()):
+            print(f"warning: {name}: {text}", file=sys.stderr)
     for text in differing:
         print(f"warning: not the same conditions: {text}", file=sys.stderr)
     _print(changes, args.threshold)

@@ -41,13 +41,17 @@ class Findings:
     load: HostLoad
 
     @property
+    def busy(self) -> str:
+        """Why no figure is to be relied on; empty if the machine was quiet."""
+        return busy_warning(self.load, spread_of(self.summaries))
+
+    @property
     def warnings(self) -> list[str]:
         """What must be known of the figures, beside the conditions."""
         names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
         failed = [(it.cell, f"{it.num_failed} of {len(it.requests)}") for it in self.services if it.num_failed]
-        busy = busy_warning(self.load, spread_of(self.summaries))
         return [
-            *([busy] if busy else []),
+            *([self.busy] if self.busy else []),
             *(f"{name} does not count tokens: one is assumed in each of its messages" for name in names),
             *(f"{cell}: {share} requests failed, latencies are those of others" for cell, share in failed),
         ]

@@ -83,13 +83,14 @@ _TOPOLOGIES = "Target alone, both models in one server (fused), draft and target
 
 def _header(findings: Findings) -> Header:
     agreement, label = findings.agreement, emulation_of(findings.config)
-    emulated = [(f"{label}. No figure here is this machine's.", True)] if label else []
+    emulated = f"{label}. No figure here is this machine's." if label else ""
+    doubts = [(text, True) for text in (emulated, findings.busy) if text]
     compared = _TOPOLOGIES if findings.config.topologies else "Servers that were running already"
     return Header(
         "Comparison of architectures",
-        [*emulated, (str(agreement), not agreement.holds)],
+        [*doubts, (str(agreement), not agreement.holds)],
         f"{compared}: speed at equal tokens. Measured in {findings.duration_s:.0f} s.",
-        [*map(str, agreement.differences[:MAX_DIFFERENCES]), *findings.warnings],
+        [*map(str, agreement.differences[:MAX_DIFFERENCES]), *(it for it in findings.warnings if it != findings.busy)],
     )
 
 

@@ -266,7 +266,7 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
     (warning,) = results["warnings"]
     assert all(figure in warning for figure in ("24.0", "1.10 of 2 cores", "a factor of 1.10"))
     page = (tmp_path / "report" / "report.html").read_text()
-    assert page.index(warning) < page.index("In short</h2>")
+    assert page.index(f'<p class="verdict bad">{warning}') < page.index("In short</h2>")
 
 
 def test_runs_that_differ_several_times_over_are_a_busy_machine(tmp_path: Path) -> None:
