@@ -50,7 +50,7 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.fleet import Fleet
 from inference.workers.local import LocalCompleter
-from inference.workers.observed import Observer
+from inference.workers.observer import Observer
 from inference.workers.status import to_status
 from inference.workers.target.verification import TargetIdentity, VerificationServicer
 

@@ -122,6 +122,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def truncates(self) -> bool:
+        """Whether sampling removes tokens by top_k, top_p or min_p."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
     def penalizes(self) -> bool:
         """Whether the choice depends on the tokens before it beyond the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

@@ -117,8 +117,7 @@ def _trial_certificate(folder: Path, host: str) -> tuple[Path, Path]:
     from inference.cli.trial import make_trial
 
     try:
-        if make_trial(folder, host):
-            logger.info("made certificates for a trial in %s; clients need --tls_ca %s", folder, folder / "ca.pem")
+        make_trial(folder, host)
     except OSError as exc:
         raise ConfigError(f"--tls_self_signed {folder}: {exc}") from exc
     return folder / "server.pem", folder / "server.key"

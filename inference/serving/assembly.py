@@ -27,7 +27,8 @@ from inference.model import (
     Span,
     max_pass_draft_tokens,
 )
-from inference.request import RequestDefaults
+from inference.request import RequestDefaults, SamplingParams
+from inference.sampling.choice import choose_tokens
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
@@ -211,13 +212,19 @@ def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
 
 
 async def load(config: ModelConfig) -> LoadedModel:
-    """Load a model off the event loop, run one pass to warm it up, and say what it takes."""
+    """Load a model off the event loop, warm it up, and say what it takes."""
     started = time.monotonic()
     tokenizer = Tokenizer.load(config.path)
     backend = await asyncio.to_thread(load_backend, config)
-    await asyncio.to_thread(backend.forward, [Span(slot=0, start=0, token_ids=[0], num_logits=1)])
+    await asyncio.to_thread(_warm_up, backend)
     _log_ready(config, backend, started)
     return LoadedModel(backend, tokenizer)
+
+
+def _warm_up(backend: Backend) -> None:
+    """Run a pass and choose its token: the first choice imports a namespace of arrays, which takes 60 ms."""
+    logits = backend.forward([Span(slot=0, start=0, token_ids=[0], num_logits=1)])
+    choose_tokens(logits, [SamplingParams()], [1])
 
 
 def model_card(

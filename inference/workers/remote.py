@@ -21,15 +21,14 @@ from inference.errors import (
 )
 from inference.text.chat import Chat
 from inference.workers.completion import CompletionRequest, ModelCard, Resume
-from inference.workers.continuity import Continuity
 from inference.workers.convert import (
     card_from_message,
     completion_to_message,
-    converted,
     event_from_message,
     tokenize_to_message,
 )
 from inference.workers.fleet import Fleet
+from inference.workers.output import Output
 from inference.workers.status import calls_to
 
 CARD_TIMEOUT_S = 5.0
@@ -60,11 +59,11 @@ class RemoteCompleter:
         message, timeout_s = completion_to_message(request), self._timeout_s(request)
         call = self._stub.Generate(message, timeout=timeout_s, metadata=self._metadata)
         num_committed = 0 if request.resume is None else len(request.resume.token_ids)
-        answer = Continuity(self._address, has_tokens=request.max_new_tokens != 0, num_committed=num_committed)
+        answer = Output(self._address, limit=request.max_new_tokens, num_committed=num_committed)
         try:
             with calls_to(self._address):
                 async for message in call:
-                    event = await converted(event_from_message, message, message.started.prompt_logprobs)
+                    event = await answer.converted(event_from_message, message, message.started.prompt_logprobs)
                     if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
                         fault = "grammar: this server knows none, and would have answered without"
                         raise InvalidRequestError(fault, field="grammar", address=self._address)

@@ -35,7 +35,7 @@ from inference.workers.draft.pool_member import Offer, PoolHelp
 from inference.workers.fleet import Fleet
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.observed import Observer
+from inference.workers.observer import Observer
 from inference.workers.remote import RemoteCompleter
 from inference.workers.status import to_status
 from inference.workers.target.verification import TargetIdentity, VerificationServicer

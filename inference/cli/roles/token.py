@@ -22,12 +22,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     text = "what its owner may do; give it several times"
     roles = [right.value for right in Right]
     group.add_argument("--grant", action="append", choices=roles, required=True, metavar="ROLE", help=text)
+    text = "for a gateway or a serving draft: servers believe the account that it names with each request"
+    group.add_argument("--speaks_for_others", action="store_true", help=text)
 
 
 async def run(args: argparse.Namespace) -> int:
     """Print the token, and nothing else, to stdout; running servers know it from their next request on."""
     token = f"specdec-{secrets.token_urlsafe(32)}"
-    _add(args.auth_file, _entry(args.name, args.grant, hashlib.sha256(token.encode()).hexdigest()))
+    entry = _entry(args.name, args.grant, hashlib.sha256(token.encode()).hexdigest())
+    _add(args.auth_file, entry + "speaks_for_others = true\n" * args.speaks_for_others)
     print(token)
     return 0
 

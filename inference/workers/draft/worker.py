@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from inference.commit import Commit
+from inference.commit import Answer, Opened
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
@@ -61,7 +61,7 @@ class DraftWorker:
     def vocab_size(self) -> int:
         return self._vocabulary.size
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """See `Generator`."""
         check_token_ids(request.prompt_token_ids, vocab_size=self._vocabulary.size)
         draft = self._engine.open(
@@ -73,16 +73,17 @@ class DraftWorker:
         )
         try:
             await draft.admitted()  # a session at the target without a draft would hold a slot in vain
-            async with aclosing(self._commits(request, draft)) as commits:
-                async for commit in commits:
-                    yield commit
+            async with aclosing(self._answer(request, draft)) as events:
+                async for event in events:
+                    yield event
         finally:
             self._engine.close(draft)
 
-    async def _commits(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Commit, None]:
-        """Commits to the last one, over as many streams as it takes."""
+    async def _answer(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Answer, None]:
+        """Yield Opened and all commits, over as many streams as it takes."""
         origin, prefix = Origin.of(request.provenance), prefix_of(request.prompt_token_ids)
         resuming = Resuming(origin, self._fleet, self._config.connection, waits_to_begin=True)
+        has_opened = False
         while True:
             # 1. Ask for what is not committed yet; the target of a new stream knows none of the chain.
             draft.forget_sent()
@@ -92,11 +93,15 @@ class DraftWorker:
                 with resuming.attempt(prefix) as replica:
                     async with aclosing(
                         self._stream(rest, draft, origin, replica, deadline_s=resuming.left_s)
-                    ) as commits:
-                        async for commit in commits:
-                            if commit.token_ids:
+                    ) as events:
+                        async for event in events:
+                            if isinstance(event, Opened):
+                                if has_opened:
+                                    continue
+                                has_opened = True
+                            elif event.token_ids:
                                 resuming.progressed()
-                            yield commit
+                            yield event
                 return
             except RESUMABLE as exc:
                 # 3. Lost: go to another target, or dial again, until it has taken too long.
@@ -115,8 +120,8 @@ class DraftWorker:
 
     async def _stream(
         self, request: GenerationRequest, draft: DraftSession, origin: Origin, replica: Replica, *, deadline_s: float
-    ) -> AsyncGenerator[Commit, None]:
-        """Commits of one stream."""
+    ) -> AsyncGenerator[Answer, None]:
+        """Yield Opened and the commits of one stream."""
         gamma = self._config.gamma if request.gamma is None else request.gamma
         schedule = request.schedule or self._config.schedule
         if gamma == 0:
@@ -129,6 +134,9 @@ class DraftWorker:
                 commits = rounds(opening, self._engine, draft, target, gamma=gamma)
             else:
                 commits = run_ahead(self._engine, draft, target, gamma=gamma)
+            opened = None
             async with aclosing(commits):
                 async for commit in commits:
+                    if opened is None and (opened := target.opened) is not None:
+                        yield opened
                     yield commit

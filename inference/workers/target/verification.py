@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,7 +15,8 @@ from grpc_comm.interceptors import Context, deadline_of
 from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Commit, Started
+from inference.caller import caller
+from inference.commit import Answer, Commit, Opened, Started, TokenLogprobs
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
@@ -28,7 +30,7 @@ from inference.workers.convert import (
     commit_to_message,
     open_from_message,
 )
-from inference.workers.observed import Observer
+from inference.workers.observer import Observer
 from inference.workers.scored import ScoreWriter
 from inference.workers.target.assist import StreamWorker, serve_worker
 
@@ -97,9 +99,14 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         watching = asyncio.create_task(self._watch(session))
         try:
             await context.write(self._opened(session))
-            async with aclosing(self._commits(session, deadline_of(context))) as commits:
-                async for commit in commits:
-                    await self._writer.write(context, _committed, commit, commit.prompt_logprobs)
+            scores: tuple[TokenLogprobs, ...] = ()  # of the prompt, which go with the first commit
+            async with aclosing(self._answer(session, deadline_of(context))) as events:
+                async for event in events:
+                    if isinstance(event, Opened):
+                        scores = event.prompt_logprobs
+                    else:
+                        await self._writer.write(context, partial(_committed, scores), event, scores)
+                        scores = ()
             # 3. Finished: a draft that ran ahead has proposals on their way, which must find the stream open.
             if session.runs_ahead:
                 await asyncio.wait([reading], timeout=LINGER_S)
@@ -109,14 +116,14 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 task.cancel()
             self._engine.close(session)
 
-    async def _commits(self, session: TargetSession, deadline: float | None) -> AsyncGenerator[Commit, None]:
+    async def _answer(self, session: TargetSession, deadline: float | None) -> AsyncGenerator[Answer, None]:
         request = session.request
         with self._observer.request(f"session {session.id}", deadline) as observation:
             observation.take(Started(len(request.prompt_token_ids), request.sampling.seed))
-            async with aclosing(self._engine.commits(session)) as commits:
-                async for commit in commits:
-                    observation.take(commit)
-                    yield commit
+            async with aclosing(self._engine.answer(session)) as events:
+                async for event in events:
+                    observation.take(event)
+                    yield event
 
     async def Assist(self, _: object, context: Context) -> None:
         """Serve one draft worker of the pool until it leaves."""
@@ -128,6 +135,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._check_fits(message)
         self._check_resumes(message)
         request = open_from_message(message)
+        request = replace(request, cache_salt=caller().cache_salt(request.cache_salt))
         return self._engine.open(request, drafted=True, grammar=await self._engine.compiled(request))
 
     def _check_fits(self, message: pb.Open | pb.Attach) -> None:
@@ -187,8 +195,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._engine.close(session)
 
 
-def _committed(commit: Commit) -> pb.VerifyResponse:
-    return pb.VerifyResponse(commit=commit_to_message(commit))
+def _committed(scores: Sequence[TokenLogprobs], commit: Commit) -> pb.VerifyResponse:
+    return pb.VerifyResponse(commit=commit_to_message(commit, scores))
 
 
 async def _first(context: Context, kind: str, *, of: str) -> Any:

@@ -31,7 +31,7 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers import fleet
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
-from inference.workers.observed import Observer
+from inference.workers.observer import Observer
 from inference.workers.status import to_status
 from inference.workers.target.verification import TargetIdentity, VerificationServicer
 from tests.support.completers import ScriptedCompleter

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from inference.backends.neuron.parameters import KNOWN, check_names
-from inference.backends.neuron.settings import fused_arguments, slot_arguments
+from inference.backends.neuron.graphs.parameters import KNOWN, check_names
+from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments
 from inference.cli import settings
 from inference.cli.app import main
 from inference.cli.roles import draft as draft_role

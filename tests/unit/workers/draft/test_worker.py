@@ -12,7 +12,7 @@ import pytest
 from grpc_comm.server import Gate, Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.tls import ServerTls
-from inference.commit import Commit, FinishReason
+from inference.commit import Answer, Commit, FinishReason, Opened
 from inference.config import ConnectionConfig, DialSecurity, DraftConfig
 from inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
 from inference.request import GenerationRequest, SamplingParams
@@ -22,6 +22,7 @@ from inference.workers import resuming as module
 from inference.workers.draft.verify_stream import Origin, VerifyStream
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import Fleet
+from tests.support.answers import tokens_of
 from tests.support.certificates import pki
 
 REQUEST = GenerationRequest((5, 6), SamplingParams(seed=1), max_new_tokens=4)
@@ -69,13 +70,14 @@ async def generated(
 
     async def stream(
         self: DraftWorker, request: Any, draft: OneDraft, origin: Any, replica: Any, *, deadline_s: float
-    ) -> AsyncGenerator[Commit, None]:
+    ) -> AsyncGenerator[Answer, None]:
         step = left.pop(0)
         if isinstance(step, Exception):
             origin.answered = step is BROKEN
             draft.slot = None if step is ENDED else 0
             raise step
         draft.committed.extend(step.token_ids)
+        yield Opened()
         yield step
         if step.finish_reason is None:
             raise LOST if step.token_ids else left.pop(0)  # type: ignore[misc]
@@ -86,7 +88,7 @@ async def generated(
     engine: Any = OneDraft()
     async with Fleet(config.connection.targets, config.connection.security) as fleet:
         worker = DraftWorker(engine, fleet, config=config, vocabulary=Vocabulary("f", 288), max_length=64)
-        return [token_id async for commit in worker.generate(REQUEST) for token_id in commit.token_ids]
+        return await tokens_of(worker.generate(REQUEST))
 
 
 async def test_a_resume_waits_for_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ OPENED = pb.VerifyResponse(opened=pb.Opened(session_id="s1", model_id="m"))
 
 
 @pytest.mark.parametrize(
-    ("commit", "words"), [(committing(4, 9), "position 4, 3 is next"), (committing(3, 288), "token 288")]
+    ("commit", "words"), [(committing(4, 9), "position 4 came where 3 is next"), (committing(3, 288), "token 288")]
 )
 async def test_no_lost_or_foreign_commit_passes_for_an_answer(commit: pb.VerifyResponse, words: str) -> None:
     """The story: a middlebox swallowed a frame, and 5 of 15 answers were other tokens with code OK."""
