@@ -1,16 +1,12 @@
-"""A gRPC server as operators expect it: health, reflection, error mapping, a graceful stop on SIGTERM."""
+"""A gRPC server as operators expect it: health, reflection, error mapping, a graceful stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import socket
-import sys
-import threading
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Protocol
 
 import grpc
@@ -159,42 +155,3 @@ class Server:
     async def close(self) -> None:
         """End the streams that are left, after a moment for what is on its way."""
         await self._server.stop(CLOSE_GRACE_S)
-
-
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
-
-
-async def stop_signal() -> signal.Signals:
-    """Wait for SIGTERM or SIGINT."""
-    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    for number in _STOPPING:
-        loop.add_signal_handler(number, received.put_nowait, number)
-    return await received.get()
-
-
-async def stdin_ended() -> None:
-    """Wait for the end of stdin, whatever it is, in a thread that keeps no process alive."""
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def read() -> None:
-        with suppress(OSError):  # it was closed before
-            while os.read(0, 4096):
-                pass
-        with suppress(RuntimeError):  # the loop has ended first
-            loop.call_soon_threadsafe(ended.set)
-
-    threading.Thread(target=read, name="lifeline", daemon=True).start()
-    await ended.wait()
-
-
-def end_at_once_on_signal() -> None:
-    """From now on, SIGTERM and SIGINT end the process without waiting for anything, with one line."""
-
-    def end(number: signal.Signals) -> None:
-        print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)
-        os._exit(128 + number)
-
-    loop = asyncio.get_running_loop()
-    for number in _STOPPING:
-        loop.add_signal_handler(number, end, number)

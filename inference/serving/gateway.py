@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 
 from grpc_comm.secured import Headers
-from grpc_comm.server import stop_signal
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.errors import HandshakeError, SpecDecError, UnavailableError
 from inference.gateway.app import Gateway
@@ -17,6 +16,7 @@ from inference.observe.metrics import Metrics
 from inference.serving.fronts import Ports
 from inference.serving.host import Front, Host, opened
 from inference.serving.observers import Observers, observed
+from inference.serving.signals import stop_signal
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet, connected
 from inference.workers.remote import CARD_TIMEOUT_S
