@@ -20,7 +20,7 @@ from inference.engine.target_session import CommitQueue
 from inference.serving.assembly import running
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.tokenizer import Tokenizer
-from inference.workers import remote
+from inference.workers.convert import event_from_message
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from inference.workers.local import LocalCompleter
@@ -71,18 +71,18 @@ async def test_an_event_passes_few_functions(gateway: str, monkeypatch: pytest.M
     """The story: it passed 9 functions of a gateway and 10 of a target, two nested waits among them."""
     at_gateway: list[list[str]] = []
     at_target: list[list[str]] = []
-    convert, get = remote.event_from_message, CommitQueue.get
+    get = CommitQueue.get
 
     def converted(message: Any) -> Any:
         at_gateway.append([frame for frame in our_frames() if not frame.endswith(":converted")])  # returns at once
-        return convert(message)
+        return event_from_message(message)
 
     async def gotten(self: CommitQueue) -> Answer:
         event = await get(self)
         at_target.append([*our_frames(), "target_session.py:get"])
         return event
 
-    monkeypatch.setattr(remote, "event_from_message", converted)
+    monkeypatch.setattr("inference.workers.remote.event_from_message", converted)
     monkeypatch.setattr(CommitQueue, "get", gotten)
     body = {"prompt": "the wind", "max_tokens": 8, "stream": True}
     async with httpx.AsyncClient(base_url=gateway, timeout=60) as client:
