@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from inference.config import ServerConfig
+from inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
 DAYS = 90
 CLIENT_NAME = "specdec-client"
+
+
+def make_certificates(server: ServerConfig) -> None:
+    """Make the certificates that a server's settings want to find in a folder.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    folder = server.security.self_signed
+    if folder is None:
+        return
+    try:
+        if make_trial(folder, server.host):
+            logger.info("made certificates for a trial in %s; clients need --tls_ca %s", folder, folder / "ca.pem")
+    except OSError as exc:
+        raise ConfigError(f"--tls_self_signed {folder}: {exc}") from exc
 
 
 def make_trial(folder: Path, host: str) -> bool:

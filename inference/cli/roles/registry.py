@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from inference.cli import flags
+from typing import Any
+
 from inference.cli.config_file import ConfigFileParser
+from inference.cli.flags import add_group
 from inference.cli.roles import (
     alone,
     artifacts,
@@ -16,8 +18,9 @@ from inference.cli.roles import (
     target,
     token,
 )
+from inference.cli.roles.role import Role
 
-_ALL = (
+_ALL: tuple[Role[Any], ...] = (
     target.ROLE,
     draft.ROLE,
     fused_target.ROLE,
@@ -30,7 +33,7 @@ _ALL = (
     alone.TARGET,
     alone.DRAFT,
 )
-ROLES = {role.name: role for role in _ALL}
+ROLES: dict[str, Role[Any]] = {role.name: role for role in _ALL}
 
 
 def parser_of(name: str) -> ConfigFileParser:
@@ -43,6 +46,5 @@ def parser_of(name: str) -> ConfigFileParser:
         description=role.summary,
         allow_abbrev=False,
     )
-    role.add_flags(parser)
-    flags.add_reports(parser)
+    add_group(parser, role.settings)
     return parser

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.cli.config_file import as_toml
-from inference.cli.flags import NGRAM
-from inference.cli.settings import text_of
+from inference.cli.models import NGRAM
+from inference.cli.prompts.source import text_of
 from inference.comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Topology
 from inference.comparison.plan.flags import comparison_parser, config_of, list_of, one_or_two, with_underscores
 from inference.comparison.study.advice import Prices

@@ -1,0 +1,267 @@
+"""Settings of the models that a role loads, and the configurations that backends get of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import ClassVar, Self, TypeVar
+
+from inference.config import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    COMPILE_POLICIES,
+    NEURON,
+    NOT_EMULATED,
+    SPECULATION_METHODS,
+    Emulation,
+    Loading,
+    ModelConfig,
+    NeuronOptions,
+    ProposerConfig,
+)
+from inference.errors import ConfigError, InvalidRequestError
+from inference.request import RequestDefaults
+from inference.serving.hub import is_hub_id, model_directory
+from inference.settings import group, same, setting
+
+logger = logging.getLogger(__name__)
+
+NGRAM = "ngram"
+"""As a draft model: look drafts up in the sequence itself."""
+DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself (%(default)s)"
+
+PathT = TypeVar("PathT", Path, str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingSettings(Loading):
+    """How a role loads its models."""
+
+    emulation: Emulation = setting(
+        NOT_EMULATED,
+        "passes take at least so long, asleep, as on an accelerator: target:25ms,draft:3ms, or one of the two",
+        flags=("emulate",),
+        metavar="PASSES",
+    )
+    speculation_method: str | None = setting(
+        None,
+        "vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for fused_target); medusa: the "
+        "target's own heads, no draft model",
+        choices=SPECULATION_METHODS,
+        section=NEURON,
+    )
+
+    def target(self, path: Path, *, num_threads: int, neuron: NeuronOptions) -> ModelConfig:
+        """Return the configuration of a model; `num_threads` is used unless the settings name a number."""
+        values = {each.name: getattr(self, each.name) for each in fields(Loading)}
+        values |= {"num_threads": self.num_threads or num_threads, "neuron": neuron}
+        return ModelConfig(path, pass_s=self.emulation.target_s, **values)
+
+    def proposer(self, draft: str, *, tokenizer: Path, num_threads: int, neuron: NeuronOptions) -> ProposerConfig:
+        """Return the configuration of a draft: a model, or ngram with the tokenizer of another model."""
+        if draft == NGRAM:
+            return ProposerConfig(tokenizer, None, self.num_slots)
+        model = self.target(Path(draft), num_threads=num_threads, neuron=neuron)
+        return ProposerConfig(model.path, replace(model, pass_s=self.emulation.draft_s), self.num_slots)
+
+    def neuron_options(
+        self, *, gamma: int = 0, method: str | None = None, tp_degree: int | None = None
+    ) -> NeuronOptions:
+        """Return the options of a model on Neuron devices.
+
+        Args:
+            gamma: draft tokens that a compiled verification pass has room for; none for a draft, or a model alone.
+            method: instead of the settings'.
+            tp_degree: instead of the settings'.
+        """
+        method = method or self.speculation_method or "vanilla"
+        options = replace(self.neuron, gamma=gamma, method=method, tp_degree=tp_degree or self.neuron.tp_degree)
+        if "neuron" not in self.backend:
+            self._check_other_backend(options)
+        return options
+
+    def _check_other_backend(self, options: NeuronOptions) -> None:
+        if options.tp_degree > 1:
+            unsharded = "tp_degree %d has no effect: backend %s does not shard a model"
+            logger.warning(unsharded, options.tp_degree, self.backend)
+        compiles = options.compile_policy != COMPILE_POLICIES[0]
+        if options.method != "vanilla" or options.overrides or options.device_sampling or compiles:
+            neither = "--speculation_method, --neuron_config, --device_sampling nor --compile"
+            raise ConfigError(f"backend {self.backend} takes neither {neither}")
+
+    def method_of_pair(self, *, has_draft: bool) -> str | None:
+        """Return the method where both models are in one process: NxDI's fused graph, unless another is named."""
+        if self.speculation_method is None and self.backend == "neuron" and has_draft:
+            return "fused"
+        return self.speculation_method
+
+    @property
+    def only_compiles(self) -> bool:
+        """True if the role ends when its models are compiled."""
+        return self.neuron.compile_policy == "only"
+
+
+class Models(ABC):
+    """Models that settings name, by directory or by an id of the hub."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def fetched(self) -> Self:
+        """Return the settings with a local directory for every hub id, downloading what the cache lacks.
+
+        Raises:
+            ConfigError: a model is gated, missing, or out of reach; or a revision goes with no id.
+        """
+
+
+def local(model: PathT, revision: str | None = None) -> PathT:
+    """Return a model's directory, which is in the hub's cache if the model is named by its id."""
+    return type(model)(model_directory(str(model), revision)) if is_hub_id(str(model)) else model
+
+
+def check_revision(flag: str, revision: str | None, *models: Path | str | None) -> None:
+    """Raise ConfigError if a revision is named, and none of its models is named by a hub id."""
+    if revision is not None and not any(is_hub_id(str(model)) for model in models):
+        raise ConfigError(f"--{flag} {revision}: no model is named by a hub id, and directories have none")
+
+
+@dataclass(frozen=True, slots=True)
+class OneModel(Models):
+    """One model, the target unless a role says otherwise."""
+
+    SECTION: ClassVar = "model"
+
+    path: Path = setting(
+        BUNDLED_TARGET, "target model directory (%(default)s)", flags=("model", "target_model"), metavar="DIR"
+    )
+    revision: str | None = setting(
+        None,
+        "branch, tag or commit of a model that is named by its hub id (NAMESPACE/NAME instead of DIR)",
+        metavar="REV",
+    )
+    loading: LoadingSettings = group(LoadingSettings)
+
+    def fetched(self) -> Self:
+        check_revision("revision", self.revision, self.path)
+        return replace(self, path=local(self.path, self.revision))
+
+    def config(self, *, num_threads: int, gamma: int = 0) -> ModelConfig:
+        """Return the model's configuration; `gamma` is what a compiled pass has room for."""
+        return self.loading.target(self.path, num_threads=num_threads, neuron=self.loading.neuron_options(gamma=gamma))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel(Models):
+    """The model of a draft worker, or none."""
+
+    SECTION: ClassVar = "model"
+
+    path: str = setting(str(BUNDLED_DRAFT), DRAFT_TEXT, flags=("model", "draft_model"), metavar="DIR")
+    tokenizer: Path = setting(
+        BUNDLED_DRAFT, f"with {NGRAM}: model directory whose tokenizer is used (%(default)s)", metavar="DIR"
+    )
+    revision: str | None = same(OneModel, "revision")
+    loading: LoadingSettings = group(LoadingSettings)
+
+    def fetched(self) -> Self:
+        check_revision("revision", self.revision, self.path, self.tokenizer)
+        path, tokenizer = local(self.path, self.revision), local(self.tokenizer, self.revision)
+        return replace(self, path=path, tokenizer=tokenizer)
+
+    def config(self) -> ProposerConfig:
+        """Return the draft's configuration: one thread, beside a target that takes the other cores."""
+        neuron = self.loading.neuron_options()
+        return self.loading.proposer(self.path, tokenizer=self.tokenizer, num_threads=1, neuron=neuron)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPair(Models):
+    """Target and draft of one process."""
+
+    SECTION: ClassVar = "models"
+
+    target: Path = setting(
+        BUNDLED_TARGET, "target model directory (%(default)s)", flags=("target_model",), metavar="DIR"
+    )
+    draft: str = setting(str(BUNDLED_DRAFT), DRAFT_TEXT, flags=("draft_model",), metavar="DIR")
+    revision: str | None = same(OneModel, "revision")
+    draft_revision: str | None = setting(None, "the same, of the draft model", metavar="REV")
+    loading: LoadingSettings = group(LoadingSettings)
+    draft_tp_degree: int | None = setting(
+        None,
+        "logical NeuronCores that the draft is sharded over; must divide --tp_degree (default: --tp_degree)",
+        section="AWS Neuron devices: the draft beside its target",
+    )
+
+    def fetched(self) -> Self:
+        check_revision("revision", self.revision, self.target)
+        check_revision("draft_revision", self.draft_revision, self.draft)
+        target, draft = local(self.target, self.revision), local(self.draft, self.draft_revision)
+        return replace(self, target=target, draft=draft)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModels(Models):
+    """Models to compile: a target, a draft or both."""
+
+    SECTION: ClassVar = "models (one, or both)"
+
+    target: Path | None = setting(
+        None,
+        "target model directory: compiles what --role target or verify_target loads (with --gamma 0)",
+        flags=("target_model", "model"),
+        metavar="DIR",
+    )
+    draft: Path | None = setting(
+        None,
+        "draft model directory: compiles what --role draft loads; with a target, what --role fused_target loads",
+        flags=("draft_model",),
+        metavar="DIR",
+    )
+    revision: str | None = same(ModelPair, "revision")
+    draft_revision: str | None = same(ModelPair, "draft_revision")
+    loading: LoadingSettings = group(LoadingSettings, backend="neuron")
+    draft_tp_degree: int | None = same(ModelPair, "draft_tp_degree")
+
+    def fetched(self) -> Self:
+        check_revision("revision", self.revision, self.target)
+        check_revision("draft_revision", self.draft_revision, self.draft)
+        target = self.target and local(self.target, self.revision)
+        draft = self.draft and local(self.draft, self.draft_revision)
+        return replace(self, target=target, draft=draft)
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultSettings:
+    """What a target answers to requests that leave something open."""
+
+    SECTION: ClassVar = "defaults for requests that do not say"
+
+    generation_config: str = setting(
+        "auto",
+        "where the checkpoint's generation_config.json says what the flags below do not: auto reads it (%(default)s)",
+        choices=("auto", "none"),
+    )
+    said: RequestDefaults = group(RequestDefaults)
+
+    def of(self, model: Path) -> RequestDefaults:
+        """Return what the flags say, or else the generation_config.json of a checkpoint.
+
+        Raises:
+            ConfigError: the file has a value that is outside its range.
+        """
+        file = model / "generation_config.json"
+        if self.generation_config == "none" or not file.is_file():
+            return self.said
+        stored = json.loads(file.read_text())
+        names = [each.name for each in fields(RequestDefaults)]
+        try:
+            theirs = RequestDefaults(**{name: stored[name] for name in names if stored.get(name) is not None})
+        except (InvalidRequestError, TypeError) as exc:
+            raise ConfigError(f"{file}: {exc}; --generation_config none does without it") from exc
+        ours = {name: value for name in names if (value := getattr(self.said, name)) is not None}
+        return replace(theirs, **ours)
