@@ -439,17 +439,14 @@ class PortSecurity:
     def __post_init__(self) -> None:
         check(self)
         if self.self_signed is not None:
-            self._use(self.self_signed / "server.pem", self.self_signed / "server.key")
+            _require(self.cert is None, "--tls_self_signed and --tls_cert: a server has one certificate")
+            object.__setattr__(self, "cert", self.self_signed / "server.pem")
+            object.__setattr__(self, "key", self.self_signed / "server.key")
         _require((self.cert is None) == (self.key is None), "--tls_cert and --tls_key go together")
         both = (self.client_ca is None) == (self.mtls_port is None)
         _require(both, "--tls_client_ca and --mtls_port go together: clients' certificates have a port of their own")
         needs = self.mtls_port is None or (self.cert is not None and self.auth_file is not None)
         _require(needs, "--mtls_port needs --tls_cert and --tls_key, and --auth_file, which says who may do what")
-
-    def _use(self, cert: Path, key: Path) -> None:
-        _require(self.cert in (None, cert), "--tls_self_signed and --tls_cert: a server has one certificate")
-        object.__setattr__(self, "cert", cert)
-        object.__setattr__(self, "key", key)
 
 
 OPEN = PortSecurity()

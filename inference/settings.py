@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from inference.errors import ConfigError
 
@@ -115,8 +115,8 @@ def setting(default: T, help: str = "", *, flags: tuple[str, ...] = (), **said: 
     """Declare a field with a flag, or with a range alone; arguments are those of `Setting`."""
     metadata = {SETTING: Setting(help, flags, **said)}
     if isinstance(default, dict):
-        return cast(T, field(default_factory=default.copy, hash=False, metadata=metadata))
-    return cast(T, field(default=default, metadata=metadata))
+        return field(default_factory=default.copy, hash=False, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def same(kind: type[Any], name: str, **changes: Any) -> Any:
@@ -137,7 +137,7 @@ def group(
 ) -> T:
     """Declare a field that is a configuration of its own; arguments are those of `Group`."""
     metadata = {GROUP: Group(kind, section, frozenset(without), needs, changes)}
-    return cast(T, field(default_factory=kind, metadata=metadata))
+    return field(default_factory=kind, metadata=metadata)
 
 
 def field_of(kind: type[Any], name: str) -> Field[Any]:

@@ -14,9 +14,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from inference.caller import NamesRequests
-from inference.cli.flags import read
 from inference.cli.models import Models
-from inference.cli.roles.registry import ROLES, parser_of
+from inference.cli.roles.registry import ROLES, settings_of
 from inference.cli.roles.role import SettingsT
 from inference.cli.trial import make_certificates
 from inference.config import ServerConfig
@@ -32,14 +31,12 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 def main(arguments: Sequence[str]) -> int:
     """Run main.py; returns the exit code: 0, 1 (failed), 2 (wrong flags or files), 130 (Ctrl-C)."""
     role_name, rest = _split_role(arguments)
-    role = ROLES[role_name]
-    args = parser_of(role_name).parse_args(rest)
     # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        settings = read(role.settings, args)
+        settings = settings_of(role_name, rest)
         _set_up_logging(settings.observe.log_level)
-        return _run(role.run(prepared(settings)))
+        return _run(ROLES[role_name].run(prepared(settings)))
     except (ConfigError, InvalidRequestError) as exc:
         return _report(exc, EXIT_USAGE)
     except SpecDecError as exc:

@@ -72,7 +72,7 @@ class Flag:
         if self.is_enum:
             return {"choices": [each.value for each in self.kind]}
         metavar = self.said.metavar or {int: "N", float: "S"}.get(self.kind)
-        form = {"type": _parser_of(self.kind), "choices": self.said.choices, "metavar": metavar}
+        form: dict[str, Any] = {"type": _parser_of(self.kind), "choices": self.said.choices, "metavar": metavar}
         if self.is_repeated:
             form["action"] = "append"
         elif self.kind is Mapping:
@@ -130,10 +130,10 @@ def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
         flags[flag.key] = flag
     for title in dict.fromkeys(flag.said.section for flag in flags.values()):
         section = parser.add_argument_group(title)
-        exclusive = section.add_mutually_exclusive_group()
-        for flag in flags.values():
-            if flag.said.section == title:
-                flag.add_to(exclusive if flag.said.exclusive else section)
+        members = [flag for flag in flags.values() if flag.said.section == title]
+        one_of = section.add_mutually_exclusive_group() if any(flag.said.exclusive for flag in members) else section
+        for flag in members:
+            flag.add_to(one_of if flag.said.exclusive else section)
 
 
 def add_flag(group: argparse._ActionsContainer, kind: type[Any], name: str) -> None:

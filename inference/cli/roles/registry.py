@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from inference.cli.config_file import ConfigFileParser
-from inference.cli.flags import add_group
+from inference.cli.flags import add_group, read
 from inference.cli.roles import (
     alone,
     artifacts,
@@ -34,6 +35,16 @@ _ALL: tuple[Role[Any], ...] = (
     alone.DRAFT,
 )
 ROLES: dict[str, Role[Any]] = {role.name: role for role in _ALL}
+
+
+def settings_of(name: str, arguments: Sequence[str]) -> Any:
+    """Return the settings that a role's arguments say, an instance of its `Role.settings`.
+
+    Raises:
+        ConfigError, InvalidRequestError: a value is out of range.
+        SystemExit: --help, or a flag that does not exist.
+    """
+    return read(ROLES[name].settings, parser_of(name).parse_args(arguments))
 
 
 def parser_of(name: str) -> ConfigFileParser:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from inference.config import ObserveConfig
 
 
 class Settings(Protocol):
     """Settings of any role: a frozen dataclass of groups, of which each role has this one."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def observe(self) -> ObserveConfig: ...
