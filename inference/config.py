@@ -61,7 +61,6 @@ PORT = Range(0, 65535)
 """Ports to listen on; 0 takes a free one."""
 SECONDS = Range(0.0, above=True)
 COUNT = Range(0)
-GAMMA_FLAGS = ("gamma", "speculation_length")
 NEURON = "AWS Neuron devices (backend neuron)"
 REPLICAS = ", or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list in file:///PATH (%(default)s)"
 INSECURE = "allow plain text where others could read along: another host than loopback"
@@ -137,36 +136,34 @@ class NeuronOptions:
 
     SECTION: ClassVar = NEURON
 
-    tp_degree: int = setting(1, "logical NeuronCores that a model is sharded over (%(default)s)", within=Range(1))
+    tp_degree: int = setting(
+        1, "--tp_degree N", "logical NeuronCores that a model is sharded over (%(default)s)", within=Range(1)
+    )
     gamma: int = setting(0, within=GAMMA)
-    method: str = setting("vanilla", flags=("speculation_method",), choices=SPECULATION_METHODS)
+    method: str = setting("vanilla", "--speculation_method", choices=SPECULATION_METHODS)
     overrides: Mapping[str, Any] = setting(
-        {},
-        "further parameters of NxDI's NeuronConfig, as a JSON object; several are merged",
-        flags=("neuron_config",),
-        metavar="JSON",
+        {}, "--neuron_config JSON", "further parameters of NxDI's NeuronConfig, as a JSON object; several are merged"
     )
     artifacts: Path | None = setting(
         None,
+        "--compiled_model_path DIR",
         "folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache)",
-        flags=("compiled_model_path",),
-        metavar="DIR",
     )
     cores: str | None = setting(
         None,
+        "--neuron_cores LIST",
         "NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all)",
-        flags=("neuron_cores",),
-        metavar="LIST",
     )
     device_sampling: bool = setting(
         False,
+        "--device_sampling",
         "let the device choose tokens where the host could (fused, or a target alone): less traffic, but fused is then "
         "greedy, and a target alone takes no seeds",
     )
     compile_policy: str = setting(
         COMPILE_POLICIES[0],
+        "--compile",
         "what is not compiled yet: auto compiles it, never refuses, only compiles and ends (%(default)s)",
-        flags=("compile",),
         choices=COMPILE_POLICIES,
     )
 
@@ -178,29 +175,34 @@ class NeuronOptions:
 class Loading:
     """Arithmetic, room and threads that a process gives to each model it loads."""
 
-    backend: str = setting("auto", "inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one)")
-    device: str = setting("auto", "auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)")
+    backend: str = setting(
+        "auto", "--backend", "inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one)"
+    )
+    device: str = setting("auto", "--device", "auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)")
     dtype: str = setting(
         "auto",
+        "--dtype",
         "arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx)",
         choices=("auto", *DTYPES),
     )
     sequence_length: int | None = setting(
         None,
+        "--sequence_length TOKENS",
         "prompt and output together (default: the model's limit, at most 2048)",
-        metavar="TOKENS",
         within=Range(2),
     )
-    num_slots: int = setting(8, "sequences in flight at once (%(default)s)", flags=("batch",), within=BATCH)
+    num_slots: int = setting(8, "--batch N", "sequences in flight at once (%(default)s)", within=BATCH)
     num_threads: int = setting(
         0,
+        "--threads N",
         "CPU threads of a pass (default: the cores this process may use, less one on a target that shares the machine "
         "with its draft, that is, listens on loopback; a draft takes one)",
-        flags=("threads",),
         within=COUNT,
     )
     prefix_caching: bool = setting(
-        True, "begin a request with what earlier ones have left in the slots, as far as it is the same (%(default)s)"
+        True,
+        "--prefix_caching",
+        "begin a request with what earlier ones have left in the slots, as far as it is the same (%(default)s)",
     )
     neuron: NeuronOptions = group(NeuronOptions)
 
@@ -247,7 +249,7 @@ class ProposerConfig:
 
     tokenizer_path: Path
     model: ModelConfig | None
-    num_slots: int = setting(REQUIRED, flags=("batch",), within=BATCH)
+    num_slots: int = setting(REQUIRED, "--batch", within=BATCH)
     branches: int = setting(0, within=BRANCHES)
 
     def __post_init__(self) -> None:
@@ -267,21 +269,17 @@ class DialSecurity:
     SECTION: ClassVar = "security of connections (docs/security.md)"
 
     ca: Path | None = setting(
-        None,
-        "dial with TLS; the server's certificate must come from one of these CAs (PEM)",
-        flags=("tls_ca",),
-        metavar="FILE",
+        None, "--tls_ca FILE", "dial with TLS; the server's certificate must come from one of these CAs (PEM)"
     )
-    cert: Path | None = setting(None, "certificate to show (PEM)", flags=("tls_client_cert",), metavar="FILE")
-    key: Path | None = setting(None, "its key (PEM)", flags=("tls_client_key",), metavar="FILE")
+    cert: Path | None = setting(None, "--tls_client_cert FILE", "certificate to show (PEM)")
+    key: Path | None = setting(None, "--tls_client_key FILE", "its key (PEM)")
     server_name: str | None = setting(
         None,
+        "--tls_server_name NAME",
         "name that must be in the server's certificate (default: the host that is dialled)",
-        flags=("tls_server_name",),
-        metavar="NAME",
     )
-    token_file: Path | None = setting(None, "file with the token to send", metavar="FILE")
-    insecure: bool = setting(False, INSECURE)
+    token_file: Path | None = setting(None, "--token_file FILE", "file with the token to send")
+    insecure: bool = setting(False, "--insecure", INSECURE)
 
     def __post_init__(self) -> None:
         _require((self.cert is None) == (self.key is None), "--tls_client_cert and --tls_client_key go together")
@@ -310,19 +308,17 @@ class ConnectionConfig:
 
     SECTION: ClassVar = "connection"
 
-    host: str = setting(
-        "127.0.0.1",
-        f"host of the server{REPLICAS}",
-        flags=("target_host",),
-        metavar="HOST",
-    )
+    host: str = setting("127.0.0.1", "--target_host HOST", f"host of the server{REPLICAS}")
     port: int = setting(
-        DEFAULT_PORT, "the port of hosts without one (%(default)s)", metavar="PORT", within=Range(1, 65535)
+        DEFAULT_PORT, "--port PORT", "the port of hosts without one (%(default)s)", within=Range(1, 65535)
     )
-    connect_timeout_s: float = setting(10.0, "wait for the server at start (%(default)s s)", within=SECONDS)
-    deadline_s: float = setting(600.0, "time a request may take (%(default)s s)", within=SECONDS)
+    connect_timeout_s: float = setting(
+        10.0, "--connect_timeout_s S", "wait for the server at start (%(default)s s)", within=SECONDS
+    )
+    deadline_s: float = setting(600.0, "--deadline_s S", "time a request may take (%(default)s s)", within=SECONDS)
     reconnect_timeout_s: float = setting(
         30.0,
+        "--reconnect_timeout_s S",
         "a request whose server is lost goes on within this time, at another one or there (%(default)s s)",
         within=Range(0.0),
     )
@@ -353,13 +349,14 @@ class DraftConfig:
     connection: ConnectionConfig = group(ConnectionConfig)
     gamma: int = setting(
         DEFAULT_GAMMA,
+        "--gamma --speculation_length N",
         "draft tokens per round, 0 for none (%(default)s)",
-        flags=GAMMA_FLAGS,
         section="speculation",
         within=GAMMA,
     )
     schedule: Schedule = setting(
         Schedule.ASYNC,
+        "--schedule",
         "async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait (%(default)s)",
         section="link to the target",
     )
@@ -381,14 +378,15 @@ class FusedConfig:
     draft: ProposerConfig
     gamma: int = setting(
         FUSED_GAMMA,
+        "--gamma --speculation_length N",
         f"draft tokens per pass at most, as many as pay; 0 for none (default: {FUSED_GAMMA}; where draft and target "
         f"are one compiled graph, always so many: {DEFAULT_GAMMA})",
-        flags=GAMMA_FLAGS,
         section="speculation",
         within=GAMMA,
     )
     adaptive_gamma: bool = setting(
         True,
+        "--adaptive_gamma",
         "draft only as many of gamma tokens as pay, by the draft's confidence and the measured times (%(default)s); "
         "a compiled graph drafts always gamma",
         section="speculation length",
@@ -412,28 +410,28 @@ class PortSecurity:
 
     SECTION: ClassVar = "security of ports (docs/security.md)"
 
-    cert: Path | None = setting(
-        None, "the server's certificate, with its chain (PEM)", flags=("tls_cert",), metavar="FILE"
-    )
-    key: Path | None = setting(None, "its key (PEM)", flags=("tls_key",), metavar="FILE")
+    cert: Path | None = setting(None, "--tls_cert FILE", "the server's certificate, with its chain (PEM)")
+    key: Path | None = setting(None, "--tls_key FILE", "its key (PEM)")
     client_ca: Path | None = setting(
-        None, "CAs of clients' certificates (PEM), for --mtls_port", flags=("tls_client_ca",), metavar="FILE"
+        None, "--tls_client_ca FILE", "CAs of clients' certificates (PEM), for --mtls_port"
     )
     mtls_port: int | None = setting(
-        None, "a further port of gRPC, for clients with a certificate (default: nowhere)", metavar="PORT", within=PORT
+        None,
+        "--mtls_port PORT",
+        "a further port of gRPC, for clients with a certificate (default: nowhere)",
+        within=PORT,
     )
     auth_file: Path | None = setting(
         None,
+        "--auth_file FILE",
         "who may do what (TOML); from then on, nobody else may do anything (default: everybody may)",
-        metavar="FILE",
     )
-    insecure: bool = setting(False, INSECURE)
+    insecure: bool = setting(False, "--insecure", INSECURE)
     self_signed: Path | None = setting(
         None,
+        "--tls_self_signed DIR",
         "instead of --tls_cert and --tls_key, for a trial: make a CA and certificates in this folder, unless it has "
         "them, and use them",
-        flags=("tls_self_signed",),
-        metavar="DIR",
     )
 
     def __post_init__(self) -> None:
@@ -467,59 +465,70 @@ class ServerConfig:
 
     SECTION: ClassVar = "server"
 
-    host: str = setting("127.0.0.1", "address to listen on (%(default)s; 0.0.0.0 for all)")
-    port: int = setting(DEFAULT_PORT, "port to listen on, 0 for a free one (%(default)s)", metavar="PORT", within=PORT)
-    max_waiting: int = setting(64, "requests queued for a slot (%(default)s)", within=COUNT)
+    host: str = setting("127.0.0.1", "--host", "address to listen on (%(default)s; 0.0.0.0 for all)")
+    port: int = setting(DEFAULT_PORT, "--port PORT", "port to listen on, 0 for a free one (%(default)s)", within=PORT)
+    max_waiting: int = setting(64, "--max_waiting N", "requests queued for a slot (%(default)s)", within=COUNT)
     idle_timeout_s: float = setting(
         60.0,
+        "--idle_timeout_s S",
         "end a session that has had no proposal for this long (%(default)s s)",
         section="sessions of draft workers",
         within=SECONDS,
     )
-    grace_s: float = setting(10.0, "on SIGTERM, time for running requests (%(default)s s)", within=Range(0.0, FINITE))
+    grace_s: float = setting(
+        10.0, "--grace_s S", "on SIGTERM, time for running requests (%(default)s s)", within=Range(0.0, FINITE)
+    )
     defaults: RequestDefaults = NO_DEFAULTS
     drain_delay_s: float = setting(
         0.0,
+        "--drain_delay_s S",
         "before that, time in which balancers hear that this server is not ready; it still serves (%(default)s s)",
         within=Range(0.0, FINITE),
     )
     stall_timeout_s: float = setting(
-        30.0, "drop a client that has read nothing for this long (%(default)s s)", within=SECONDS
+        30.0, "--stall_timeout_s S", "drop a client that has read nothing for this long (%(default)s s)", within=SECONDS
     )
     pass_timeout_s: float = setting(
         60.0,
+        "--pass_timeout_s S",
         "not ready, and not alive, while a pass of the model takes longer than this (%(default)s s)",
         section="watchdog",
         within=SECONDS,
     )
     drain: str = setting(
         DRAINS[0],
+        "--drain",
         "on SIGTERM, requests whose callers have another server go on there after a second, with the same tokens, or "
         "wait for their end like all others (%(default)s)",
         choices=DRAINS,
     )
     max_worker_slots: int = setting(
         DEFAULT_WORKER_SLOTS,
+        "--max_worker_slots N",
         "sessions that one worker of the pool is given at most, whatever it claims to have room for (%(default)s)",
         section="sessions of draft workers",
         within=Range(1),
     )
     lookup: bool = setting(
         True,
+        "--lookup",
         "propose what followed a request's last tokens where they stood before, as wide as pays (%(default)s)",
         section="passes without draft tokens",
     )
     probe_port: int | None = setting(
         None,
+        "--probe_port PORT",
         "answer /livez and /readyz over plain HTTP on this port, to anybody (default: nowhere)",
-        metavar="PORT",
         within=PORT,
     )
     ready_json: bool = setting(
-        False, "when all ports are open, write one line of JSON to stdout, with the ports that 0 became"
+        False, "--ready_json", "when all ports are open, write one line of JSON to stdout, with the ports that 0 became"
     )
     lifeline: str | None = setting(
-        None, "also drain, as on SIGTERM, when stdin ends: when whoever holds its other end is gone", choices=("stdin",)
+        None,
+        "--lifeline",
+        "also drain, as on SIGTERM, when stdin ends: when whoever holds its other end is gone",
+        choices=("stdin",),
     )
     security: PortSecurity = group(PortSecurity)
 
@@ -549,29 +558,35 @@ class HttpConfig:
 
     SECTION: ClassVar = "OpenAI-compatible HTTP"
 
-    port: int = setting(0, "port of the HTTP server (%(default)s)", flags=("http_port",), metavar="PORT", within=PORT)
+    port: int = setting(0, "--http_port PORT", "port of the HTTP server (%(default)s)", within=PORT)
     stream_chunk: str = setting(
         "token",
+        "--stream_chunk",
         "what a stream's event carries: one token, or all tokens of a target pass (%(default)s)",
         choices=("token", "pass"),
     )
-    served_model_name: str | None = setting(None, "name of the model (default: its directory's)", metavar="NAME")
+    served_model_name: str | None = setting(
+        None, "--served_model_name NAME", "name of the model (default: its directory's)"
+    )
     max_body_mib: float = setting(
-        8.0, "largest request body in MiB (%(default)s)", metavar="MIB", within=Range(0.0, FINITE, above=True)
+        8.0, "--max_body_mib MIB", "largest request body in MiB (%(default)s)", within=Range(0.0, FINITE, above=True)
     )
     sse_ping_s: float = setting(
         0.0,
+        "--sse_ping_s S",
         "give a stream that is silent for this long an empty chunk, for proxies that would end it; 0: never (0)",
         within=Range(0.0),
     )
-    no_page: bool = setting(False, "no page at /")
+    no_page: bool = setting(False, "--no_page", "no page at /")
     tool_call_parser: str = setting(
         "auto",
+        "--tool_call_parser",
         "how the model writes calls of tools; auto: as its chat template says (%(default)s)",
         choices=CALL_PARSERS,
     )
     reasoning_parser: str = setting(
         "auto",
+        "--reasoning_parser",
         "split <think>...</think> off as reasoning_content; auto: where the chat template has it (%(default)s)",
         choices=REASONING_PARSERS,
     )
@@ -607,31 +622,35 @@ class ObserveConfig:
     role: str
     metrics_port: int | None = setting(
         None,
+        "--metrics_port PORT",
         "serve Prometheus metrics at /metrics of this port, on the server's host (default: nowhere)",
-        metavar="PORT",
         section="metrics",
         within=PORT,
     )
     otlp_endpoint: str | None = setting(
         None,
+        "--otlp_endpoint URL",
         "send OpenTelemetry traces of requests to this collector, such as http://localhost:4317 (default: nowhere)",
-        metavar="URL",
         section="traces",
     )
     timeline: Path | None = setting(
         None,
+        "--trace FILE",
         "at the end, write a time-line of the model's steps in Chrome's trace format",
-        flags=("trace",),
-        metavar="FILE",
         section="time-line",
     )
     profile: bool = setting(
         False,
+        "--profile",
         "at the end, write performance_<role>_<time>.csv and .json into the current directory",
         section="reports",
     )
     log_level: str = setting(
-        "info", "what goes to stderr (%(default)s)", choices=("debug", "info", "warning", "error"), section="reports"
+        "info",
+        "--log_level",
+        "what goes to stderr (%(default)s)",
+        choices=("debug", "info", "warning", "error"),
+        section="reports",
     )
 
     def __post_init__(self) -> None:

@@ -55,30 +55,30 @@ class SamplingParams:
         InvalidRequestError: a value is outside its range.
     """
 
-    temperature: float = setting(0.0, "0 is greedy (%(default)s)", metavar="T", within=Range(0.0, 100.0))
+    temperature: float = setting(0.0, "--temperature T", "0 is greedy (%(default)s)", within=Range(0.0, 100.0))
     top_k: int = setting(
-        0, "keep the K likeliest tokens, 0 for all (%(default)s)", metavar="K", within=Range(0, MAX_COUNT)
+        0, "--top_k K", "keep the K likeliest tokens, 0 for all (%(default)s)", within=Range(0, MAX_COUNT)
     )
     top_p: float = setting(
-        1.0, "keep this much probability (%(default)s)", metavar="P", within=Range(0.0, 1.0, above=True)
+        1.0, "--top_p P", "keep this much probability (%(default)s)", within=Range(0.0, 1.0, above=True)
     )
     min_p: float = setting(
-        0.0, "keep tokens of this share of the best one (%(default)s)", metavar="P", within=Range(0.0, 1.0)
+        0.0, "--min_p P", "keep tokens of this share of the best one (%(default)s)", within=Range(0.0, 1.0)
     )
     seed: int = setting(0, within=Range(0, MAX_SEED))
     repetition_penalty: float = setting(
         1.0,
+        "--repetition_penalty R",
         "divide positive logits of tokens in prompt or output by this, multiply others; 1 for none (%(default)s)",
-        metavar="R",
         within=Range(0.0, 100.0, above=True),
     )
     presence_penalty: float = setting(
-        0.0, "subtract this from tokens in the output (%(default)s)", metavar="P", within=Range(-2.0, 2.0)
+        0.0, "--presence_penalty P", "subtract this from tokens in the output (%(default)s)", within=Range(-2.0, 2.0)
     )
     frequency_penalty: float = setting(
         0.0,
+        "--frequency_penalty P",
         "subtract this from tokens in the output, as often as they occur there (%(default)s)",
-        metavar="P",
         within=Range(-2.0, 2.0),
     )
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -152,7 +152,10 @@ class RequestDefaults:
     min_p: float | None = _left_open("min_p")
     repetition_penalty: float | None = _left_open("repetition_penalty")
     max_new_tokens: int | None = setting(
-        None, f"output tokens ({DEFAULT_MAX_NEW_TOKENS}; over HTTP as OpenAI has it)", within=MAX_NEW_TOKENS
+        None,
+        "--max_new_tokens N",
+        f"output tokens ({DEFAULT_MAX_NEW_TOKENS}; over HTTP as OpenAI has it)",
+        within=MAX_NEW_TOKENS,
     )
 
     def __post_init__(self) -> None:

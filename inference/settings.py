@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from inference.errors import ConfigError
 
@@ -58,30 +58,43 @@ class Setting:
     """What a field says of its value and of its flag.
 
     Attributes:
+        usage: the flag as it is typed, with its aliases and its unit: "--gamma --speculation_length N". Without
+            dashes, the value stands on the command line alone.
         help: text of --help; a field without one has no flag.
-        flags: names of the flag, without dashes; the first is also its key in --config files. None: the field's name.
-        metavar: unit or kind of the value; None: N, or S for seconds.
         section: title above the flag in --help; None: its group's.
         exclusive: of all flags of the section that say so, one can be given.
         bare: value of the flag where it is given without one.
-        positional: the value stands on the command line without a flag.
     """
 
+    usage: str = ""
     help: str = ""
-    flags: tuple[str, ...] = ()
-    metavar: str | None = None
     choices: tuple[str, ...] | None = None
     within: Range | None = None
     section: str | None = None
     exclusive: bool = False
     bare: object = None
-    positional: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the flag, or the name of a value that stands alone."""
+        words = self.usage.split()
+        return tuple(word for word in words if word.startswith("--")) or tuple(words)
+
+    @property
+    def key(self) -> str:
+        """Name of the parsed value, and key in --config files."""
+        return self.names[0].removeprefix("--")
+
+    @property
+    def metavar(self) -> str | None:
+        """Unit or kind of the value, as --help shows it."""
+        return self.usage.removeprefix(" ".join(self.names)).strip() or None
 
     def check(self, name: str, value: Any) -> None:
         """Raise ConfigError if the value of the field of this name is out of range, or no choice."""
         if value is None:
             return
-        shown = self.flags[0] if self.flags else name
+        shown = self.key if self.usage else name
         if self.within is not None and value not in self.within:
             raise ConfigError(f"{shown} {value} {self.within.fault(value)}")
         if self.choices is not None and isinstance(value, str) and value not in self.choices:
@@ -111,11 +124,11 @@ SETTING, GROUP = "setting", "group"
 """Keys of a field's metadata."""
 
 
-def setting(default: T, help: str = "", *, flags: tuple[str, ...] = (), **said: Any) -> T:
+def setting(default: T, usage: str = "", help: str = "", **said: Any) -> T:
     """Declare a field with a flag, or with a range alone; arguments are those of `Setting`."""
-    metadata = {SETTING: Setting(help, flags, **said)}
+    metadata = {SETTING: Setting(usage, help, **said)}
     if isinstance(default, dict):
-        return field(default_factory=default.copy, hash=False, metadata=metadata)
+        return cast(T, field(default_factory=default.copy, hash=False, metadata=metadata))
     return field(default=default, metadata=metadata)
 
 
@@ -136,13 +149,15 @@ def group(
     **changes: Any,
 ) -> T:
     """Declare a field that is a configuration of its own; arguments are those of `Group`."""
+    for name in changes:
+        field_of(kind, name)
     metadata = {GROUP: Group(kind, section, frozenset(without), needs, changes)}
     return field(default_factory=kind, metadata=metadata)
 
 
 def field_of(kind: type[Any], name: str) -> Field[Any]:
-    """Return the field of a dataclass by its name."""
-    return next(each for each in fields(kind) if each.name == name)
+    """Return the field of a dataclass by its name; KeyError if there is none."""
+    return {each.name: each for each in fields(kind)}[name]
 
 
 def check(config: Any) -> None:

@@ -28,20 +28,14 @@ class Flag:
         said: what the field says of it, with its section.
     """
 
-    names: tuple[str, ...]
     kind: Any
     is_repeated: bool
     default: Any
     said: Setting
 
-    @property
-    def key(self) -> str:
-        """Name of the parsed value, and key in --config files."""
-        return self.names[0]
-
     def value(self, args: argparse.Namespace) -> Any:
         """Return the value of the field."""
-        value = getattr(args, self.key)
+        value = getattr(args, self.said.key)
         if value is None:
             return None
         return tuple(value) if self.is_repeated else self.kind(value) if self.is_enum else value
@@ -52,15 +46,11 @@ class Flag:
 
     def add_to(self, group: argparse._ActionsContainer) -> None:
         """Add the flag to a group of argparse."""
-        if self.said.positional:
-            group.add_argument(self.key, choices=self.said.choices, help=self.said.help)
-        else:
-            names = (f"--{name}" for name in self.names)
-            group.add_argument(*names, help=self.said.help, **self._default(), **self._form())
+        group.add_argument(*self.said.names, help=self.said.help, **self._default(), **self._form())
 
     def _default(self) -> dict[str, Any]:
         if self.default is MISSING:
-            return {"required": True}
+            return {"required": True} if self.said.usage.startswith("--") else {}
         if self.is_enum:
             return {"default": self.default.value}
         return {"default": [] if self.default == () else self.default}
@@ -71,8 +61,8 @@ class Flag:
             return {"action": argparse.BooleanOptionalAction if self.default else "store_true"}
         if self.is_enum:
             return {"choices": [each.value for each in self.kind]}
-        metavar = self.said.metavar or {int: "N", float: "S"}.get(self.kind)
-        form: dict[str, Any] = {"type": _parser_of(self.kind), "choices": self.said.choices, "metavar": metavar}
+        metavar, choices = self.said.metavar, self.said.choices
+        form: dict[str, Any] = {"type": _parser_of(self.kind), "choices": choices, "metavar": metavar}
         if self.is_repeated:
             form["action"] = "append"
         elif self.kind is Mapping:
@@ -126,8 +116,8 @@ def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
     """
     flags: dict[str, Flag] = {}
     for flag in _flags(_whole(kind)):
-        flags.pop(flag.key, None)
-        flags[flag.key] = flag
+        flags.pop(flag.said.key, None)
+        flags[flag.said.key] = flag
     for title in dict.fromkeys(flag.said.section for flag in flags.values()):
         section = parser.add_argument_group(title)
         members = [flag for flag in flags.values() if flag.said.section == title]
@@ -190,10 +180,10 @@ def _parts(group: Group) -> Iterator[tuple[str, Any]]:
         elif not said.help:
             if change is not each:
                 yield each.name, change
-        elif (names := said.flags or (each.name,))[0] not in group.without:
+        elif said.key not in group.without:
             default = _default_of(declared) if isinstance(change, Field) else change
             said = replace(said, section=said.section or group.section)
-            yield each.name, Flag(names, *_kind(hints[each.name]), default, said)
+            yield each.name, Flag(*_kind(hints[each.name]), default, said)
 
 
 def _inner(inner: Group, outer: Group) -> Group:

@@ -42,12 +42,12 @@ class LoadingSettings(Loading):
 
     emulation: Emulation = setting(
         NOT_EMULATED,
+        "--emulate PASSES",
         "passes take at least so long, asleep, as on an accelerator: target:25ms,draft:3ms, or one of the two",
-        flags=("emulate",),
-        metavar="PASSES",
     )
     speculation_method: str | None = setting(
         None,
+        "--speculation_method",
         "vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for fused_target); medusa: the "
         "target's own heads, no draft model",
         choices=SPECULATION_METHODS,
@@ -135,13 +135,11 @@ class OneModel(Models):
 
     SECTION: ClassVar = "model"
 
-    path: Path = setting(
-        BUNDLED_TARGET, "target model directory (%(default)s)", flags=("model", "target_model"), metavar="DIR"
-    )
+    path: Path = setting(BUNDLED_TARGET, "--model --target_model DIR", "target model directory (%(default)s)")
     revision: str | None = setting(
         None,
+        "--revision REV",
         "branch, tag or commit of a model that is named by its hub id (NAMESPACE/NAME instead of DIR)",
-        metavar="REV",
     )
     loading: LoadingSettings = group(LoadingSettings)
 
@@ -160,9 +158,9 @@ class DraftModel(Models):
 
     SECTION: ClassVar = "model"
 
-    path: str = setting(str(BUNDLED_DRAFT), DRAFT_TEXT, flags=("model", "draft_model"), metavar="DIR")
+    path: str = setting(str(BUNDLED_DRAFT), "--model --draft_model DIR", DRAFT_TEXT)
     tokenizer: Path = setting(
-        BUNDLED_DRAFT, f"with {NGRAM}: model directory whose tokenizer is used (%(default)s)", metavar="DIR"
+        BUNDLED_DRAFT, "--tokenizer DIR", f"with {NGRAM}: model directory whose tokenizer is used (%(default)s)"
     )
     revision: str | None = same(OneModel, "revision")
     loading: LoadingSettings = group(LoadingSettings)
@@ -184,15 +182,14 @@ class ModelPair(Models):
 
     SECTION: ClassVar = "models"
 
-    target: Path = setting(
-        BUNDLED_TARGET, "target model directory (%(default)s)", flags=("target_model",), metavar="DIR"
-    )
-    draft: str = setting(str(BUNDLED_DRAFT), DRAFT_TEXT, flags=("draft_model",), metavar="DIR")
+    target: Path = setting(BUNDLED_TARGET, "--target_model DIR", "target model directory (%(default)s)")
+    draft: str = setting(str(BUNDLED_DRAFT), "--draft_model DIR", DRAFT_TEXT)
     revision: str | None = same(OneModel, "revision")
-    draft_revision: str | None = setting(None, "the same, of the draft model", metavar="REV")
+    draft_revision: str | None = setting(None, "--draft_revision REV", "the same, of the draft model")
     loading: LoadingSettings = group(LoadingSettings)
     draft_tp_degree: int | None = setting(
         None,
+        "--draft_tp_degree N",
         "logical NeuronCores that the draft is sharded over; must divide --tp_degree (default: --tp_degree)",
         section="AWS Neuron devices: the draft beside its target",
     )
@@ -212,15 +209,13 @@ class CompiledModels(Models):
 
     target: Path | None = setting(
         None,
+        "--target_model --model DIR",
         "target model directory: compiles what --role target or verify_target loads (with --gamma 0)",
-        flags=("target_model", "model"),
-        metavar="DIR",
     )
     draft: Path | None = setting(
         None,
+        "--draft_model DIR",
         "draft model directory: compiles what --role draft loads; with a target, what --role fused_target loads",
-        flags=("draft_model",),
-        metavar="DIR",
     )
     revision: str | None = same(ModelPair, "revision")
     draft_revision: str | None = same(ModelPair, "draft_revision")
@@ -243,6 +238,7 @@ class DefaultSettings:
 
     generation_config: str = setting(
         "auto",
+        "--generation_config",
         "where the checkpoint's generation_config.json says what the flags below do not: auto reads it (%(default)s)",
         choices=("auto", "none"),
     )

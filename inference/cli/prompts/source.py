@@ -50,13 +50,15 @@ class GrammarSettings:
 
     SECTION: ClassVar = "structured output (docs/structured.md)"
 
-    json_schema: Path | None = setting(None, "the output is JSON that fits this schema", metavar="FILE", exclusive=True)
-    regex: str | None = setting(None, "the output matches this as a whole", metavar="REGEX", exclusive=True)
+    json_schema: Path | None = setting(
+        None, "--json_schema FILE", "the output is JSON that fits this schema", exclusive=True
+    )
+    regex: str | None = setting(None, "--regex REGEX", "the output matches this as a whole", exclusive=True)
     choice: tuple[str, ...] | None = setting(
-        None, "the output is this text, or another one: give it several times", metavar="TEXT", exclusive=True
+        None, "--choice TEXT", "the output is this text, or another one: give it several times", exclusive=True
     )
     grammar: Path | None = setting(
-        None, "the output keeps to this grammar, in Lark or GBNF", metavar="FILE", exclusive=True
+        None, "--grammar FILE", "the output keeps to this grammar, in Lark or GBNF", exclusive=True
     )
 
     def read(self) -> Grammar | None:
@@ -82,18 +84,24 @@ class PromptSettings:
 
     SECTION: ClassVar = "prompts and output"
 
-    prompt: str | None = setting(None, "one prompt", metavar="TEXT", exclusive=True)
+    prompt: str | None = setting(None, "--prompt TEXT", "one prompt", exclusive=True)
     prompt_text: Path = setting(
-        BUNDLED_PROMPTS, "a UTF-8 file with one prompt per line (%(default)s)", metavar="FILE", exclusive=True
+        BUNDLED_PROMPTS, "--prompt_text FILE", "a UTF-8 file with one prompt per line (%(default)s)", exclusive=True
     )
-    max_new_tokens: int = setting(DEFAULT_MAX_NEW_TOKENS, "output tokens (%(default)s)", within=MAX_NEW_TOKENS)
-    format: str = setting("text", "json: one object per prompt, a line each", choices=("text", "json"))
+    max_new_tokens: int = setting(
+        DEFAULT_MAX_NEW_TOKENS, "--max_new_tokens N", "output tokens (%(default)s)", within=MAX_NEW_TOKENS
+    )
+    format: str = setting("text", "--format", "json: one object per prompt, a line each", choices=("text", "json"))
     sampling: SamplingParams = group(SamplingParams, "sampling")
     stop: tuple[str, ...] = setting(
-        (), "the output ends before this text; may be given several times", metavar="TEXT", section="sampling"
+        (), "--stop TEXT", "the output ends before this text; may be given several times", section="sampling"
     )
     seed: int | None = setting(
-        None, "key of the noise, 0 .. 2^64-1 (default: drawn at random)", section="sampling", within=RANGES["seed"]
+        None,
+        "--seed N",
+        "key of the noise, 0 .. 2^64-1 (default: drawn at random)",
+        section="sampling",
+        within=RANGES["seed"],
     )
     grammar: GrammarSettings = group(GrammarSettings)
 

@@ -27,9 +27,7 @@ class VerifyDraftSettings(VerifyTargetSettings):
 
     model: OneModel = group(
         OneModel,
-        path=setting(
-            BUNDLED_DRAFT, "draft model directory (%(default)s)", flags=("model", "draft_model"), metavar="DIR"
-        ),
+        path=setting(BUNDLED_DRAFT, "--model --draft_model DIR", "draft model directory (%(default)s)"),
     )
     observe: ObserveConfig = group(ObserveConfig, role="verify_draft", without=SERVICE_FLAGS)
 

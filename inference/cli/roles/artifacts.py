@@ -19,16 +19,16 @@ class ArtifactSettings:
 
     action: str = setting(
         REQUIRED,
+        "action",
         "ls: each with all that it was compiled for; verify: read every file; clean: delete what nobody loads",
         choices=("ls", "verify", "clean"),
         section=SECTION,
-        positional=True,
     )
     root: Path | None = same(NeuronOptions, "artifacts", section=SECTION)
     older_than_h: float = setting(
         24.0,
+        "--older_than_h HOURS",
         "clean spares what was begun less than this ago: it may not be finished yet (%(default)s)",
-        metavar="HOURS",
         section=SECTION,
     )
     observe: ObserveConfig = group(ObserveConfig, role="artifacts", without=(*SERVICE_FLAGS, "trace"))

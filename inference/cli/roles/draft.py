@@ -43,6 +43,7 @@ class DraftSettings:
     )
     branches: int = setting(
         DEFAULT_BRANCHES,
+        "--branches N",
         "run-ahead: prepare so many branches beside a chain at most, where the round trip makes them pay; each takes a "
         "slot of the draft model, 0 is none (%(default)s)",
         section="link to the target",
@@ -51,9 +52,9 @@ class DraftSettings:
     prompts: PromptSettings = group(PromptSettings)
     serve: int | None = setting(
         None,
+        "--serve PORT",
         f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts; with --attach "
         "only the health service",
-        metavar="PORT",
         section=SERVICE,
         bare=DEFAULT_SERVE_PORT,
     )
@@ -61,8 +62,8 @@ class DraftSettings:
     http: HttpConfig | None = group(HttpConfig, needs=("http_port",), port=OPTIONAL_HTTP_PORT)
     attach: str | None = setting(
         None,
+        "--attach HOST:PORT[,...]",
         "draft for these targets' sessions until stopped; dns:///NAME:PORT: all of a name, file:///PATH: of a list",
-        metavar="HOST:PORT[,...]",
         section="pool (instead of prompts)",
     )
     observe: ObserveConfig = group(ObserveConfig, role="draft")

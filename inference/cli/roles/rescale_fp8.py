@@ -20,12 +20,10 @@ class Checkpoints(Models):
     SECTION: ClassVar = "checkpoints"
 
     model: Path = setting(
-        REQUIRED,
-        "directory of a checkpoint in OCP's E4M3 (safetensors, with scales), or its hub id",
-        metavar="DIR",
+        REQUIRED, "--model DIR", "directory of a checkpoint in OCP's E4M3 (safetensors, with scales), or its hub id"
     )
     output: Path = setting(
-        REQUIRED, "directory to write: as large again. A run that was killed goes on there", metavar="DIR"
+        REQUIRED, "--output DIR", "directory to write: as large again. A run that was killed goes on there"
     )
 
     def fetched(self) -> Self:

@@ -25,15 +25,15 @@ class TokenSettings:
 
     auth_file: Path = setting(
         REQUIRED,
+        "--auth_file FILE",
         "file of those who may do something; made if it is not there (docs/security.md)",
-        metavar="FILE",
         section=SECTION,
     )
-    name: str = setting(REQUIRED, "whose token it is, for the log", section=SECTION)
+    name: str = setting(REQUIRED, "--name", "whose token it is, for the log", section=SECTION)
     grant: tuple[str, ...] = setting(
         REQUIRED,
+        "--grant ROLE",
         "what its owner may do; give it several times",
-        metavar="ROLE",
         choices=tuple(right.value for right in Right),
         section=SECTION,
     )

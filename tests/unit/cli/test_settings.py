@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from argparse import ArgumentParser
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from inference.cli.prompts.source import PromptSettings
 from inference.cli.roles.registry import ROLES, parser_of, settings_of
 from inference.config import ROOT, DialSecurity, PortSecurity, ServerConfig
 from inference.errors import ConfigError
-from inference.settings import Range, check, group, setting
+from inference.settings import GROUP, Range, check, group, setting
 
 NEEDED = {
     "artifacts": ["ls"],
@@ -58,15 +59,23 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
     parser = parser_of(role)
     titled = {action for each in parser._action_groups if each.title for action in each._group_actions}
     assert {action.dest for action in parser._actions if action not in titled or not action.help} == set()
-    assert "optional arguments" not in parser.format_help()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_a_role_leaves_out_is_a_flag_of_its_groups(role: str) -> None:
+    """A name that no flag has would leave the flag in, and nothing would say so."""
+    for each in fields(ROLES[role].settings):
+        if GROUP in each.metadata:
+            add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
+            assert each.metadata[GROUP].without <= {action.dest for action in parser._actions}
 
 
 @dataclass(frozen=True)
 class _Lamp:
     """A configuration as any other."""
 
-    watts: float = setting(5.0, "power (%(default)s W)", metavar="W", within=Range(0.0, 60.0))
-    color: str = setting("white", "light", flags=("colour", "light_color"), choices=("white", "red"))
+    watts: float = setting(5.0, "--watts W", "power (%(default)s W)", within=Range(0.0, 60.0))
+    color: str = setting("white", "--colour --light_color", "light", choices=("white", "red"))
 
     def __post_init__(self) -> None:
         check(self)
@@ -83,9 +92,7 @@ class _Room:
 
 def room(*arguments: str) -> tuple[Any, str]:
     """The room that flags describe, and its --help."""
-    import argparse
-
-    parser = argparse.ArgumentParser()
+    parser = ArgumentParser()
     add_group(parser, _Room)
     return read(_Room, parser.parse_args(arguments)), parser.format_help()
 
@@ -122,9 +129,7 @@ def test_prompts_of_a_draft_that_serves_need_no_safe_host() -> None:
 
 @pytest.mark.parametrize("kind", [ServerConfig, PromptSettings])
 def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
-    import argparse
-
-    add_group(parser := argparse.ArgumentParser(), kind)
+    add_group(parser := ArgumentParser(), kind)
     assert read(kind, parser.parse_args([])) == kind()
 
 
@@ -139,3 +144,12 @@ def test_the_readme_lists_every_role() -> None:
     """`artifacts` was missing there."""
     known = {f"`{role.name}`": role.summary.removesuffix(".") for role in ROLES.values()}
     assert table_of("## Roles and flags") == known
+
+
+def test_the_readme_names_flags_that_exist() -> None:
+    """Also prefixes such as --tls_*."""
+    text = "".join(table_of("lists a role's flags with defaults and units"))
+    known = {name for role in ROLES for action in parser_of(role)._actions for name in action.option_strings}
+    named = re.findall(r"--[\w-]+", text)
+    assert len(named) > 20
+    assert [name for name in named if not any(each.startswith(name) for each in known)] == []
