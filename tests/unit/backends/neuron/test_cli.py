@@ -173,8 +173,8 @@ def test_a_tutorial_s_file_is_a_valid_configuration(models: ModelDirectories, fi
     flags = ("--config", str(file), "--neuron_config", '{"quantized_checkpoints_path": "there"}')
     settings = settings_of(role, flags)
     gamma = 0 if role == "draft" else settings.gamma
-    models = settings.models if role in ("fused_target", "compile") else settings.model
-    loading: LoadingSettings = models.loading
+    named = settings.models if role in ("fused_target", "compile") else settings.model
+    loading: LoadingSettings = named.loading
     config = loading.target(models.target, num_threads=1, neuron=loading.neuron_options(gamma=gamma))
     check_names(config.neuron.overrides, KNOWN)
     arguments: dict[str, Any] = (fused_arguments if role == "fused_target" else slot_arguments)(
