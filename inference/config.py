@@ -62,8 +62,7 @@ PORT = Range(0, 65535)
 SECONDS = Range(0.0, above=True)
 COUNT = Range(0)
 NEURON = "AWS Neuron devices (backend neuron)"
-REPLICAS = ", or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list in file:///PATH (%(default)s)"
-INSECURE = "allow plain text where others could read along: another host than loopback"
+REPLICAS = ", or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list in file:///PATH"
 SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
 """Flags of `ObserveConfig` that a role without a server lacks."""
 
@@ -128,44 +127,27 @@ class NeuronOptions:
     """Settings that only models compiled for AWS Neuron devices have.
 
     Attributes:
+        tp_degree: logical NeuronCores that a model is sharded over.
         gamma: draft tokens that a compiled verification pass has room for; 0 compiles none, as for a draft.
         method: one of SPECULATION_METHODS.
-        overrides: further parameters of NxDI's NeuronConfig, by name.
-        artifacts: folder of compiled models; None is a folder in the user's cache.
+        overrides: further parameters of NxDI's NeuronConfig, as a JSON object; several are merged.
+        artifacts: folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache).
+        cores: NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all).
+        device_sampling: let the device choose tokens where the host could (fused, or a target alone): less traffic,
+            but fused is then greedy, and a target alone takes no seeds.
+        compile_policy: what is not compiled yet: auto compiles it, never refuses, only compiles and ends.
     """
 
     SECTION: ClassVar = NEURON
 
-    tp_degree: int = setting(
-        1, "--tp_degree N", "logical NeuronCores that a model is sharded over (%(default)s)", within=Range(1)
-    )
+    tp_degree: int = setting(1, "--tp_degree N", within=Range(1))
     gamma: int = setting(0, within=GAMMA)
     method: str = setting("vanilla", "--speculation_method", choices=SPECULATION_METHODS)
-    overrides: Mapping[str, Any] = setting(
-        {}, "--neuron_config JSON", "further parameters of NxDI's NeuronConfig, as a JSON object; several are merged"
-    )
-    artifacts: Path | None = setting(
-        None,
-        "--compiled_model_path DIR",
-        "folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache)",
-    )
-    cores: str | None = setting(
-        None,
-        "--neuron_cores LIST",
-        "NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all)",
-    )
-    device_sampling: bool = setting(
-        False,
-        "--device_sampling",
-        "let the device choose tokens where the host could (fused, or a target alone): less traffic, but fused is then "
-        "greedy, and a target alone takes no seeds",
-    )
-    compile_policy: str = setting(
-        COMPILE_POLICIES[0],
-        "--compile",
-        "what is not compiled yet: auto compiles it, never refuses, only compiles and ends (%(default)s)",
-        choices=COMPILE_POLICIES,
-    )
+    overrides: Mapping[str, Any] = setting({}, "--neuron_config JSON")
+    artifacts: Path | None = setting(None, "--compiled_model_path DIR")
+    cores: str | None = setting(None, "--neuron_cores LIST")
+    device_sampling: bool = setting(False, "--device_sampling")
+    compile_policy: str = setting(COMPILE_POLICIES[0], "--compile", choices=COMPILE_POLICIES)
 
     def __post_init__(self) -> None:
         check(self)
@@ -173,37 +155,26 @@ class NeuronOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Arithmetic, room and threads that a process gives to each model it loads."""
+    """Arithmetic, room and threads that a process gives to each model it loads.
 
-    backend: str = setting(
-        "auto", "--backend", "inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one)"
-    )
-    device: str = setting("auto", "--device", "auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one)")
-    dtype: str = setting(
-        "auto",
-        "--dtype",
-        "arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx)",
-        choices=("auto", *DTYPES),
-    )
-    sequence_length: int | None = setting(
-        None,
-        "--sequence_length TOKENS",
-        "prompt and output together (default: the model's limit, at most 2048)",
-        within=Range(2),
-    )
-    num_slots: int = setting(8, "--batch N", "sequences in flight at once (%(default)s)", within=BATCH)
-    num_threads: int = setting(
-        0,
-        "--threads N",
-        "CPU threads of a pass (default: the cores this process may use, less one on a target that shares the machine "
-        "with its draft, that is, listens on loopback; a draft takes one)",
-        within=COUNT,
-    )
-    prefix_caching: bool = setting(
-        True,
-        "--prefix_caching",
-        "begin a request with what earlier ones have left in the slots, as far as it is the same (%(default)s)",
-    )
+    Attributes:
+        backend: inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one).
+        device: auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one).
+        dtype: arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx).
+        sequence_length: prompt and output together (default: the model's limit, at most 2048).
+        num_slots: sequences in flight at once.
+        num_threads: CPU threads of a pass (default: the cores this process may use, less one on a target that
+            shares the machine with its draft, that is, listens on loopback; a draft takes one).
+        prefix_caching: begin a request with what earlier ones have left in the slots, as far as it is the same.
+    """
+
+    backend: str = setting("auto", "--backend")
+    device: str = setting("auto", "--device")
+    dtype: str = setting("auto", "--dtype", choices=("auto", *DTYPES))
+    sequence_length: int | None = setting(None, "--sequence_length TOKENS", within=Range(2))
+    num_slots: int = setting(8, "--batch N", within=BATCH)
+    num_threads: int = setting(0, "--threads N", within=COUNT)
+    prefix_caching: bool = setting(True, "--prefix_caching")
     neuron: NeuronOptions = group(NeuronOptions)
 
     def __post_init__(self) -> None:
@@ -262,24 +233,22 @@ class DialSecurity:
     """Whom a client trusts, and what it shows; files are PEM, and read again when they change.
 
     Attributes:
-        ca: None dials in plain text.
-        insecure: send the token in plain text over a network, too.
+        ca: dial with TLS; the server's certificate must come from one of these CAs (PEM).
+        cert: certificate to show (PEM).
+        key: its key (PEM).
+        server_name: name that must be in the server's certificate (default: the host that is dialled).
+        token_file: file with the token to send.
+        insecure: allow plain text where others could read along: another host than loopback.
     """
 
     SECTION: ClassVar = "security of connections (docs/security.md)"
 
-    ca: Path | None = setting(
-        None, "--tls_ca FILE", "dial with TLS; the server's certificate must come from one of these CAs (PEM)"
-    )
-    cert: Path | None = setting(None, "--tls_client_cert FILE", "certificate to show (PEM)")
-    key: Path | None = setting(None, "--tls_client_key FILE", "its key (PEM)")
-    server_name: str | None = setting(
-        None,
-        "--tls_server_name NAME",
-        "name that must be in the server's certificate (default: the host that is dialled)",
-    )
-    token_file: Path | None = setting(None, "--token_file FILE", "file with the token to send")
-    insecure: bool = setting(False, "--insecure", INSECURE)
+    ca: Path | None = setting(None, "--tls_ca FILE")
+    cert: Path | None = setting(None, "--tls_client_cert FILE")
+    key: Path | None = setting(None, "--tls_client_key FILE")
+    server_name: str | None = setting(None, "--tls_server_name NAME")
+    token_file: Path | None = setting(None, "--token_file FILE")
+    insecure: bool = setting(False, "--insecure")
 
     def __post_init__(self) -> None:
         _require((self.cert is None) == (self.key is None), "--tls_client_cert and --tls_client_key go together")
@@ -302,26 +271,19 @@ class ConnectionConfig:
     """Which servers a client dials, replicas of one model, how patient it is, and what it shows.
 
     Attributes:
-        port: of those that name none.
-        reconnect_timeout_s: 0 gives up at once.
+        port: the port of hosts without one.
+        connect_timeout_s: wait for the server at start.
+        deadline_s: time a request may take.
+        reconnect_timeout_s: a request whose server is lost goes on within this time, at another one or there.
     """
 
     SECTION: ClassVar = "connection"
 
-    host: str = setting("127.0.0.1", "--target_host HOST", f"host of the server{REPLICAS}")
-    port: int = setting(
-        DEFAULT_PORT, "--port PORT", "the port of hosts without one (%(default)s)", within=Range(1, 65535)
-    )
-    connect_timeout_s: float = setting(
-        10.0, "--connect_timeout_s S", "wait for the server at start (%(default)s s)", within=SECONDS
-    )
-    deadline_s: float = setting(600.0, "--deadline_s S", "time a request may take (%(default)s s)", within=SECONDS)
-    reconnect_timeout_s: float = setting(
-        30.0,
-        "--reconnect_timeout_s S",
-        "a request whose server is lost goes on within this time, at another one or there (%(default)s s)",
-        within=Range(0.0),
-    )
+    host: str = setting("127.0.0.1", "--target_host HOST", help=f"host of the server{REPLICAS}")
+    port: int = setting(DEFAULT_PORT, "--port PORT", within=Range(1, 65535))
+    connect_timeout_s: float = setting(10.0, "--connect_timeout_s S", within=SECONDS)
+    deadline_s: float = setting(600.0, "--deadline_s S", within=SECONDS)
+    reconnect_timeout_s: float = setting(30.0, "--reconnect_timeout_s S", within=Range(0.0))
     security: DialSecurity = group(DialSecurity)
 
     def __post_init__(self) -> None:
@@ -342,24 +304,14 @@ class DraftConfig:
 
     Attributes:
         connection: to the target.
-        gamma: draft tokens per round, or per pass at most in run-ahead.
+        gamma: draft tokens per round, 0 for none.
+        schedule: async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait.
         max_waiting: requests that may queue for a slot of the draft model.
     """
 
     connection: ConnectionConfig = group(ConnectionConfig)
-    gamma: int = setting(
-        DEFAULT_GAMMA,
-        "--gamma --speculation_length N",
-        "draft tokens per round, 0 for none (%(default)s)",
-        section="speculation",
-        within=GAMMA,
-    )
-    schedule: Schedule = setting(
-        Schedule.ASYNC,
-        "--schedule",
-        "async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait (%(default)s)",
-        section="link to the target",
-    )
+    gamma: int = setting(DEFAULT_GAMMA, "--gamma --speculation_length N", section="speculation", within=GAMMA)
+    schedule: Schedule = setting(Schedule.ASYNC, "--schedule", section="link to the target")
     max_waiting: int = setting(64, within=COUNT)
 
     def __post_init__(self) -> None:
@@ -372,6 +324,8 @@ class FusedConfig:
 
     Attributes:
         gamma: draft tokens of one session in one pass at most.
+        adaptive_gamma: draft only as many of gamma tokens as pay, by the draft's confidence and the measured times;
+            a compiled graph always drafts gamma.
     """
 
     target: ModelConfig
@@ -379,18 +333,12 @@ class FusedConfig:
     gamma: int = setting(
         FUSED_GAMMA,
         "--gamma --speculation_length N",
-        f"draft tokens per pass at most, as many as pay; 0 for none (default: {FUSED_GAMMA}; where draft and target "
-        f"are one compiled graph, always so many: {DEFAULT_GAMMA})",
+        help="draft tokens per pass at most, as many as pay; 0 for none "
+        f"(default: {FUSED_GAMMA}; where draft and target are one compiled graph, always so many: {DEFAULT_GAMMA})",
         section="speculation",
         within=GAMMA,
     )
-    adaptive_gamma: bool = setting(
-        True,
-        "--adaptive_gamma",
-        "draft only as many of gamma tokens as pay, by the draft's confidence and the measured times (%(default)s); "
-        "a compiled graph drafts always gamma",
-        section="speculation length",
-    )
+    adaptive_gamma: bool = setting(True, "--adaptive_gamma", section="speculation length")
 
     def __post_init__(self) -> None:
         check(self)
@@ -401,38 +349,25 @@ class PortSecurity:
     """How a server's ports are protected; files are read again when they change.
 
     Attributes:
-        cert, key: None is plain text.
-        client_ca: of clients with a certificate, at `mtls_port`.
-        auth_file: None lets in whoever reaches a port.
-        insecure: plain text also where others can listen.
-        self_signed: folder that the certificate and its key are in instead; they are made before the ports open.
+        cert: the server's certificate, with its chain (PEM).
+        key: its key (PEM).
+        client_ca: CAs of clients' certificates (PEM), for --mtls_port.
+        mtls_port: a further port of gRPC, for clients with a certificate (default: nowhere).
+        auth_file: who may do what (TOML); from then on, nobody else may do anything (default: everybody may).
+        insecure: allow plain text where others could read along: another host than loopback.
+        self_signed: instead of --tls_cert and --tls_key, for a trial: make a CA and certificates in this folder,
+            unless it has them, and use them.
     """
 
     SECTION: ClassVar = "security of ports (docs/security.md)"
 
-    cert: Path | None = setting(None, "--tls_cert FILE", "the server's certificate, with its chain (PEM)")
-    key: Path | None = setting(None, "--tls_key FILE", "its key (PEM)")
-    client_ca: Path | None = setting(
-        None, "--tls_client_ca FILE", "CAs of clients' certificates (PEM), for --mtls_port"
-    )
-    mtls_port: int | None = setting(
-        None,
-        "--mtls_port PORT",
-        "a further port of gRPC, for clients with a certificate (default: nowhere)",
-        within=PORT,
-    )
-    auth_file: Path | None = setting(
-        None,
-        "--auth_file FILE",
-        "who may do what (TOML); from then on, nobody else may do anything (default: everybody may)",
-    )
-    insecure: bool = setting(False, "--insecure", INSECURE)
-    self_signed: Path | None = setting(
-        None,
-        "--tls_self_signed DIR",
-        "instead of --tls_cert and --tls_key, for a trial: make a CA and certificates in this folder, unless it has "
-        "them, and use them",
-    )
+    cert: Path | None = setting(None, "--tls_cert FILE")
+    key: Path | None = setting(None, "--tls_key FILE")
+    client_ca: Path | None = setting(None, "--tls_client_ca FILE")
+    mtls_port: int | None = setting(None, "--mtls_port PORT", within=PORT)
+    auth_file: Path | None = setting(None, "--auth_file FILE")
+    insecure: bool = setting(False, "--insecure")
+    self_signed: Path | None = setting(None, "--tls_self_signed DIR")
 
     def __post_init__(self) -> None:
         check(self)
@@ -455,81 +390,44 @@ class ServerConfig:
     """Where a server listens and how much it takes on.
 
     Attributes:
-        idle_timeout_s: seconds a session may hold its slot without a proposal.
+        host: address to listen on (%(default)s; 0.0.0.0 for all).
+        port: port to listen on, 0 for a free one.
+        max_waiting: requests queued for a slot.
+        idle_timeout_s: end a session that has had no proposal for this long.
+        grace_s: on SIGTERM, time for running requests.
         defaults: for requests that do not say; of a draft worker or gateway, the target's own count instead.
-        drain: one of DRAINS, what becomes of requests on SIGTERM whose callers have another server to go on at.
-        stall_timeout_s: seconds that a peer may read nothing while there is something to read.
-        pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
+        drain_delay_s: before that, time in which balancers hear that this server is not ready; it still serves.
+        stall_timeout_s: drop a client that has read nothing for this long.
+        pass_timeout_s: not ready, and not alive, while a pass of the model takes longer than this.
+        drain: on SIGTERM, requests whose callers have another server go on there after a second, with the same
+            tokens, or wait for their end like all others.
+        max_worker_slots: sessions that one worker of the pool is given at most, whatever it claims to have room for.
+        lookup: propose what followed a request's last tokens where they stood before, as wide as pays.
+        probe_port: answer /livez and /readyz over plain HTTP on this port, to anybody (default: nowhere).
+        ready_json: when all ports are open, write one line of JSON to stdout, with the ports that 0 became.
+        lifeline: also drain, as on SIGTERM, when stdin ends: when whoever holds its other end is gone.
         security: of all ports but `probe_port`.
     """
 
     SECTION: ClassVar = "server"
 
-    host: str = setting("127.0.0.1", "--host", "address to listen on (%(default)s; 0.0.0.0 for all)")
-    port: int = setting(DEFAULT_PORT, "--port PORT", "port to listen on, 0 for a free one (%(default)s)", within=PORT)
-    max_waiting: int = setting(64, "--max_waiting N", "requests queued for a slot (%(default)s)", within=COUNT)
-    idle_timeout_s: float = setting(
-        60.0,
-        "--idle_timeout_s S",
-        "end a session that has had no proposal for this long (%(default)s s)",
-        section="sessions of draft workers",
-        within=SECONDS,
-    )
-    grace_s: float = setting(
-        10.0, "--grace_s S", "on SIGTERM, time for running requests (%(default)s s)", within=Range(0.0, FINITE)
-    )
+    host: str = setting("127.0.0.1", "--host")
+    port: int = setting(DEFAULT_PORT, "--port PORT", within=PORT)
+    max_waiting: int = setting(64, "--max_waiting N", within=COUNT)
+    idle_timeout_s: float = setting(60.0, "--idle_timeout_s S", section="sessions of draft workers", within=SECONDS)
+    grace_s: float = setting(10.0, "--grace_s S", within=Range(0.0, FINITE))
     defaults: RequestDefaults = NO_DEFAULTS
-    drain_delay_s: float = setting(
-        0.0,
-        "--drain_delay_s S",
-        "before that, time in which balancers hear that this server is not ready; it still serves (%(default)s s)",
-        within=Range(0.0, FINITE),
-    )
-    stall_timeout_s: float = setting(
-        30.0, "--stall_timeout_s S", "drop a client that has read nothing for this long (%(default)s s)", within=SECONDS
-    )
-    pass_timeout_s: float = setting(
-        60.0,
-        "--pass_timeout_s S",
-        "not ready, and not alive, while a pass of the model takes longer than this (%(default)s s)",
-        section="watchdog",
-        within=SECONDS,
-    )
-    drain: str = setting(
-        DRAINS[0],
-        "--drain",
-        "on SIGTERM, requests whose callers have another server go on there after a second, with the same tokens, or "
-        "wait for their end like all others (%(default)s)",
-        choices=DRAINS,
-    )
+    drain_delay_s: float = setting(0.0, "--drain_delay_s S", within=Range(0.0, FINITE))
+    stall_timeout_s: float = setting(30.0, "--stall_timeout_s S", within=SECONDS)
+    pass_timeout_s: float = setting(60.0, "--pass_timeout_s S", section="watchdog", within=SECONDS)
+    drain: str = setting(DRAINS[0], "--drain", choices=DRAINS)
     max_worker_slots: int = setting(
-        DEFAULT_WORKER_SLOTS,
-        "--max_worker_slots N",
-        "sessions that one worker of the pool is given at most, whatever it claims to have room for (%(default)s)",
-        section="sessions of draft workers",
-        within=Range(1),
+        DEFAULT_WORKER_SLOTS, "--max_worker_slots N", section="sessions of draft workers", within=Range(1)
     )
-    lookup: bool = setting(
-        True,
-        "--lookup",
-        "propose what followed a request's last tokens where they stood before, as wide as pays (%(default)s)",
-        section="passes without draft tokens",
-    )
-    probe_port: int | None = setting(
-        None,
-        "--probe_port PORT",
-        "answer /livez and /readyz over plain HTTP on this port, to anybody (default: nowhere)",
-        within=PORT,
-    )
-    ready_json: bool = setting(
-        False, "--ready_json", "when all ports are open, write one line of JSON to stdout, with the ports that 0 became"
-    )
-    lifeline: str | None = setting(
-        None,
-        "--lifeline",
-        "also drain, as on SIGTERM, when stdin ends: when whoever holds its other end is gone",
-        choices=("stdin",),
-    )
+    lookup: bool = setting(True, "--lookup", section="passes without draft tokens")
+    probe_port: int | None = setting(None, "--probe_port PORT", within=PORT)
+    ready_json: bool = setting(False, "--ready_json")
+    lifeline: str | None = setting(None, "--lifeline", choices=("stdin",))
     security: PortSecurity = group(PortSecurity)
 
     def __post_init__(self) -> None:
@@ -553,43 +451,28 @@ class HttpConfig:
     """How OpenAI's API is served over HTTP.
 
     Attributes:
+        port: port of the HTTP server.
+        stream_chunk: what a stream's event carries: one token, or all tokens of a target pass.
+        served_model_name: name of the model (default: its directory's).
+        max_body_mib: largest request body in MiB.
+        sse_ping_s: give a stream that is silent for this long an empty chunk, for proxies that would end it; 0:
+            never.
+        no_page: no page at /.
+        tool_call_parser: how the model writes calls of tools; auto: as its chat template says.
+        reasoning_parser: split <think>...</think> off as reasoning_content; auto: where the chat template has it.
         deadline_s: seconds a request may take.
     """
 
     SECTION: ClassVar = "OpenAI-compatible HTTP"
 
-    port: int = setting(0, "--http_port PORT", "port of the HTTP server (%(default)s)", within=PORT)
-    stream_chunk: str = setting(
-        "token",
-        "--stream_chunk",
-        "what a stream's event carries: one token, or all tokens of a target pass (%(default)s)",
-        choices=("token", "pass"),
-    )
-    served_model_name: str | None = setting(
-        None, "--served_model_name NAME", "name of the model (default: its directory's)"
-    )
-    max_body_mib: float = setting(
-        8.0, "--max_body_mib MIB", "largest request body in MiB (%(default)s)", within=Range(0.0, FINITE, above=True)
-    )
-    sse_ping_s: float = setting(
-        0.0,
-        "--sse_ping_s S",
-        "give a stream that is silent for this long an empty chunk, for proxies that would end it; 0: never (0)",
-        within=Range(0.0),
-    )
-    no_page: bool = setting(False, "--no_page", "no page at /")
-    tool_call_parser: str = setting(
-        "auto",
-        "--tool_call_parser",
-        "how the model writes calls of tools; auto: as its chat template says (%(default)s)",
-        choices=CALL_PARSERS,
-    )
-    reasoning_parser: str = setting(
-        "auto",
-        "--reasoning_parser",
-        "split <think>...</think> off as reasoning_content; auto: where the chat template has it (%(default)s)",
-        choices=REASONING_PARSERS,
-    )
+    port: int = setting(0, "--http_port PORT", within=PORT)
+    stream_chunk: str = setting("token", "--stream_chunk", choices=("token", "pass"))
+    served_model_name: str | None = setting(None, "--served_model_name NAME")
+    max_body_mib: float = setting(8.0, "--max_body_mib MIB", within=Range(0.0, FINITE, above=True))
+    sse_ping_s: float = setting(0.0, "--sse_ping_s S", within=Range(0.0))
+    no_page: bool = setting(False, "--no_page")
+    tool_call_parser: str = setting("auto", "--tool_call_parser", choices=CALL_PARSERS)
+    reasoning_parser: str = setting("auto", "--reasoning_parser", choices=REASONING_PARSERS)
     deadline_s: float = setting(600.0, within=SECONDS)
 
     def __post_init__(self) -> None:
@@ -616,42 +499,20 @@ class ObserveConfig:
 
     Attributes:
         role: of the process; names its files and spans.
-        otlp_endpoint: None is what the environment says.
+        metrics_port: serve Prometheus metrics at /metrics of this port, on the server's host (default: nowhere).
+        otlp_endpoint: send OpenTelemetry traces of requests to this collector, such as http://localhost:4317
+            (default: nowhere).
+        timeline: at the end, write a time-line of the model's steps in Chrome's trace format.
+        profile: at the end, write performance_<role>_<time>.csv and .json into the current directory.
+        log_level: what goes to stderr.
     """
 
     role: str
-    metrics_port: int | None = setting(
-        None,
-        "--metrics_port PORT",
-        "serve Prometheus metrics at /metrics of this port, on the server's host (default: nowhere)",
-        section="metrics",
-        within=PORT,
-    )
-    otlp_endpoint: str | None = setting(
-        None,
-        "--otlp_endpoint URL",
-        "send OpenTelemetry traces of requests to this collector, such as http://localhost:4317 (default: nowhere)",
-        section="traces",
-    )
-    timeline: Path | None = setting(
-        None,
-        "--trace FILE",
-        "at the end, write a time-line of the model's steps in Chrome's trace format",
-        section="time-line",
-    )
-    profile: bool = setting(
-        False,
-        "--profile",
-        "at the end, write performance_<role>_<time>.csv and .json into the current directory",
-        section="reports",
-    )
-    log_level: str = setting(
-        "info",
-        "--log_level",
-        "what goes to stderr (%(default)s)",
-        choices=("debug", "info", "warning", "error"),
-        section="reports",
-    )
+    metrics_port: int | None = setting(None, "--metrics_port PORT", section="metrics", within=PORT)
+    otlp_endpoint: str | None = setting(None, "--otlp_endpoint URL", section="traces")
+    timeline: Path | None = setting(None, "--trace FILE", section="time-line")
+    profile: bool = setting(False, "--profile", section="reports")
+    log_level: str = setting("info", "--log_level", choices=("debug", "info", "warning", "error"), section="reports")
 
     def __post_init__(self) -> None:
         check(self)

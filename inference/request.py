@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from inference.errors import InvalidRequestError
-from inference.settings import SETTING, Range, field_of, same, setting
+from inference.settings import SETTING, Range, described, field_of, same, setting
 
 MAX_SEED = 2**64 - 1
 MAX_COUNT = 2**32 - 1
@@ -44,43 +44,29 @@ class SamplingParams:
     Bias and penalties change the logits of every choice. Temperature 0 is greedy and ignores what comes after them.
 
     Attributes:
-        temperature: divides the logits.
-        top_p: keeps the smallest set of tokens whose probability reaches it.
-        min_p: keeps tokens with at least this times the largest probability.
+        temperature: 0 is greedy.
+        top_k: keep the K likeliest tokens, 0 for all.
+        top_p: keep this much probability.
+        min_p: keep tokens of this share of the best one.
         seed: 64-bit key of the noise.
-        repetition_penalty: divides positive logits of tokens in prompt or output, multiplies others.
+        repetition_penalty: divide positive logits of tokens in prompt or output by this, multiply others; 1 for
+            none.
+        presence_penalty: subtract this from tokens in the output.
+        frequency_penalty: subtract this from tokens in the output, as often as they occur there.
         logit_bias: (token id, bias) pairs, added to the logits; every token once.
 
     Raises:
         InvalidRequestError: a value is outside its range.
     """
 
-    temperature: float = setting(0.0, "--temperature T", "0 is greedy (%(default)s)", within=Range(0.0, 100.0))
-    top_k: int = setting(
-        0, "--top_k K", "keep the K likeliest tokens, 0 for all (%(default)s)", within=Range(0, MAX_COUNT)
-    )
-    top_p: float = setting(
-        1.0, "--top_p P", "keep this much probability (%(default)s)", within=Range(0.0, 1.0, above=True)
-    )
-    min_p: float = setting(
-        0.0, "--min_p P", "keep tokens of this share of the best one (%(default)s)", within=Range(0.0, 1.0)
-    )
+    temperature: float = setting(0.0, "--temperature T", within=Range(0.0, 100.0))
+    top_k: int = setting(0, "--top_k K", within=Range(0, MAX_COUNT))
+    top_p: float = setting(1.0, "--top_p P", within=Range(0.0, 1.0, above=True))
+    min_p: float = setting(0.0, "--min_p P", within=Range(0.0, 1.0))
     seed: int = setting(0, within=Range(0, MAX_SEED))
-    repetition_penalty: float = setting(
-        1.0,
-        "--repetition_penalty R",
-        "divide positive logits of tokens in prompt or output by this, multiply others; 1 for none (%(default)s)",
-        within=Range(0.0, 100.0, above=True),
-    )
-    presence_penalty: float = setting(
-        0.0, "--presence_penalty P", "subtract this from tokens in the output (%(default)s)", within=Range(-2.0, 2.0)
-    )
-    frequency_penalty: float = setting(
-        0.0,
-        "--frequency_penalty P",
-        "subtract this from tokens in the output, as often as they occur there (%(default)s)",
-        within=Range(-2.0, 2.0),
-    )
+    repetition_penalty: float = setting(1.0, "--repetition_penalty R", within=Range(0.0, 100.0, above=True))
+    presence_penalty: float = setting(0.0, "--presence_penalty P", within=Range(-2.0, 2.0))
+    frequency_penalty: float = setting(0.0, "--frequency_penalty P", within=Range(-2.0, 2.0))
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -129,11 +115,11 @@ class HoldingParams(SamplingParams):
     until: int = 0
 
 
-def _left_open(name: str, help: str | None = None) -> Any:
-    """Declare a field of `SamplingParams` that has no value of its own; its help shows the parameter's default."""
+def _left_open(name: str, note: str = "") -> Any:
+    """Declare a field of `SamplingParams` that may be None; its help shows the parameter's default, and a note."""
     parameter = field_of(SamplingParams, name)
-    usual = parameter.metadata[SETTING].help.replace("%(default)s", f"{parameter.default:g}")
-    return same(SamplingParams, name, default=None, help=help or usual)
+    text = f"{described(SamplingParams, name, parameter).help} ({parameter.default:g}{note})"
+    return same(SamplingParams, name, default=None, help=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +132,7 @@ class RequestDefaults:
         InvalidRequestError: a value is outside its range.
     """
 
-    temperature: float | None = _left_open("temperature", "0 is greedy (0; over HTTP 1, as OpenAI's)")
+    temperature: float | None = _left_open("temperature", "; over HTTP 1, as OpenAI's")
     top_k: int | None = _left_open("top_k")
     top_p: float | None = _left_open("top_p")
     min_p: float | None = _left_open("min_p")
@@ -154,7 +140,7 @@ class RequestDefaults:
     max_new_tokens: int | None = setting(
         None,
         "--max_new_tokens N",
-        f"output tokens ({DEFAULT_MAX_NEW_TOKENS}; over HTTP as OpenAI has it)",
+        help=f"output tokens ({DEFAULT_MAX_NEW_TOKENS}; over HTTP as OpenAI has it)",
         within=MAX_NEW_TOKENS,
     )
 

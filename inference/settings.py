@@ -6,10 +6,13 @@ makes flags of what is declared here, and reads them back.
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
 from inference.errors import ConfigError
@@ -59,8 +62,8 @@ class Setting:
 
     Attributes:
         usage: the flag as it is typed, with its aliases and its unit: "--gamma --speculation_length N". Without
-            dashes, the value stands on the command line alone.
-        help: text of --help; a field without one has no flag.
+            dashes, the value stands on the command line alone; empty: the field has no flag.
+        help: text of --help, where it is not the one that the docstring of the field's class has among its Attributes.
         section: title above the flag in --help; None: its group's.
         exclusive: of all flags of the section that say so, one can be given.
         bare: value of the flag where it is given without one.
@@ -124,9 +127,9 @@ SETTING, GROUP = "setting", "group"
 """Keys of a field's metadata."""
 
 
-def setting(default: T, usage: str = "", help: str = "", **said: Any) -> T:
+def setting(default: T, usage: str = "", **said: Any) -> T:
     """Declare a field with a flag, or with a range alone; arguments are those of `Setting`."""
-    metadata = {SETTING: Setting(usage, help, **said)}
+    metadata = {SETTING: Setting(usage, **said)}
     if isinstance(default, dict):
         return cast(T, field(default_factory=default.copy, hash=False, metadata=metadata))
     return field(default=default, metadata=metadata)
@@ -135,9 +138,24 @@ def setting(default: T, usage: str = "", help: str = "", **said: Any) -> T:
 def same(kind: type[Any], name: str, **changes: Any) -> Any:
     """Declare a field with the setting and the default of another dataclass's field, but for `changes`."""
     other = field_of(kind, name)
-    said = other.metadata[SETTING]
-    described = {each.name: getattr(said, each.name) for each in fields(Setting)}
-    return setting(**{"default": other.default, **described, **changes})
+    said = described(kind, name, other)
+    values = {each.name: getattr(said, each.name) for each in fields(Setting)}
+    return setting(**{"default": other.default, **values, **changes})
+
+
+def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
+    """Return the setting of a field of a dataclass, with its help."""
+    said = cast(Setting, declared.metadata[SETTING])
+    return said if said.help else replace(said, help=_attributes(kind).get(name, ""))
+
+
+@cache
+def _attributes(kind: type[Any]) -> dict[str, str]:
+    """Return what the docstrings of a class and of its bases say of their attributes, by name."""
+    docs = (inspect.cleandoc(base.__doc__ or "") for base in reversed(kind.__mro__))
+    texts = (doc.partition("Attributes:\n")[2].partition("\n\n")[0] for doc in docs)
+    entries = (entry for text in texts for entry in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE))
+    return {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}
 
 
 def group(

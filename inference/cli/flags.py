@@ -14,9 +14,12 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from inference.errors import ConfigError
-from inference.settings import GROUP, SETTING, Group, Setting, check
+from inference.settings import GROUP, SETTING, Group, Setting, check, described
 
 T = TypeVar("T")
+
+_NOTHING = ("None", "False", "()", "{}", "")
+"""Defaults that --help does not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,14 @@ class Flag:
 
     def add_to(self, group: argparse._ActionsContainer) -> None:
         """Add the flag to a group of argparse."""
-        group.add_argument(*self.said.names, help=self.said.help, **self._default(), **self._form())
+        group.add_argument(*self.said.names, help=self._help(), **self._default(), **self._form())
+
+    def _help(self) -> str:
+        """Return the text of --help, which ends with the default unless it says one itself."""
+        text, shown = self.said.help, str(self.default)
+        if "(default" in text or "%(default)s" in text or self.default is MISSING or shown in _NOTHING:
+            return text
+        return f"{text} (%(default)s s)" if self.said.metavar == "S" else f"{text} (%(default)s)"
 
     def _default(self) -> dict[str, Any]:
         if self.default is MISSING:
@@ -174,10 +184,10 @@ def _parts(group: Group) -> Iterator[tuple[str, Any]]:
     for each in fields(group.kind):
         change = group.changes.get(each.name, each)
         declared = change if isinstance(change, Field) else each
-        said = declared.metadata.get(SETTING, Setting())
+        said = described(group.kind, each.name, declared) if SETTING in declared.metadata else Setting()
         if GROUP in declared.metadata:
             yield each.name, _inner(declared.metadata[GROUP], group)
-        elif not said.help:
+        elif not said.usage:
             if change is not each:
                 yield each.name, change
         elif said.key not in group.without:

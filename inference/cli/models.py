@@ -31,28 +31,24 @@ logger = logging.getLogger(__name__)
 
 NGRAM = "ngram"
 """As a draft model: look drafts up in the sequence itself."""
-DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself (%(default)s)"
+DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
 
 PathT = TypeVar("PathT", Path, str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadingSettings(Loading):
-    """How a role loads its models."""
+    """How a role loads its models.
 
-    emulation: Emulation = setting(
-        NOT_EMULATED,
-        "--emulate PASSES",
-        "passes take at least so long, asleep, as on an accelerator: target:25ms,draft:3ms, or one of the two",
-    )
-    speculation_method: str | None = setting(
-        None,
-        "--speculation_method",
-        "vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for fused_target); medusa: the "
-        "target's own heads, no draft model",
-        choices=SPECULATION_METHODS,
-        section=NEURON,
-    )
+    Attributes:
+        emulation: passes take at least so long, asleep, as on an accelerator: target:25ms,draft:3ms, or one of the
+            two.
+        speculation_method: vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for
+            fused_target); medusa: the target's own heads, no draft model.
+    """
+
+    emulation: Emulation = setting(NOT_EMULATED, "--emulate PASSES")
+    speculation_method: str | None = setting(None, "--speculation_method", choices=SPECULATION_METHODS, section=NEURON)
 
     def target(self, path: Path, *, num_threads: int, neuron: NeuronOptions) -> ModelConfig:
         """Return the configuration of a model; `num_threads` is used unless the settings name a number."""
@@ -131,16 +127,17 @@ def check_revision(flag: str, revision: str | None, *models: Path | str | None) 
 
 @dataclass(frozen=True, slots=True)
 class OneModel(Models):
-    """One model, the target unless a role says otherwise."""
+    """One model, the target unless a role says otherwise.
+
+    Attributes:
+        path: target model directory.
+        revision: branch, tag or commit of a model that is named by its hub id (NAMESPACE/NAME instead of DIR).
+    """
 
     SECTION: ClassVar = "model"
 
-    path: Path = setting(BUNDLED_TARGET, "--model --target_model DIR", "target model directory (%(default)s)")
-    revision: str | None = setting(
-        None,
-        "--revision REV",
-        "branch, tag or commit of a model that is named by its hub id (NAMESPACE/NAME instead of DIR)",
-    )
+    path: Path = setting(BUNDLED_TARGET, "--model --target_model DIR")
+    revision: str | None = setting(None, "--revision REV")
     loading: LoadingSettings = group(LoadingSettings)
 
     def fetched(self) -> Self:
@@ -158,9 +155,9 @@ class DraftModel(Models):
 
     SECTION: ClassVar = "model"
 
-    path: str = setting(str(BUNDLED_DRAFT), "--model --draft_model DIR", DRAFT_TEXT)
+    path: str = setting(str(BUNDLED_DRAFT), "--model --draft_model DIR", help=DRAFT_TEXT)
     tokenizer: Path = setting(
-        BUNDLED_DRAFT, "--tokenizer DIR", f"with {NGRAM}: model directory whose tokenizer is used (%(default)s)"
+        BUNDLED_DRAFT, "--tokenizer DIR", help=f"with {NGRAM}: model directory whose tokenizer is used"
     )
     revision: str | None = same(OneModel, "revision")
     loading: LoadingSettings = group(LoadingSettings)
@@ -178,20 +175,24 @@ class DraftModel(Models):
 
 @dataclass(frozen=True, slots=True)
 class ModelPair(Models):
-    """Target and draft of one process."""
+    """Target and draft of one process.
+
+    Attributes:
+        target: target model directory.
+        draft_revision: the same, of the draft model.
+        draft_tp_degree: logical NeuronCores that the draft is sharded over; must divide --tp_degree (default:
+            --tp_degree).
+    """
 
     SECTION: ClassVar = "models"
 
-    target: Path = setting(BUNDLED_TARGET, "--target_model DIR", "target model directory (%(default)s)")
-    draft: str = setting(str(BUNDLED_DRAFT), "--draft_model DIR", DRAFT_TEXT)
+    target: Path = setting(BUNDLED_TARGET, "--target_model DIR")
+    draft: str = setting(str(BUNDLED_DRAFT), "--draft_model DIR", help=DRAFT_TEXT)
     revision: str | None = same(OneModel, "revision")
-    draft_revision: str | None = setting(None, "--draft_revision REV", "the same, of the draft model")
+    draft_revision: str | None = setting(None, "--draft_revision REV")
     loading: LoadingSettings = group(LoadingSettings)
     draft_tp_degree: int | None = setting(
-        None,
-        "--draft_tp_degree N",
-        "logical NeuronCores that the draft is sharded over; must divide --tp_degree (default: --tp_degree)",
-        section="AWS Neuron devices: the draft beside its target",
+        None, "--draft_tp_degree N", section="AWS Neuron devices: the draft beside its target"
     )
 
     def fetched(self) -> Self:
@@ -203,20 +204,18 @@ class ModelPair(Models):
 
 @dataclass(frozen=True, slots=True)
 class CompiledModels(Models):
-    """Models to compile: a target, a draft or both."""
+    """Models to compile: a target, a draft or both.
+
+    Attributes:
+        target: target model directory: compiles what --role target or verify_target loads (with --gamma 0).
+        draft: draft model directory: compiles what --role draft loads; with a target, what --role fused_target
+            loads.
+    """
 
     SECTION: ClassVar = "models (one, or both)"
 
-    target: Path | None = setting(
-        None,
-        "--target_model --model DIR",
-        "target model directory: compiles what --role target or verify_target loads (with --gamma 0)",
-    )
-    draft: Path | None = setting(
-        None,
-        "--draft_model DIR",
-        "draft model directory: compiles what --role draft loads; with a target, what --role fused_target loads",
-    )
+    target: Path | None = setting(None, "--target_model --model DIR")
+    draft: Path | None = setting(None, "--draft_model DIR")
     revision: str | None = same(ModelPair, "revision")
     draft_revision: str | None = same(ModelPair, "draft_revision")
     loading: LoadingSettings = group(LoadingSettings, backend="neuron")
@@ -232,16 +231,16 @@ class CompiledModels(Models):
 
 @dataclass(frozen=True, slots=True)
 class DefaultSettings:
-    """What a target answers to requests that leave something open."""
+    """What a target answers to requests that leave something open.
+
+    Attributes:
+        generation_config: where the checkpoint's generation_config.json says what the flags below do not: auto
+            reads it.
+    """
 
     SECTION: ClassVar = "defaults for requests that do not say"
 
-    generation_config: str = setting(
-        "auto",
-        "--generation_config",
-        "where the checkpoint's generation_config.json says what the flags below do not: auto reads it (%(default)s)",
-        choices=("auto", "none"),
-    )
+    generation_config: str = setting("auto", "--generation_config", choices=("auto", "none"))
     said: RequestDefaults = group(RequestDefaults)
 
     def of(self, model: Path) -> RequestDefaults:

@@ -46,20 +46,21 @@ class PromptJob:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSettings:
-    """What the output must look like, by one flag at most."""
+    """What the output must look like, by one flag at most.
+
+    Attributes:
+        json_schema: the output is JSON that fits this schema.
+        regex: the output matches this as a whole.
+        choice: the output is this text, or another one: give it several times.
+        grammar: the output keeps to this grammar, in Lark or GBNF.
+    """
 
     SECTION: ClassVar = "structured output (docs/structured.md)"
 
-    json_schema: Path | None = setting(
-        None, "--json_schema FILE", "the output is JSON that fits this schema", exclusive=True
-    )
-    regex: str | None = setting(None, "--regex REGEX", "the output matches this as a whole", exclusive=True)
-    choice: tuple[str, ...] | None = setting(
-        None, "--choice TEXT", "the output is this text, or another one: give it several times", exclusive=True
-    )
-    grammar: Path | None = setting(
-        None, "--grammar FILE", "the output keeps to this grammar, in Lark or GBNF", exclusive=True
-    )
+    json_schema: Path | None = setting(None, "--json_schema FILE", exclusive=True)
+    regex: str | None = setting(None, "--regex REGEX", exclusive=True)
+    choice: tuple[str, ...] | None = setting(None, "--choice TEXT", exclusive=True)
+    grammar: Path | None = setting(None, "--grammar FILE", exclusive=True)
 
     def read(self) -> Grammar | None:
         """Return the grammar of the one flag that is given.
@@ -80,29 +81,26 @@ class GrammarSettings:
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """Prompts, and what is asked of each."""
+    """Prompts, and what is asked of each.
+
+    Attributes:
+        prompt: one prompt.
+        prompt_text: a UTF-8 file with one prompt per line.
+        max_new_tokens: output tokens.
+        format: json: one object per prompt, a line each.
+        stop: the output ends before this text; may be given several times.
+        seed: key of the noise, 0 .. 2^64-1 (default: drawn at random).
+    """
 
     SECTION: ClassVar = "prompts and output"
 
-    prompt: str | None = setting(None, "--prompt TEXT", "one prompt", exclusive=True)
-    prompt_text: Path = setting(
-        BUNDLED_PROMPTS, "--prompt_text FILE", "a UTF-8 file with one prompt per line (%(default)s)", exclusive=True
-    )
-    max_new_tokens: int = setting(
-        DEFAULT_MAX_NEW_TOKENS, "--max_new_tokens N", "output tokens (%(default)s)", within=MAX_NEW_TOKENS
-    )
-    format: str = setting("text", "--format", "json: one object per prompt, a line each", choices=("text", "json"))
+    prompt: str | None = setting(None, "--prompt TEXT", exclusive=True)
+    prompt_text: Path = setting(BUNDLED_PROMPTS, "--prompt_text FILE", exclusive=True)
+    max_new_tokens: int = setting(DEFAULT_MAX_NEW_TOKENS, "--max_new_tokens N", within=MAX_NEW_TOKENS)
+    format: str = setting("text", "--format", choices=("text", "json"))
     sampling: SamplingParams = group(SamplingParams, "sampling")
-    stop: tuple[str, ...] = setting(
-        (), "--stop TEXT", "the output ends before this text; may be given several times", section="sampling"
-    )
-    seed: int | None = setting(
-        None,
-        "--seed N",
-        "key of the noise, 0 .. 2^64-1 (default: drawn at random)",
-        section="sampling",
-        within=RANGES["seed"],
-    )
+    stop: tuple[str, ...] = setting((), "--stop TEXT", section="sampling")
+    seed: int | None = setting(None, "--seed N", section="sampling", within=RANGES["seed"])
     grammar: GrammarSettings = group(GrammarSettings)
 
     def job(

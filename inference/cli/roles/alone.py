@@ -27,7 +27,7 @@ class VerifyDraftSettings(VerifyTargetSettings):
 
     model: OneModel = group(
         OneModel,
-        path=setting(BUNDLED_DRAFT, "--model --draft_model DIR", "draft model directory (%(default)s)"),
+        path=setting(BUNDLED_DRAFT, "--model --draft_model DIR", help="draft model directory"),
     )
     observe: ObserveConfig = group(ObserveConfig, role="verify_draft", without=SERVICE_FLAGS)
 

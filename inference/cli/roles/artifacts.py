@@ -15,22 +15,16 @@ SECTION = "compiled models"
 
 @dataclass(frozen=True, slots=True)
 class ArtifactSettings:
-    """Settings of --role artifacts."""
+    """Settings of --role artifacts.
 
-    action: str = setting(
-        REQUIRED,
-        "action",
-        "ls: each with all that it was compiled for; verify: read every file; clean: delete what nobody loads",
-        choices=("ls", "verify", "clean"),
-        section=SECTION,
-    )
+    Attributes:
+        action: ls: each with all that it was compiled for; verify: read every file; clean: delete what nobody loads.
+        older_than_h: clean spares what was begun less than this ago: it may not be finished yet.
+    """
+
+    action: str = setting(REQUIRED, "action", choices=("ls", "verify", "clean"), section=SECTION)
     root: Path | None = same(NeuronOptions, "artifacts", section=SECTION)
-    older_than_h: float = setting(
-        24.0,
-        "--older_than_h HOURS",
-        "clean spares what was begun less than this ago: it may not be finished yet (%(default)s)",
-        section=SECTION,
-    )
+    older_than_h: float = setting(24.0, "--older_than_h HOURS", section=SECTION)
     observe: ObserveConfig = group(ObserveConfig, role="artifacts", without=(*SERVICE_FLAGS, "trace"))
 
 

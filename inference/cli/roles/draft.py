@@ -34,38 +34,33 @@ TARGET_HOST = same(ConnectionConfig, "host", help=f"host of the target{REPLICAS}
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """Settings of --role draft."""
+    """Settings of --role draft.
+
+    Attributes:
+        branches: run-ahead: prepare so many branches beside a chain at most, where the round trip makes them pay;
+            each takes a slot of the draft model, 0 is none.
+        attach: draft for these targets' sessions until stopped; dns:///NAME:PORT: all of a name, file:///PATH: of a
+            list.
+    """
 
     model: DraftModel = group(DraftModel)
     draft: DraftConfig = group(
         DraftConfig,
         connection=group(ConnectionConfig, host=TARGET_HOST),
     )
-    branches: int = setting(
-        DEFAULT_BRANCHES,
-        "--branches N",
-        "run-ahead: prepare so many branches beside a chain at most, where the round trip makes them pay; each takes a "
-        "slot of the draft model, 0 is none (%(default)s)",
-        section="link to the target",
-        within=BRANCHES,
-    )
+    branches: int = setting(DEFAULT_BRANCHES, "--branches N", section="link to the target", within=BRANCHES)
     prompts: PromptSettings = group(PromptSettings)
     serve: int | None = setting(
         None,
         "--serve PORT",
-        f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts; with --attach "
+        help=f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts; with --attach "
         "only the health service",
         section=SERVICE,
         bare=DEFAULT_SERVE_PORT,
     )
     server: ServerConfig | None = group(ServerConfig, SERVICE, needs=("serve", "attach"), without=OF_TARGETS)
     http: HttpConfig | None = group(HttpConfig, needs=("http_port",), port=OPTIONAL_HTTP_PORT)
-    attach: str | None = setting(
-        None,
-        "--attach HOST:PORT[,...]",
-        "draft for these targets' sessions until stopped; dns:///NAME:PORT: all of a name, file:///PATH: of a list",
-        section="pool (instead of prompts)",
-    )
+    attach: str | None = setting(None, "--attach HOST:PORT[,...]", section="pool (instead of prompts)")
     observe: ObserveConfig = group(ObserveConfig, role="draft")
 
 

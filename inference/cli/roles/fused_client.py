@@ -15,7 +15,7 @@ class ClientSettings:
     """Settings of --role fused_client."""
 
     connection: ConnectionConfig = group(ConnectionConfig)
-    batch: int = same(Loading, "num_slots", help="prompts in flight at once (%(default)s)", section="load")
+    batch: int = same(Loading, "num_slots", help="prompts in flight at once", section="load")
     gamma: int | None = same(
         DraftConfig, "gamma", default=None, help="draft tokens per round, 0 for none (default: the server's)"
     )

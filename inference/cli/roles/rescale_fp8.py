@@ -15,16 +15,17 @@ from inference.settings import REQUIRED, group, setting
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints(Models):
-    """A checkpoint to read, and one to write."""
+    """A checkpoint to read, and one to write.
+
+    Attributes:
+        model: directory of a checkpoint in OCP's E4M3 (safetensors, with scales), or its hub id.
+        output: directory to write: as large again. A run that was killed goes on there.
+    """
 
     SECTION: ClassVar = "checkpoints"
 
-    model: Path = setting(
-        REQUIRED, "--model DIR", "directory of a checkpoint in OCP's E4M3 (safetensors, with scales), or its hub id"
-    )
-    output: Path = setting(
-        REQUIRED, "--output DIR", "directory to write: as large again. A run that was killed goes on there"
-    )
+    model: Path = setting(REQUIRED, "--model DIR")
+    output: Path = setting(REQUIRED, "--output DIR")
 
     def fetched(self) -> Self:
         return replace(self, model=local(self.model))

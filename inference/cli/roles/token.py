@@ -21,21 +21,18 @@ SECTION = "token"
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """Settings of --role token."""
+    """Settings of --role token.
 
-    auth_file: Path = setting(
-        REQUIRED,
-        "--auth_file FILE",
-        "file of those who may do something; made if it is not there (docs/security.md)",
-        section=SECTION,
-    )
-    name: str = setting(REQUIRED, "--name", "whose token it is, for the log", section=SECTION)
+    Attributes:
+        auth_file: file of those who may do something; made if it is not there (docs/security.md).
+        name: whose token it is, for the log.
+        grant: what its owner may do; give it several times.
+    """
+
+    auth_file: Path = setting(REQUIRED, "--auth_file FILE", section=SECTION)
+    name: str = setting(REQUIRED, "--name", section=SECTION)
     grant: tuple[str, ...] = setting(
-        REQUIRED,
-        "--grant ROLE",
-        "what its owner may do; give it several times",
-        choices=tuple(right.value for right in Right),
-        section=SECTION,
+        REQUIRED, "--grant ROLE", choices=tuple(right.value for right in Right), section=SECTION
     )
     observe: ObserveConfig = group(ObserveConfig, role="token", without=(*SERVICE_FLAGS, "trace"))
 

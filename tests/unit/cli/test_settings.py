@@ -72,10 +72,15 @@ def test_what_a_role_leaves_out_is_a_flag_of_its_groups(role: str) -> None:
 
 @dataclass(frozen=True)
 class _Lamp:
-    """A configuration as any other."""
+    """A configuration as any other.
 
-    watts: float = setting(5.0, "--watts W", "power (%(default)s W)", within=Range(0.0, 60.0))
-    color: str = setting("white", "--colour --light_color", "light", choices=("white", "red"))
+    Attributes:
+        watts: power (%(default)s W)
+        color: light
+    """
+
+    watts: float = setting(5.0, "--watts W", within=Range(0.0, 60.0))
+    color: str = setting("white", "--colour --light_color", choices=("white", "red"))
 
     def __post_init__(self) -> None:
         check(self)
