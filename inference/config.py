@@ -79,12 +79,6 @@ def _require_model(path: Path) -> None:
     _require((path / "config.json").is_file(), f"model {path}: {what}")
 
 
-def check_gamma(gamma: int) -> int:
-    """Return the speculation length; raise ConfigError if it is out of range."""
-    _require(gamma in GAMMA, f"gamma {gamma} {GAMMA.fault(gamma)}")
-    return gamma
-
-
 def check_branches(branches: int) -> int:
     """Return the number of branches beside a chain; raise ConfigError if it is out of range."""
     _require(branches in BRANCHES, f"branches {branches} {BRANCHES.fault(branches)}")

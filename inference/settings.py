@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from functools import cache
 from typing import Any, TypeVar, cast
 
 from inference.errors import ConfigError
@@ -149,7 +148,6 @@ def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
     return said if said.help else replace(said, help=_attributes(kind).get(name, ""))
 
 
-@cache
 def _attributes(kind: type[Any]) -> dict[str, str]:
     """Return what the docstrings of a class and of its bases say of their attributes, by name."""
     docs = (inspect.cleandoc(base.__doc__ or "") for base in reversed(kind.__mro__))

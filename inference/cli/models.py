@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 from inference.config import (
     BUNDLED_DRAFT,
@@ -33,7 +33,8 @@ NGRAM = "ngram"
 """As a draft model: look drafts up in the sequence itself."""
 DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
 
-PathT = TypeVar("PathT", Path, str)
+PAIR = {"target": "revision", "draft": "draft_revision"}
+"""Models of a pair, and the fields of their revisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,29 +101,33 @@ class LoadingSettings(Loading):
         return self.neuron.compile_policy == "only"
 
 
-class Models(ABC):
-    """Models that settings name, by directory or by an id of the hub."""
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Models that settings name, each by its directory or by its id of the hub.
 
-    __slots__ = ()
+    `REVISIONS` has the fields that name a model, and for each the field that names its revision.
+    """
 
-    @abstractmethod
+    REVISIONS: ClassVar[Mapping[str, str | None]] = {}
+
     def fetched(self) -> Self:
         """Return the settings with a local directory for every hub id, downloading what the cache lacks.
 
         Raises:
             ConfigError: a model is gated, missing, or out of reach; or a revision goes with no id.
         """
-
-
-def local(model: PathT, revision: str | None = None) -> PathT:
-    """Return a model's directory, which is in the hub's cache if the model is named by its id."""
-    return type(model)(model_directory(str(model), revision)) if is_hub_id(str(model)) else model
-
-
-def check_revision(flag: str, revision: str | None, *models: Path | str | None) -> None:
-    """Raise ConfigError if a revision is named, and none of its models is named by a hub id."""
-    if revision is not None and not any(is_hub_id(str(model)) for model in models):
-        raise ConfigError(f"--{flag} {revision}: no model is named by a hub id, and directories have none")
+        fetched = {}
+        unused = {name for name in self.REVISIONS.values() if name is not None and getattr(self, name) is not None}
+        for field, name in self.REVISIONS.items():
+            model, revision = getattr(self, field), name and getattr(self, name)
+            if model is not None and is_hub_id(str(model)):
+                fetched[field] = type(model)(model_directory(str(model), revision))
+                unused.discard(name or "")
+        for name in unused:
+            raise ConfigError(
+                f"--{name} {getattr(self, name)}: no model is named by a hub id, and directories have none"
+            )
+        return replace(self, **fetched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +140,11 @@ class OneModel(Models):
     """
 
     SECTION: ClassVar = "model"
+    REVISIONS: ClassVar = {"path": "revision"}
 
     path: Path = setting(BUNDLED_TARGET, "--model --target_model DIR")
     revision: str | None = setting(None, "--revision REV")
     loading: LoadingSettings = group(LoadingSettings)
-
-    def fetched(self) -> Self:
-        check_revision("revision", self.revision, self.path)
-        return replace(self, path=local(self.path, self.revision))
 
     def config(self, *, num_threads: int, gamma: int = 0) -> ModelConfig:
         """Return the model's configuration; `gamma` is what a compiled pass has room for."""
@@ -154,6 +156,7 @@ class DraftModel(Models):
     """The model of a draft worker, or none."""
 
     SECTION: ClassVar = "model"
+    REVISIONS: ClassVar = {"path": "revision", "tokenizer": "revision"}
 
     path: str = setting(str(BUNDLED_DRAFT), "--model --draft_model DIR", help=DRAFT_TEXT)
     tokenizer: Path = setting(
@@ -161,11 +164,6 @@ class DraftModel(Models):
     )
     revision: str | None = same(OneModel, "revision")
     loading: LoadingSettings = group(LoadingSettings)
-
-    def fetched(self) -> Self:
-        check_revision("revision", self.revision, self.path, self.tokenizer)
-        path, tokenizer = local(self.path, self.revision), local(self.tokenizer, self.revision)
-        return replace(self, path=path, tokenizer=tokenizer)
 
     def config(self) -> ProposerConfig:
         """Return the draft's configuration: one thread, beside a target that takes the other cores."""
@@ -185,6 +183,7 @@ class ModelPair(Models):
     """
 
     SECTION: ClassVar = "models"
+    REVISIONS: ClassVar = PAIR
 
     target: Path = setting(BUNDLED_TARGET, "--target_model DIR")
     draft: str = setting(str(BUNDLED_DRAFT), "--draft_model DIR", help=DRAFT_TEXT)
@@ -194,12 +193,6 @@ class ModelPair(Models):
     draft_tp_degree: int | None = setting(
         None, "--draft_tp_degree N", section="AWS Neuron devices: the draft beside its target"
     )
-
-    def fetched(self) -> Self:
-        check_revision("revision", self.revision, self.target)
-        check_revision("draft_revision", self.draft_revision, self.draft)
-        target, draft = local(self.target, self.revision), local(self.draft, self.draft_revision)
-        return replace(self, target=target, draft=draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +206,7 @@ class CompiledModels(Models):
     """
 
     SECTION: ClassVar = "models (one, or both)"
+    REVISIONS: ClassVar = PAIR
 
     target: Path | None = setting(None, "--target_model --model DIR")
     draft: Path | None = setting(None, "--draft_model DIR")
@@ -220,13 +214,6 @@ class CompiledModels(Models):
     draft_revision: str | None = same(ModelPair, "draft_revision")
     loading: LoadingSettings = group(LoadingSettings, backend="neuron")
     draft_tp_degree: int | None = same(ModelPair, "draft_tp_degree")
-
-    def fetched(self) -> Self:
-        check_revision("revision", self.revision, self.target)
-        check_revision("draft_revision", self.draft_revision, self.draft)
-        target = self.target and local(self.target, self.revision)
-        draft = self.draft and local(self.draft, self.draft_revision)
-        return replace(self, target=target, draft=draft)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from inference.cli.roles.role import Role
 from inference.config import BUNDLED_DRAFT, SERVICE_FLAGS, ObserveConfig, usable_cores
 from inference.settings import group, setting
 
+DRAFT_DIRECTORY = setting(BUNDLED_DRAFT, "--model --draft_model DIR", help="draft model directory")
+
 
 @dataclass(frozen=True, slots=True)
 class VerifyTargetSettings:
@@ -25,10 +27,7 @@ class VerifyTargetSettings:
 class VerifyDraftSettings(VerifyTargetSettings):
     """Settings of --role verify_draft."""
 
-    model: OneModel = group(
-        OneModel,
-        path=setting(BUNDLED_DRAFT, "--model --draft_model DIR", help="draft model directory"),
-    )
+    model: OneModel = group(OneModel, path=DRAFT_DIRECTORY)
     observe: ObserveConfig = group(ObserveConfig, role="verify_draft", without=SERVICE_FLAGS)
 
 

@@ -44,17 +44,14 @@ class DraftSettings:
     """
 
     model: DraftModel = group(DraftModel)
-    draft: DraftConfig = group(
-        DraftConfig,
-        connection=group(ConnectionConfig, host=TARGET_HOST),
-    )
+    draft: DraftConfig = group(DraftConfig, connection=group(ConnectionConfig, host=TARGET_HOST))
     branches: int = setting(DEFAULT_BRANCHES, "--branches N", section="link to the target", within=BRANCHES)
     prompts: PromptSettings = group(PromptSettings)
     serve: int | None = setting(
         None,
         "--serve PORT",
-        help=f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts; with --attach "
-        "only the health service",
+        help=f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts; with "
+        "--attach only the health service",
         section=SERVICE,
         bare=DEFAULT_SERVE_PORT,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from inference.cli.models import Models, local
+from inference.cli.models import Models
 from inference.cli.roles.role import Role
 from inference.config import SERVICE_FLAGS, ObserveConfig
 from inference.settings import REQUIRED, group, setting
@@ -23,12 +23,10 @@ class Checkpoints(Models):
     """
 
     SECTION: ClassVar = "checkpoints"
+    REVISIONS: ClassVar = {"model": None}
 
     model: Path = setting(REQUIRED, "--model DIR")
     output: Path = setting(REQUIRED, "--output DIR")
-
-    def fetched(self) -> Self:
-        return replace(self, model=local(self.model))
 
 
 @dataclass(frozen=True, slots=True)
