@@ -20,6 +20,7 @@ import torch
 from benchmarks.report import print_json, print_table
 from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint, workspace
 from inference.backends.registry import load_backend
+from inference.commit import Commit
 from inference.config import ModelConfig
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.model import Backend
@@ -113,9 +114,10 @@ async def _stream(engine: TargetEngine, index: int, num_tokens: int) -> list[tup
     """When each token but the first came, and how long after the one before it."""
     arrivals = []
     request = GenerationRequest(_prompt(index, PROMPT_LENGTH), max_new_tokens=num_tokens)
-    async with aclosing(engine.generate(request)) as commits:
-        async for _ in commits:
-            arrivals.append(time.perf_counter())
+    async with aclosing(engine.generate(request)) as events:
+        async for event in events:
+            if isinstance(event, Commit):
+                arrivals.append(time.perf_counter())
     return [(at, at - before) for before, at in itertools.pairwise(arrivals)]
 
 
@@ -144,9 +146,9 @@ async def _run(engine: TargetEngine, count: int, *, num_tokens: int) -> int:
 async def _session(engine: TargetEngine, index: int, num_tokens: int, length: int = PROMPT_LENGTH) -> int:
     request = GenerationRequest(_prompt(index, length), max_new_tokens=num_tokens)
     num_committed = 0
-    async with aclosing(engine.generate(request)) as commits:
-        async for commit in commits:
-            num_committed += len(commit.token_ids)
+    async with aclosing(engine.generate(request)) as events:
+        async for event in events:
+            num_committed += len(event.token_ids) if isinstance(event, Commit) else 0
     return num_committed
 
 

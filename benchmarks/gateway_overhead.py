@@ -36,8 +36,9 @@ from inference.serving.host import opened
 from inference.serving.processes import free_port
 from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.generation import GenerationServicer
-from inference.workers.observed import ObservedCompleter, Observer
+from inference.workers.observer import Observer
 from inference.workers.remote import RemoteCompleter
+from inference.workers.scope import SupervisedCompleter
 from inference.workers.status import to_status
 
 CARD = ModelCard("scripted", "target", 1 << 20, 1 << 16, "0")
@@ -68,7 +69,7 @@ async def _always() -> bool:
 
 async def _serve(grpc_port: int, http_port: int, gap_s: float) -> None:
     metrics = Metrics(CARD.name)
-    completer = ObservedCompleter(ScriptedCompleter(gap_s), Observer(metrics))
+    completer = SupervisedCompleter(ScriptedCompleter(gap_s), Observer(metrics))
     server = Server(f"127.0.0.1:{grpc_port}", [GenerationServicer(completer, CARD)], status_of=to_status)
     await server.open()
     async with opened(

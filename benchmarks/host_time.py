@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.report import print_json, print_table
-from inference.commit import Commit, Delta
+from inference.commit import Answer, Commit, Delta, Opened
 from inference.config import BUNDLED_TARGET
 from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
@@ -70,13 +70,15 @@ class Resumed:
     def vocab_size(self) -> int:
         return self.engine.vocab_size
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """See `Generator`; the first commit is what was there before."""
+        yield Opened()
         yield Commit(len(request.prompt_token_ids), self.output)
         rest = replace(request.resumed(self.output), max_new_tokens=NUM_TOKENS)
-        async with aclosing(self.engine.generate(rest)) as commits:
-            async for commit in commits:
-                yield commit
+        async with aclosing(self.engine.generate(rest)) as events:
+            async for event in events:
+                if isinstance(event, Commit):
+                    yield event
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ HTTP2 = "h2"
 AGAIN_S = 0.05
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """What a client of gRPC says first, with settings that change nothing; a server of HTTP/1 answers in its own words."""
+_NAME_MISMATCHES = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _REASONS = {
     "KEY_VALUES_MISMATCH": "the key belongs to another certificate",
     "PEM lib": "one of them is no PEM, or is cut off",
@@ -214,7 +216,7 @@ class ClientTls:
                         return None
                     await asyncio.sleep(AGAIN_S)
         except ssl.SSLError as exc:
-            return _reason(exc)
+            return _reason(exc) + await self._way_out(exc, address, timeout_s)
         except UnusableError as exc:
             return str(exc)
         except (OSError, TimeoutError):
@@ -222,6 +224,29 @@ class ClientTls:
         if self.cert is None:
             return "it ends the connection after the handshake: it wants a client certificate (--tls_client_cert)"
         return f"it ends the connection after the handshake: it does not take the client certificate {self.cert}"
+
+    async def _way_out(self, error: ssl.SSLError, address: str, timeout_s: float) -> str:
+        """Return the names of a certificate that is trusted but for its name, and the flag that accepts one of them."""
+        if getattr(error, "verify_code", None) not in _NAME_MISMATCHES:
+            return ""
+        try:
+            async with asyncio.timeout(timeout_s):
+                names = await self._names_at(address)
+        except (OSError, TimeoutError, UnusableError):
+            return ""
+        if not names:
+            return " It names no host"
+        return f" It names {', '.join(names)}: --tls_server_name {names[0]} accepts it"
+
+    async def _names_at(self, address: str) -> list[str]:
+        """Return what the server's certificate names, from a handshake that checks all but the name."""
+        context = self.context()
+        context.check_hostname = False
+        _, writer = await asyncio.open_connection(*split_address(address), ssl=context)
+        names = writer.get_extra_info("peercert").get("subjectAltName", ())
+        writer.transport.abort()
+        dns = [name for kind, name in names if kind == "DNS"]
+        return dns + [str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"]
 
     async def _is_taken(self, address: str) -> bool:
         """Whether a server of HTTP/2 says anything after the handshake."""

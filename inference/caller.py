@@ -6,13 +6,15 @@ A context variable, as a request passes many hands that have no other use for it
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import re
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -55,6 +57,7 @@ class Caller:
         rights: what they may do.
         speaks_for_others: may say for whom they ask, as a gateway does.
         user: for whom they ask, if it is somebody else.
+        prefix_groups: by account, the group whose members share prefixes; other accounts share theirs with no other.
     """
 
     name: str = ""
@@ -62,11 +65,24 @@ class Caller:
     limits: Limits = Limits()
     speaks_for_others: bool = False
     user: str = ""
+    prefix_groups: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def account(self) -> str:
         """On whose account a request goes."""
         return self.user or self.name
+
+    def cache_salt(self, given: str) -> str:
+        """Return the salt of a request's prefixes: the client's own, and different for each account or group.
+
+        It is a digest, so that no salt that a client may choose meets another account's, and the same on every server.
+        Without an auth file there are no accounts, and the client's salt stays as it is.
+        """
+        if not self.account:
+            return given
+        group = self.prefix_groups.get(self.account)
+        owner = ("account", self.account) if group is None else ("group", group)
+        return hashlib.sha256(json.dumps([*owner, given]).encode()).hexdigest()
 
 
 ANYBODY = Caller()

@@ -144,10 +144,7 @@ class Commit:
         num_received_tokens: draft tokens that have come from the draft worker so far; 0: none since the last commit.
         hold_us: microseconds since the last of them came.
         counts: what the draft worker counted meanwhile.
-        prompt_logprobs: in the first commit, if the request asked for them: of the prompt's tokens but the first.
-        num_cached_tokens: in the first commit: prompt tokens that a slot held already, from an earlier request.
         own: what of the draft tokens no draft made.
-        provenance: of the tokens, where they are another server's.
     """
 
     position: int
@@ -160,16 +157,41 @@ class Commit:
     num_received_tokens: int = 0
     hold_us: int = 0
     counts: Counts = Counts()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    num_cached_tokens: int = 0
     own: OwnDrafts = NO_OWN_DRAFTS
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimate of its memory."""
+        return 500 + 40 * len(self.token_ids) + _score_bytes(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """First event of a `Generator`: the request has a slot, and its first pass is done.
+
+    Attributes:
+        num_cached_tokens: prompt tokens that the slot held already, from an earlier request.
+        prompt_logprobs: one per prompt token but the first, if the request asked for them.
+        provenance: of the tokens, where another server's model commits them; None where this process does.
+    """
+
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     provenance: Provenance | None = None
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes in memory; every position has as many log-probabilities."""
-        num_scores = len(self.logprobs) * len(self.logprobs[0].token_ids) if self.logprobs else 0
-        return 500 + 40 * len(self.token_ids) + 160 * num_scores
+        """Estimate of its memory."""
+        return 500 + _score_bytes(self.prompt_logprobs)
+
+
+Answer: TypeAlias = Opened | Commit
+"""Events of a `Generator`: one Opened, then Commits."""
+
+
+def _score_bytes(scores: tuple[TokenLogprobs, ...]) -> int:
+    """Estimate the memory of log-probabilities; every position has as many as the first."""
+    return 160 * len(scores) * len(scores[0].token_ids) if scores else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,5 +264,5 @@ class Generator(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
-        """Yield commits until one has a finish_reason; closing the iterator frees the request's slot."""
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+        """Yield one Opened, then commits until one has a finish_reason; closing the iterator frees the slot."""

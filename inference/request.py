@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from inference.errors import InvalidRequestError
+from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.settings import SETTING, Range, described, field_of, same, setting
 
 MAX_SEED = 2**64 - 1
@@ -92,6 +92,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether sampling removes tokens by top_k, top_p or min_p."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def penalizes(self) -> bool:
@@ -216,17 +221,30 @@ class Schedule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What an output comes from. Whoever goes on with it must agree in all of it, or would write another text.
+    """Origin of an output: a server that goes on with it must agree in every field, or would write another text.
 
     Attributes:
-        model_id: of the model; empty: not known, or nobody can go on, since a device draws the noise.
-        grammar_version: of what masks come from, if the output keeps to a grammar.
+        model_id: hash of what the model's tokens depend on; empty where it is unknown, or where a device draws the
+            noise, so that no other server can go on.
+        grammar_version: of the masks' compiler, if the output keeps to a grammar.
         prompt_digest: of the prompt's token ids.
     """
 
     model_id: str = ""
     grammar_version: str = ""
     prompt_digest: str = ""
+
+    def require_same(self, here: Provenance) -> None:
+        """Refuse to go on with an output of this origin where it would become another text.
+
+        Raises:
+            IncompatibleDraftError: `here` differs, or its model is unknown. The message names both values.
+        """
+        for each in fields(self):
+            there, own = getattr(self, each.name), getattr(here, each.name)
+            if there != own or (each.name == "model_id" and not own):
+                message = f"the output began with {each.name} {there or 'unknown'}, here it is {own or 'unknown'}"
+                raise IncompatibleDraftError(f"{message}: it cannot resume")
 
 
 UNKNOWN = Provenance()

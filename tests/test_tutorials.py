@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from inference.backends.neuron.parameters import KNOWN, check_names
-from inference.backends.neuron.settings import fused_arguments, slot_arguments, target_arguments
+from inference.backends.neuron.graphs.parameters import KNOWN, check_names
+from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments, target_arguments
 from inference.cli.config_file import ConfigFileParser
 from inference.cli.roles.registry import ROLES, parser_of, settings_of
 from inference.comparison.plan import flags as comparison

@@ -8,10 +8,10 @@ here=$(dirname "$0")
 namespace=$here/overlays/$1/namespace.yaml
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-for name_and_role in worker:worker gateway:client ops:ops; do
-    name=${name_and_role%:*}
+for who in "worker --grant worker" "gateway --grant client --speaks_for_others" "ops --grant ops"; do
+    # shellcheck disable=SC2086 # a name and its flags
     "${PYTHON:-python3}" "$here/../../main.py" --role token --auth_file "$folder/auth.toml" \
-        --name "$name" --grant "${name_and_role#*:}" > "$folder/$name"
+        --name $who > "$folder/${who%% *}"
 done
 kubectl apply --filename "$namespace"
 kubectl create secret generic access --namespace "specdec-$1" --from-file "$folder" --dry-run=client --output yaml |

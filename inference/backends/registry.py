@@ -26,9 +26,9 @@ LOADERS = {
     "transformers-neuronx": ("inference.backends.neuron.legacy", "load_legacy_backend"),
 }
 # name -> module and the function that loads a pair into one graph, (target, draft, decide) -> CompiledDecoder or None
-DECODER_LOADERS = {"neuron": ("inference.backends.neuron.fused", "load_fused_decoder")}
+DECODER_LOADERS = {"neuron": ("inference.backends.neuron.decoders.fused", "load_fused_decoder")}
 # name -> module and the function that compiles ahead of time, (target or None, draft or None) -> None
-COMPILERS = {"neuron": ("inference.backends.neuron.fused", "compile_models")}
+COMPILERS = {"neuron": ("inference.backends.neuron.decoders.fused", "compile_models")}
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 """Backends that never copy a slot: their drafts have no branches, and need no slots for them."""
 AUTO = "auto"
@@ -90,15 +90,15 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def artifact_report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
-    """See `inference.backends.neuron.upkeep.report`."""
-    from inference.backends.neuron.upkeep import report
+    """See `inference.backends.neuron.storage.upkeep.report`."""
+    from inference.backends.neuron.storage.upkeep import report
 
     return report(action, root, older_than_h)
 
 
 def rescale_fp8(model: Path, output: Path) -> Iterator[str]:
-    """See `inference.backends.neuron.rescaling.rescale`."""
-    from inference.backends.neuron.rescaling import rescale
+    """See `inference.backends.neuron.checkpoints.rescaling.rescale`."""
+    from inference.backends.neuron.checkpoints.rescaling import rescale
 
     return rescale(model, output)
 

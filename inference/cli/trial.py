@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import re
 import socket
-from contextlib import suppress
+import sys
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inference.config import ServerConfig
 from inference.errors import ConfigError
+
+if TYPE_CHECKING:
+    import trustme
 
 logger = logging.getLogger(__name__)
 
 DAYS = 90
 CLIENT_NAME = "specdec-client"
+_FILES = ("server.key", "server.pem", "client.key", "client.pem", "ca.pem")
+_CA_KEY = "trial_ca.key"  # never in a folder that an operator filled, whose certificates are therefore left alone
+_LABEL = r"(?!-|..--)[a-z0-9-]{1,63}(?<!-)"
+_DNS_NAME = re.compile(rf"(?!.*\.arpa$){_LABEL}(\.{_LABEL})*")
 
 
 def make_certificates(server: ServerConfig) -> None:
@@ -24,46 +36,129 @@ def make_certificates(server: ServerConfig) -> None:
         ConfigError: they cannot be written.
     """
     folder = server.security.self_signed
-    if folder is None:
-        return
     try:
-        if make_trial(folder, server.host):
-            logger.info("made certificates for a trial in %s; clients need --tls_ca %s", folder, folder / "ca.pem")
+        if folder is not None:
+            make_trial(folder, server.host)
     except OSError as exc:
         raise ConfigError(f"--tls_self_signed {folder}: {exc}") from exc
 
 
-def make_trial(folder: Path, host: str) -> bool:
-    """Write ca.pem, server.pem and client.pem, and the keys of the last two, unless the folder has them.
-
-    The CA's own key is forgotten: nobody can issue more later.
+def make_trial(folder: Path, host: str) -> None:
+    """Write certificates of a new CA and their keys into the folder, or add the names that its server.pem lacks.
 
     Args:
-        host: that the server listens on; its certificate names it, this machine, and loopback.
+        host: the address that the server listens on. Its certificate names it, this machine, all addresses of this
+            machine's interfaces, and loopback.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the folder has no certificates, and they cannot be written.
     """
     import trustme
 
-    files = ("server.key", "server.pem", "client.key", "client.pem", "ca.pem")
-    if all((folder / name).is_file() for name in files):
-        return False
+    if all((folder / name).is_file() for name in _FILES):
+        _add_names(folder, host)
+        return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    authority, ends = trustme.CA(organization_name="specdec trial"), datetime.now(UTC) + timedelta(days=DAYS)
-    for stem, names in (("server", _names_of_this_machine(host)), ("client", [CLIENT_NAME])):
-        issued = authority.issue_cert(*names, not_after=ends)
-        key = folder / f"{stem}.key"
-        key.touch(0o600)
-        issued.private_key_pem.write_to_path(key)
-        (folder / f"{stem}.pem").write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    authority = trustme.CA(organization_name="specdec trial")
+    _write_key(folder / _CA_KEY, authority.private_key_pem)
     authority.cert_pem.write_to_path(folder / "ca.pem")
-    return True
+    _issue(authority, folder, "server", _spelled([*_names_of_this_machine(host), socket.getfqdn()]))
+    _issue(authority, folder, "client", [CLIENT_NAME])
+    logger.info("made certificates for a trial in %s; clients need --tls_ca %s", folder, folder / "ca.pem")
+
+
+def _add_names(folder: Path, host: str) -> None:
+    """Issue server.pem again if it lacks a name of this machine. The CA stays, so clients need no new ca.pem."""
+    import trustme
+
+    cert = folder / "server.pem"
+    named = _names_in(cert)
+    new = [name for name in _spelled(_names_of_this_machine(host)) if name not in named]
+    if not new:
+        return
+    try:
+        authority = trustme.CA.from_pem((folder / "ca.pem").read_bytes(), (folder / _CA_KEY).read_bytes())
+        _issue(authority, folder, "server", [*named, *new])
+        logger.info("%s now names %s too; clients keep their ca.pem", cert, ", ".join(new))
+    except (OSError, ValueError) as exc:
+        way = f"dial with --tls_server_name and one of {', '.join(named)}"
+        logger.warning("%s does not name %s: %s (%s)", cert, ", ".join(new), way, exc)
+
+
+def _issue(authority: trustme.CA, folder: Path, stem: str, names: list[str]) -> None:
+    issued = authority.issue_cert(*names, not_after=datetime.now(UTC) + timedelta(days=DAYS))
+    _write_key(folder / f"{stem}.key", issued.private_key_pem)
+    (folder / f"{stem}.pem").write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+
+
+def _write_key(path: Path, key: trustme.Blob) -> None:
+    path.touch(0o600)
+    key.write_to_path(path)
+
+
+def _names_in(cert: Path) -> list[str]:
+    """Return the DNS names and the addresses of a certificate, none if it cannot be read."""
+    from cryptography import x509
+
+    try:
+        own = x509.load_pem_x509_certificate(cert.read_bytes())
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return []
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
 def _names_of_this_machine(host: str) -> list[str]:
-    """For others, there is --tls_server_name."""
-    names = [socket.gethostname(), socket.getfqdn(), "localhost", "127.0.0.1", "::1", host]
-    with suppress(OSError):
-        names += [str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(socket.gethostname(), None)]
-    return list(dict.fromkeys(name for name in names if name not in ("", "0.0.0.0", "::")))
+    """Return what clients may dial, as far as it is known without DNS, which can take long where there is none."""
+    return [host, socket.gethostname(), "localhost", "127.0.0.1", "::1", *_interface_addresses()]
+
+
+def _spelled(names: Iterable[str]) -> list[str]:
+    """Return each name once, as a certificate spells it, without those that identify no machine, such as 0.0.0.0."""
+    return list(dict.fromkeys(spelled for name in names if (spelled := _spelling(name)) is not None))
+
+
+def _spelling(name: str) -> str | None:
+    try:
+        address = ip_address(name.strip("[]").partition("%")[0])
+    except ValueError:
+        return name.lower() if _DNS_NAME.fullmatch(name.lower()) else None
+    needs_zone = address.version == 6 and address.is_link_local
+    return None if address.is_unspecified or needs_zone else str(address)
+
+
+class _Interface(ctypes.Structure):
+    """The head of libc's `struct ifaddrs`, the same on Linux and macOS."""
+
+
+_Interface._fields_ = [
+    ("next", ctypes.POINTER(_Interface)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+]
+
+
+def _interface_addresses() -> Iterator[str]:
+    """Yield the addresses that getifaddrs(3) knows. Python's own library lists interfaces without their addresses."""
+    if sys.platform == "win32":
+        return
+    libc, first = ctypes.CDLL(None), ctypes.POINTER(_Interface)()
+    if libc.getifaddrs(ctypes.byref(first)) != 0:
+        return
+    interface = first
+    while interface:
+        if interface.contents.address is not None:
+            yield from _addresses_at(interface.contents.address)
+        interface = interface.contents.next
+    libc.freeifaddrs(first)
+
+
+def _addresses_at(sockaddr: int) -> Iterator[str]:
+    """Yield the IP address of a C `sockaddr`, nothing if it is of another family."""
+    head = ctypes.string_at(sockaddr, 2)
+    family = int.from_bytes(head, sys.byteorder) if sys.platform == "linux" else head[1]  # BSD begins with a length
+    if family == socket.AF_INET:
+        yield str(ip_address(ctypes.string_at(sockaddr + 4, 4)))
+    elif family == socket.AF_INET6:
+        yield str(ip_address(ctypes.string_at(sockaddr + 8, 16)))

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.commit import Commit
+from inference.commit import Answer, Commit
 from inference.config import DEFAULT_WORKER_SLOTS
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
@@ -97,17 +97,18 @@ class DraftPool:
         self.max_length, self.vocab_size = engine.max_length, engine.vocab_size
         self.seed_invariant = engine.seed_invariant
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """See `Generator`; gamma 0 keeps the workers out."""
         session = self._engine.open(request, drafted=False, grammar=await self._engine.compiled(request))
         try:
             if request.gamma != 0:
                 self._alone[session.id], self._help[session.id] = session, _Help()
                 self._lend()
-            async with aclosing(self._engine.commits(session)) as commits:
-                async for commit in commits:
-                    self._tell(session, commit)
-                    yield commit
+            async with aclosing(self._engine.answer(session)) as events:
+                async for event in events:
+                    if isinstance(event, Commit):
+                        self._tell(session, event)
+                    yield event
         finally:
             self._leave(session)
             self._engine.close(session)

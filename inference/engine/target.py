@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
-from inference.commit import Commit
+from inference.commit import Answer, Commit
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S, Engine
 from inference.engine.target_session import TargetSession
@@ -149,20 +149,20 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         session.follow(None)
         self.wake()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Commit, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """Decode a request without a draft worker; see `Generator`."""
         session = self.open(request, drafted=False, grammar=await self.compiled(request))
-        async with aclosing(self.commits(session)) as commits:
-            async for commit in commits:
-                yield commit
+        async with aclosing(self.answer(session)) as events:
+            async for event in events:
+                yield event
 
-    async def commits(self, session: TargetSession) -> AsyncGenerator[Commit, None]:
-        """The session's commits to the last one; leaving closes the session."""
+    async def answer(self, session: TargetSession) -> AsyncGenerator[Answer, None]:
+        """Yield the session's Opened and its commits to the last one; leaving closes the session."""
         try:
             while True:
-                commit = await session.commits.get()
-                yield commit
-                if commit.finish_reason is not None:
+                event = await session.commits.get()
+                yield event
+                if isinstance(event, Commit) and event.finish_reason is not None:
                     return
         finally:
             self.close(session)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.caller import request_id
-from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
+from inference.commit import Answer, Commit, FinishReason, Opened, Timings, TokenLogprobs
 from inference.engine.prefixes import Prefix
 from inference.errors import InvalidRequestError
 from inference.model import Matcher, Turn, Verdict
@@ -22,35 +22,35 @@ from inference.tokens import Tally, TokenView
 
 
 class CommitQueue:
-    """Queue of one session's commits, from the engine loop to the RPC handler.
+    """Queue of one session's answer, from the engine loop to the RPC handler.
 
     Attributes:
-        num_bytes: of commits that wait behind the next one.
+        num_bytes: memory of the events that wait after the next one.
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[Commit | Exception, int]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Answer | Exception, int]] = asyncio.Queue()
         self.num_bytes = 0
 
-    def put(self, commit: Commit) -> None:
-        num_bytes = 0 if self._queue.empty() else commit.num_bytes
+    def put(self, event: Answer) -> None:
+        num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
-        self._queue.put_nowait((commit, num_bytes))
+        self._queue.put_nowait((event, num_bytes))
 
     def fail(self, error: Exception) -> None:
         self._queue.put_nowait((error, 0))
 
     def drop(self) -> None:
-        """Forget what nobody has read."""
+        """Forget what is unread."""
         while not self._queue.empty():
             self._queue.get_nowait()
         self.num_bytes = 0
 
-    async def get(self) -> Commit:
-        """The next commit.
+    async def get(self) -> Answer:
+        """Return the next event.
 
         Raises:
-            Exception: what `fail` was given, after the commits before it.
+            Exception: what `fail` was given, after the events before it.
         """
         item, num_bytes = await self._queue.get()
         self.num_bytes -= num_bytes
@@ -292,8 +292,7 @@ class TargetSession:
         logprobs = verdict.logprobs[: len(token_ids)]
         commit = Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs, own=own)
         if position == len(self.request.prompt_token_ids):
-            scores, num_cached = tuple(self._prompt_logprobs), self.num_cached_tokens
-            commit = replace(commit, prompt_logprobs=scores, num_cached_tokens=num_cached)
+            self.commits.put(Opened(self.num_cached_tokens, tuple(self._prompt_logprobs)))
             self._prompt_logprobs.clear()
         self.commits.put(self._acknowledging(commit, ended))
         self._become_ready(ended)

@@ -21,7 +21,6 @@ from inference.text.calls.grammar import arguments_of
 from inference.text.chat import Chat
 from inference.text.schema_fault import SEARCH_S, fault_of_schema
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
-from inference.workers.draining import Wait
 
 ChoiceEvent: TypeAlias = tuple[int, Event]
 """(index of the choice, what became of it)"""
@@ -114,17 +113,19 @@ async def events_of(
     """
     deadline = asyncio.get_running_loop().time() + deadline_s
     requests = [replace(request, deadline=deadline) for request in requests]  # who is cancelled then, is late
-    is_plain = len(requests) == 1 and not ping_s
-    source = _single(completer, requests[0]) if is_plain else _merged(completer, requests, ping_s)
-    with Wait(deadline) as wait:
-        async with aclosing(source) as events:
-            try:
-                while (item := await wait.next(events)) is not None:
+    try:
+        if len(requests) == 1 and not ping_s:
+            async with aclosing(completer.complete(requests[0])) as events:
+                async for event in events:
+                    yield 0, event
+        else:
+            async with aclosing(_merged(completer, requests, ping_s)) as items:
+                async for item in items:
                     yield item
-            except InvalidRequestError as exc:
-                raise await _named(exc, body) from exc
-            except (TimeoutError, DeadlineError):  # the server behind may be the first to see it
-                raise DeadlineError(f"the request is not finished after {deadline_s:g} s") from None
+    except InvalidRequestError as exc:
+        raise await _named(exc, body) from exc
+    except DeadlineError:
+        raise DeadlineError(f"the request is not finished after {deadline_s:g} s") from None
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
@@ -148,12 +149,6 @@ def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
         if message:
             return ".".join([f"tools[{i}].function.parameters", *filter(None, path.split("/"))]), message
     return "", ""
-
-
-async def _single(completer: Completer, request: CompletionRequest) -> AsyncGenerator[ChoiceEvent, None]:
-    async with aclosing(completer.complete(request)) as events:
-        async for event in events:
-            yield 0, event
 
 
 _Items = asyncio.Queue[tuple[int, Event | Exception | None]]

@@ -21,7 +21,7 @@ from prometheus_client import (
 )
 
 from inference import VERSION
-from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Started, Timings
+from inference.commit import Answer, Commit, Counts, Delta, Event, Finished, FinishReason, Opened, Started, Timings
 from inference.observe.stats import SOURCES, by_source
 from inference.request import MAX_GAMMA
 
@@ -243,19 +243,18 @@ class RequestMetrics:
         """Model, output tokens, and seconds up to now."""
         return self._metrics._name, self._num_tokens, time.monotonic() - self._arrived
 
-    def take(self, event: Event | Commit) -> None:
-        """Count what has just arrived; a commit may also be the last."""
+    def take(self, event: Event | Answer) -> None:
+        """Count an event that has just arrived; a commit may also be the last."""
         if isinstance(event, Started):
             self._start(event)
+        elif isinstance(event, Opened):
+            self._metrics._cache_hits.inc(event.num_cached_tokens)
         elif isinstance(event, Finished):
             self._finish(event.reason)
         else:
             self._count_tokens(event)
-            if isinstance(event, Commit):
-                if event.num_cached_tokens:
-                    self._metrics._cache_hits.inc(event.num_cached_tokens)
-                if event.finish_reason is not None:
-                    self._finish(event.finish_reason)
+            if isinstance(event, Commit) and event.finish_reason is not None:
+                self._finish(event.finish_reason)
 
     def _start(self, event: Started) -> None:
         self._metrics._prompt_tokens.inc(event.num_prompt_tokens)

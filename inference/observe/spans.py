@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from opentelemetry import propagate
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
@@ -47,11 +47,11 @@ class Spans:
             yield span
 
     @contextmanager
-    def generation(self, attributes: Mapping[str, AttributeValue]) -> Generator[Span, None, None]:
-        """The span of one sequence. Not the current one: the block is an async generator's, and runs in many tasks."""
+    def generation(self, attributes: Mapping[str, AttributeValue]) -> Generator[GenerationSpan, None, None]:
+        """Open the span of one sequence. It is not current: the block is an async generator's, and has many tasks."""
         span = self._tracer.start_span("generate", attributes=attributes)
         try:
-            yield span
+            yield GenerationSpan(span)
         except Exception as exc:
             span.record_exception(exc)
             span.set_status(Status(StatusCode.ERROR, f"{type(exc).__name__}: {exc}"))
@@ -70,13 +70,6 @@ class Spans:
         get_current_span().set_attributes(usage(stats))
 
 
-@contextmanager
-def current(span: Span) -> Generator[None, None, None]:
-    """Make the span current for a moment; it goes on afterwards, and its owner says how it ends."""
-    with use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
-        yield
-
-
 def usage(stats: RequestStats) -> dict[str, AttributeValue]:
     """Tokens, seconds and speculation of one sequence."""
     return {
@@ -89,6 +82,25 @@ def usage(stats: RequestStats) -> dict[str, AttributeValue]:
         "specdec.num_draft_tokens": stats.num_draft_tokens,
         "specdec.num_accepted_tokens": stats.num_accepted_tokens,
     }
+
+
+class GenerationSpan:
+    """Span of one sequence, the parent of the calls that are made while it is current."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def current(self) -> AbstractContextManager[object]:
+        """Make the span current during the block, and leave it open."""
+        return use_span(self._span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
+
+    def finished(self, reason: str) -> None:
+        """Note why the sequence ended."""
+        self._span.set_attribute("gen_ai.response.finish_reasons", (reason,))
+
+    def annotate(self, stats: RequestStats) -> None:
+        """Note what the sequence cost."""
+        self._span.set_attributes(usage(stats))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.commit import Commit, Counts, Delta, Event, OwnDrafts, Started, Timings
+from inference.commit import Answer, Commit, Counts, Delta, Event, Opened, OwnDrafts, Started, Timings
 
 MAX_PASS_TOKENS = 4096
 """Draft tokens of one pass that are counted; no pass has more."""
@@ -85,12 +85,13 @@ class RequestStats:
     counts: list[Counts] = field(default_factory=list)
     by_source: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
-    def take(self, event: Event | Commit, at: float | None = None) -> None:
+    def take(self, event: Event | Answer, at: float | None = None) -> None:
         """Count what has arrived: now, or `at` this time (monotonic seconds)."""
         if isinstance(event, Started):
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
+        elif isinstance(event, Opened):
+            self.num_cached_tokens = event.num_cached_tokens
         elif isinstance(event, Commit | Delta):
-            self.num_cached_tokens += event.num_cached_tokens if isinstance(event, Commit) else 0
             self.arrivals.append((time.monotonic() if at is None else at, len(event.token_ids)))
             self._count_pass(event, len(event.token_ids))
 

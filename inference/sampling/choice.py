@@ -191,7 +191,7 @@ def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, 
     Truncation leaves few; otherwise the library's own logarithm finds them, which is fast and off by far less than
     the margin.
     """
-    if all(p.top_k or p.top_p < 1.0 or p.min_p for p in sampling):
+    if all(params.truncates for params in sampling):
         return scores > -math.inf
     xp = array_api_compat.array_namespace(scores)
     token_ids = xp.arange(scores.shape[-1], dtype=xp.int64, device=array_api_compat.device(scores))

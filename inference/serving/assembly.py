@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from inference.backends.identity import model_identity
+from inference.backends.identity import model_id_of
 from inference.backends.registry import load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
@@ -27,7 +27,8 @@ from inference.model import (
     Span,
     max_pass_draft_tokens,
 )
-from inference.request import RequestDefaults
+from inference.request import RequestDefaults, SamplingParams
+from inference.sampling.choice import choose_tokens
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
@@ -73,10 +74,10 @@ class RunningTarget:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.tokenizer.fingerprint, self.engine.vocab_size)
 
-    def identity(self, model: ModelConfig) -> str:
-        """The id that all servers of this target have, alone or with a draft beside it, and no other."""
+    def model_id(self, model: ModelConfig) -> str:
+        """Return the id that all servers of this target have, alone or with a draft beside it, and no other model."""
         ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too
-        return model_identity(model.path, self.arithmetic, ends)
+        return model_id_of(model.path, self.arithmetic, ends)
 
 
 @asynccontextmanager
@@ -211,13 +212,19 @@ def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
 
 
 async def load(config: ModelConfig) -> LoadedModel:
-    """Load a model off the event loop, run one pass to warm it up, and say what it takes."""
+    """Load a model off the event loop, warm it up, and say what it takes."""
     started = time.monotonic()
     tokenizer = Tokenizer.load(config.path)
     backend = await asyncio.to_thread(load_backend, config)
-    await asyncio.to_thread(backend.forward, [Span(slot=0, start=0, token_ids=[0], num_logits=1)])
+    await asyncio.to_thread(_warm_up, backend)
     _log_ready(config, backend, started)
     return LoadedModel(backend, tokenizer)
+
+
+def _warm_up(backend: Backend) -> None:
+    """Run a pass and choose its token: the first choice imports a namespace of arrays, which takes 60 ms."""
+    logits = backend.forward([Span(slot=0, start=0, token_ids=[0], num_logits=1)])
+    choose_tokens(logits, [SamplingParams()], [1])
 
 
 def model_card(

@@ -121,24 +121,31 @@ class Ports:
         self, observers: Observers, metrics: Metrics, is_healthy: Callable[[], Awaitable[bool]] = _always
     ) -> list[Front]:
         """Ports for Prometheus and for probes, each if it is asked for; `is_healthy` as in `fronts`."""
-        metrics.watch_security(self._tls, self._access)
-        port, probe_port, fronts = observers.config.metrics_port, self.server.probe_port, list[Front]()
-        if port is None and probe_port is None:
-            return fronts
+        self.show_security(metrics)
+        port, probes = observers.config.metrics_port, self.probe_fronts(is_healthy)
+        if port is None:
+            return probes
         from prometheus_client import make_asgi_app
 
         from inference.gateway.middleware import HttpGate
         from inference.gateway.port import SidePort  # uvicorn takes a while to import
+        from inference.gateway.probes import Probes
+
+        scrape = HttpGate(make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS}))
+        return [SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls), *probes]
+
+    def probe_fronts(self, is_healthy: Callable[[], Awaitable[bool]]) -> list[Front]:
+        """Return the port for probes if it is asked for; `is_healthy` as in `fronts`."""
+        if self.server.probe_port is None:
+            return []
+        from inference.gateway.port import SidePort
         from inference.gateway.probes import Probes, nothing
 
-        if port is not None:
-            scrape = HttpGate(
-                make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS})
-            )
-            fronts.append(SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls))
-        if probe_port is not None:
-            fronts.append(SidePort("probes", Probes(nothing, is_healthy), probe_port, self.server, None))
-        return fronts
+        return [SidePort("probes", Probes(nothing, is_healthy), self.server.probe_port, self.server, None)]
+
+    def show_security(self, metrics: Metrics) -> None:
+        """Add the state of certificates and tokens to the metrics."""
+        metrics.watch_security(self._tls, self._access)
 
     def http_front(self, gateway: Gateway) -> Front:
         """OpenAI's API."""

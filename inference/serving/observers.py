@@ -19,8 +19,8 @@ from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
 from inference.observe.timeline import Timeline
 from inference.workers.completion import Completer
-from inference.workers.limited import LimitedCompleter
-from inference.workers.observed import ObservedCompleter, Observer
+from inference.workers.observer import Observer
+from inference.workers.scope import SupervisedCompleter
 
 if TYPE_CHECKING:
     from inference.observe.spans import Spans
@@ -39,14 +39,9 @@ class Observers:
     profile: Profile | None
     spans: Spans | None
 
-    def around(self, completer: Completer, metrics: Metrics, *, model: str) -> ObservedCompleter:
-        """Wrap a completer in limits and observers; the only place that fixes their order."""
-        completer = LimitedCompleter(completer)
-        if self.spans is not None:
-            from inference.workers.traced import TracedCompleter
-
-            completer = TracedCompleter(completer, self.spans, model=model)
-        return ObservedCompleter(completer, Observer(metrics, self.profile))
+    def around(self, completer: Completer, metrics: Metrics, *, model: str) -> SupervisedCompleter:
+        """Put the scope of requests around the completer of this process."""
+        return SupervisedCompleter(completer, Observer(metrics, self.profile), self.spans, model=model)
 
     def of_sessions(self, metrics: Metrics) -> Observer:
         """Return the observer of draft workers' sessions, which notes their cost in the span of their call."""

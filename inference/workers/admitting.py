@@ -12,7 +12,7 @@ from grpc_comm.errors import StatusError
 from grpc_comm.interceptors import REQUEST_ID, Admit
 from grpc_comm.secured import AUTHORIZATION
 from inference.caller import Caller, account_for, caller, harmless_id, is_accounted, request_id, serving
-from inference.errors import ForbiddenError, UnauthenticatedError
+from inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
 from inference.workers.access import ASSIST, DRAIN, Access, rights_of_call
 from inference.workers.status import code_name, to_status
 
@@ -31,20 +31,32 @@ def admission(access: Access) -> Admit:
         id_ = harmless_id(headers.get(REQUEST_ID, ""))
         try:
             who = _caller(access, method, headers.get(AUTHORIZATION, ""), names)
-        except (UnauthenticatedError, ForbiddenError) as exc:
+            who = _for_user(who, headers.get(USER, ""))
+        except (UnauthenticatedError, ForbiddenError, InvalidRequestError) as exc:
             with serving(caller(), id_):
                 account_for(f"{code_name(exc)} at {method}: {exc}")
             status = to_status(exc)
             assert status is not None
             raise StatusError(status, request_id=id_) from None
-        if who.speaks_for_others:
-            who = replace(who, user=headers.get(USER, "")[:MAX_USER_CHARACTERS])
         admitted = _accounted(who, id_, method)
         if method != ASSIST:
             return admitted
         return _while_welcome(admitted, lambda: _caller(access, method, headers.get(AUTHORIZATION, ""), names))
 
     return admit
+
+
+def _for_user(who: Caller, user: str) -> Caller:
+    """Return the caller with the user it speaks for. A longer name is not cut: two users would be one account.
+
+    Raises:
+        InvalidRequestError: the name is too long.
+    """
+    if not who.speaks_for_others:
+        return who
+    if len(user) > MAX_USER_CHARACTERS:
+        raise InvalidRequestError(f"{USER} has {len(user)} characters, the limit is {MAX_USER_CHARACTERS}")
+    return replace(who, user=user)
 
 
 @contextmanager

@@ -11,6 +11,10 @@
     san = "spiffe://example.org/edge-1"    # a DNS name or a URI of the certificate
     roles = ["draft"]
 
+    [[prefix_group]]
+    name = "shop"
+    accounts = ["alice", "bob"]            # share what slots hold of their prompts; all others keep it apart
+
 `speaks_for_others = true` is for gateways: they may say for whom they ask.
 """
 
@@ -20,7 +24,7 @@ import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -66,21 +70,21 @@ def read_auth_file(path: Path) -> AuthFile:
 
 
 def _parsed(document: dict[str, Any]) -> AuthFile:
-    _refuse_others(document, {"token", "certificate"}, "the file")
-    tokens = [(_caller(entry, "sha256"), _sha256(entry)) for entry in document.get("token", ())]
-    certificates = [(_caller(entry, "san"), str(entry["san"])) for entry in document.get("certificate", ())]
+    _refuse_others(document, {"token", "certificate", "prefix_group"}, "the file")
+    groups: dict[str, str] = {}  # filled below: its names are checked against those of the callers
+    tokens = [(_caller(entry, "sha256", groups), _sha256(entry)) for entry in document.get("token", ())]
+    certificates = [(_caller(entry, "san", groups), str(entry["san"])) for entry in document.get("certificate", ())]
     if not tokens and not certificates:
         raise ValueError("names nobody, who could do nothing: at least one [[token]] or [[certificate]] is expected")
     _refuse_twice([who.name for who, _ in (*tokens, *certificates)], "name")
     _refuse_twice([digest.hex() for _, digest in tokens], "sha256")
     _refuse_twice([san for _, san in certificates], "san")
+    groups.update(_prefix_groups(document.get("prefix_group", []), [who for who, _ in (*tokens, *certificates)]))
     return AuthFile(tuple(tokens), {san: who for who, san in certificates})
 
 
-def _caller(entry: dict[str, Any], key: str) -> Caller:
-    name = entry.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"name {name!r} is none of 1 to 64 letters, digits and .@:/_-")
+def _caller(entry: dict[str, Any], key: str, groups: Mapping[str, str]) -> Caller:
+    name = _name(entry.get("name"), "name")
     _refuse_others(entry, {*_KEYS, key}, name)
     if not entry.get(key):
         raise ValueError(f"{name}: {key} is missing")
@@ -88,7 +92,47 @@ def _caller(entry: dict[str, Any], key: str) -> Caller:
     if unknown := [role for role in roles if role not in list(Right)] or not roles:
         raise ValueError(f"{name}: roles {unknown if roles else roles} are none of {', '.join(Right)}")
     rights = frozenset(map(Right, roles))
-    return Caller(name, rights, _limits(entry.get("limits", {}), name), entry.get("speaks_for_others") is True)
+    speaks = entry.get("speaks_for_others", False)
+    if not isinstance(speaks, bool):
+        raise ValueError(f"{name}: speaks_for_others {speaks!r} is neither true nor false")
+    return Caller(name, rights, _limits(entry.get("limits", {}), name), speaks, prefix_groups=groups)
+
+
+def _name(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ValueError(f"{what} {value!r} is none of 1 to 64 letters, digits and .@:/_-")
+    return value
+
+
+def _prefix_groups(entries: Any, callers: Sequence[Caller]) -> dict[str, str]:
+    """Return the group of each account that is in one.
+
+    A file with a caller that speaks for others may name accounts that only that caller knows.
+    """
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"prefix_group {entries!r} is no list of tables: [[prefix_group]] is expected")
+    known = {who.name for who in callers}
+    names_all = not any(who.speaks_for_others for who in callers)
+    groups: dict[str, str] = {}
+    for entry in entries:
+        group = _name(entry.get("name"), "name of a prefix_group:")
+        for account in _accounts(entry, group):
+            if account in groups:
+                raise ValueError(f"prefix_group {group}: account {account} is in {groups[account]} already")
+            if names_all and account not in known:
+                raise ValueError(f"prefix_group {group}: account {account} has no entry in this file")
+            groups[account] = group
+    _refuse_twice([entry["name"] for entry in entries], "prefix_group")
+    return groups
+
+
+def _accounts(entry: dict[str, Any], group: str) -> list[str]:
+    where = f"prefix_group {group}"
+    _refuse_others(entry, {"name", "accounts"}, where)
+    accounts = entry.get("accounts")
+    if not isinstance(accounts, list) or not accounts:
+        raise ValueError(f"{where}: accounts {accounts!r} is no list of at least one name")
+    return [_name(account, f"{where}: account") for account in accounts]
 
 
 def _limits(entry: dict[str, Any], name: str) -> Limits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import fields
 from enum import Enum
 from operator import attrgetter
@@ -27,6 +27,7 @@ from inference.request import (
     LEFT_TO_SERVER,
     MAX_COUNT,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
     GenerationRequest,
     Grammar,
@@ -52,6 +53,10 @@ MAX_BRANCHES_OF_MESSAGE = 1024
 """Far more than any draft has use for; each is kept until its place in the tree is decided."""
 MAX_TOKENS_OF_MESSAGE = 4096
 """Draft tokens that one Propose may hold, over all its branches."""
+MAX_TOKENS_OF_PASS = MAX_TREE_TOKENS + 1
+"""Tokens that one pass can commit: the longest path of a draft tree, and one of the target's own."""
+MAX_CHARACTERS_OF_PASS = 1024 * MAX_TOKENS_OF_PASS
+"""Text of one pass. No known vocabulary has a token of half that length."""
 
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
@@ -158,6 +163,7 @@ def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
 
 
 def logprobs_from_message(message: pb.TokenLogprobs) -> TokenLogprobs:
+    _check_count(message.top, MAX_LOGPROBS, "logprobs.top")
     columns = zip(*((each.token_id, each.logprob, each.text) for each in (message.chosen, *message.top)), strict=True)
     token_ids, logprobs, texts = map(tuple, columns)
     return TokenLogprobs(token_ids, logprobs, texts if any(texts) else (), message.num_characters)
@@ -304,8 +310,9 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     kind = message.WhichOneof("event")
     if kind == "started":
         begun = message.started
+        _check_count(begun.prompt_logprobs, begun.num_prompt_tokens, "prompt_logprobs")
         return Started(
-            prompt_logprobs=tuple(map(logprobs_from_message, begun.prompt_logprobs)),
+            prompt_logprobs=all_logprobs(begun.prompt_logprobs),
             defaults=_defaults_from_message(begun.defaults) if begun.HasField("defaults") else None,
             provenance=Provenance(**_from_message(begun, _PROVENANCE)),
             **_from_message(begun, _STARTED),
@@ -313,6 +320,9 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
+    _check_pass(delta)
+    _check_count(delta.piece_lengths, MAX_TOKENS_OF_PASS, "piece_lengths")
+    _check_count(delta.text, MAX_CHARACTERS_OF_PASS, "text")
     return Delta(
         tuple(delta.token_ids),
         delta.text,
@@ -389,7 +399,8 @@ def branch_to_message(branch: Branch) -> pb.Branch:
     return pb.Branch(parent_node=branch.parent_node, token_ids=branch.token_ids)
 
 
-def commit_to_message(commit: Commit) -> pb.Commit:
+def commit_to_message(commit: Commit, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> pb.Commit:
+    """Return a commit's message; the first one of a session carries the prompt's log-probabilities."""
     return pb.Commit(
         position=commit.position,
         token_ids=commit.token_ids,
@@ -400,13 +411,30 @@ def commit_to_message(commit: Commit) -> pb.Commit:
         logprobs=map(logprobs_to_message, commit.logprobs),
         num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
         hold_us=commit.hold_us,
-        prompt_logprobs=map(logprobs_to_message, commit.prompt_logprobs),
+        prompt_logprobs=map(logprobs_to_message, prompt_logprobs),
         num_lookup_tokens=commit.own.num_lookup_tokens,
         num_lookup_accepted=commit.own.num_lookup_accepted,
     )
 
 
+def all_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of several positions."""
+    return tuple(map(logprobs_from_message, messages))
+
+
+def _check_pass(message: pb.Commit | pb.Delta) -> None:
+    """Compare the sizes of what a server gives with what a pass can make of a tree.
+
+    Raises:
+        InvalidRequestError: naming the field, its size and the limit.
+    """
+    _check_count(message.token_ids, MAX_TOKENS_OF_PASS, "token_ids")
+    _check_count(message.logprobs, MAX_TOKENS_OF_PASS, "logprobs")
+
+
 def commit_from_message(message: pb.Commit) -> Commit:
+    _check_pass(message)
+    _check_count(message.prompt_logprobs, message.position, "prompt_logprobs")
     return Commit(
         position=message.position,
         token_ids=tuple(message.token_ids),
@@ -414,11 +442,10 @@ def commit_from_message(message: pb.Commit) -> Commit:
         num_accepted_tokens=message.num_accepted_tokens,
         timings=timings_from_message(message.timings),
         finish_reason=reason_from_message(message.finish_reason) if message.finish_reason else None,
-        logprobs=tuple(map(logprobs_from_message, message.logprobs)),
+        logprobs=all_logprobs(message.logprobs),
         num_received_tokens=message.num_received_tokens,
         hold_us=message.hold_us,
         counts=counts_from_message(message.timings),
-        prompt_logprobs=tuple(map(logprobs_from_message, message.prompt_logprobs)),
         own=OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
     )
 

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
+from inference.caller import caller
 from inference.commit import (
     Commit,
     Delta,
@@ -18,11 +19,12 @@ from inference.commit import (
     Finished,
     FinishReason,
     Generator,
+    Opened,
     Started,
     TokenLogprobs,
 )
 from inference.engine.target import check_token_ids
-from inference.errors import IncompatibleDraftError, InvalidRequestError
+from inference.errors import InvalidRequestError
 from inference.model import check_seed, is_seed_invariant
 from inference.request import (
     NO_DEFAULTS,
@@ -81,30 +83,24 @@ class LocalCompleter:
         prompt = request.prompt
         token_ids = self.codec.checked(prompt) if isinstance(prompt, tuple) else await self.codec.encode(prompt)
         generation = self._generation(request, token_ids)
-        output = _Output(self._tokenizer, request)
-        beginning = self._started(request, generation, self._left_open(asked))
+        text = _Text(self._tokenizer, request)
+        started = self._started(request, generation, self._left_open(asked))
         if request.resume is not None:
             generation = self._resumed(generation, request.resume)
         if request.max_new_tokens == 0 and request.prompt_logprobs is None:  # no pass is needed
-            yield beginning
+            yield started
             yield Finished(FinishReason.LENGTH)
             return
-        started: Started | None = beginning
-        async with aclosing(self._generator.generate(generation)) as commits:
-            async for commit in commits:
-                if started is not None:  # only now: a request that is refused has never started
-                    if request.resume is not None:  # half a megabyte of tokens, that are refused, would take seconds
-                        await output.replay(request.resume.token_ids)
-                        _check_rest(request.resume, "a stop string is among them" if output.has_ended else "")
-                    started = replace(started, num_cached_tokens=commit.num_cached_tokens)
-                    if generation.prompt_logprobs is not None:
-                        started = replace(started, prompt_logprobs=await self._of_prompt(generation, commit))
-                    yield _told(started, request.resume, commit.provenance)
-                    started = None
-                if request.max_new_tokens == 0:  # the pass that read the prompt chose a token too, which nobody wants
+        async with aclosing(self._generator.generate(generation)) as events:
+            async for event in events:
+                if isinstance(event, Opened):  # only now: a request that is refused has never started
+                    await text.replay(request.resume)
+                    yield await self._opened(started, generation, request.resume, event)
+                    continue
+                if request.max_new_tokens == 0:  # the pass that read the prompt chose a token too: it is not wanted
                     yield Finished(FinishReason.LENGTH)
                     return
-                delta = output.delta(commit)
+                delta = text.delta(event)
                 if delta.token_ids or delta.text or delta.finish_reason is not None:
                     yield delta
                 if delta.finish_reason is not None:
@@ -139,23 +135,40 @@ class LocalCompleter:
             IncompatibleDraftError: here it would become another text.
             InvalidRequestError: there is no rest.
         """
-        _check_same(resume.provenance, self._provenance(generation))
+        resume.provenance.require_same(self._provenance(generation))
         check_token_ids(resume.token_ids, vocab_size=self._generator.vocab_size)
         limit = generation.max_new_tokens
         _check_rest(resume, f"max_new_tokens is {limit}" if len(resume.token_ids) >= limit else "")
         return replace(generation.resumed(resume.token_ids), provenance=resume.provenance)
 
-    async def _of_prompt(self, generation: GenerationRequest, commit: Commit) -> tuple[TokenLogprobs, ...]:
-        """What the first commit says of the prompt, with the first token, which follows nothing, and with texts.
+    async def _opened(
+        self, started: Started, generation: GenerationRequest, resume: Resume | None, opened: Opened
+    ) -> Started:
+        """Return Started with what the first pass made known, and with the model that committed the first tokens.
+
+        Raises:
+            IncompatibleDraftError: the request resumes, and this is another model.
+        """
+        if opened.provenance is not None:
+            origin = replace(opened.provenance, prompt_digest=started.provenance.prompt_digest)
+            if resume is not None:
+                resume.provenance.require_same(origin)
+            started = replace(started, provenance=origin)
+        if generation.prompt_logprobs is not None:
+            started = replace(started, prompt_logprobs=await self._of_prompt(generation, opened))
+        return replace(started, num_cached_tokens=opened.num_cached_tokens)
+
+    async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
+        """Return the prompt's log-probabilities with their texts, and with the first token, which follows nothing.
 
         Lets the event loop run meanwhile: 2000 tokens, each with the 20 best ones, take 0.1 s.
         """
         first, *others = generation.prompt_token_ids
-        if len(commit.prompt_logprobs) != len(others):
+        if len(opened.prompt_logprobs) != len(others):
             message = "prompt_logprobs: the target behind this server does not give them"
             raise InvalidRequestError(message, field="prompt_logprobs")
         stream = self._tokenizer.stream()
-        entries = (TokenLogprobs((first,), (0.0,)), *commit.prompt_logprobs)
+        entries = (TokenLogprobs((first,), (0.0,)), *opened.prompt_logprobs)
         named = []
         for i, each in enumerate(entries):
             named.append(_with_text(self._tokenizer, each, len(stream.push(each.token_ids[0]))))
@@ -182,7 +195,7 @@ class LocalCompleter:
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
             grammar=self._behind(prompt, request.grammar),
-            cache_salt=request.cache_salt,
+            cache_salt=caller().cache_salt(request.cache_salt),
         )
         # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
         return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))
@@ -202,30 +215,6 @@ def _digest(token_ids: Sequence[int]) -> str:
     return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()[:16]
 
 
-def _check_same(begun: Provenance, here: Provenance) -> None:
-    """Refuse to go on with an output in any other way than it began.
-
-    Raises:
-        IncompatibleDraftError: naming both.
-    """
-    for what in ("model_id", "grammar_version", "prompt_digest"):
-        there, own = getattr(begun, what), getattr(here, what)
-        if there != own or (what == "model_id" and not own):
-            raise IncompatibleDraftError(
-                f"the output began with {what} {there or 'unknown'}, here it is {own or 'unknown'}: it cannot resume"
-            )
-
-
-def _told(started: Started, resume: Resume | None, tokens: Provenance | None) -> Started:
-    """Started, with the model that gave the first tokens, where that is another server's."""
-    if tokens is None:
-        return started
-    origin = replace(tokens, prompt_digest=started.provenance.prompt_digest)
-    if resume is not None:
-        _check_same(resume.provenance, origin)
-    return replace(started, provenance=origin)
-
-
 def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
     return replace(logprobs, texts=tuple(map(tokenizer.token_bytes, logprobs.token_ids)), num_characters=num_characters)
 
@@ -237,8 +226,8 @@ def _check_rest(resume: Resume, why_none: str) -> None:
         raise InvalidRequestError(message, field="committed_token_ids")
 
 
-class _Output:
-    """Makes deltas of one request's commits: text, stop strings, and what log-probabilities are called."""
+class _Text:
+    """Text of one request's output: detokenized, cut at stop strings, with the texts of log-probabilities."""
 
     def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
         self._tokenizer = tokenizer
@@ -246,16 +235,18 @@ class _Output:
         self._stream = tokenizer.stream(tokenizer.call_markers if has_tools else {})
         self._stops = StopStrings(request.stop)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether a stop string is complete."""
-        return self._stops.found
+    async def replay(self, resume: Resume | None) -> None:
+        """Come to where another server left the text; lets the event loop run meanwhile.
 
-    async def replay(self, token_ids: Sequence[int]) -> None:
-        """Come to where the text of these tokens left another server; lets the event loop run meanwhile."""
-        for start in range(0, len(token_ids), REPLAY_TOKENS):
-            self._pieces(token_ids[start : start + REPLAY_TOKENS])
+        Raises:
+            InvalidRequestError: a stop string is complete, so that nothing can follow.
+        """
+        if resume is None:
+            return
+        for start in range(0, len(resume.token_ids), REPLAY_TOKENS):
+            self._pieces(resume.token_ids[start : start + REPLAY_TOKENS])
             await asyncio.sleep(0)
+        _check_rest(resume, "a stop string is among them" if self._stops.found else "")
 
     def delta(self, commit: Commit) -> Delta:
         """The commit with its text, cut behind the token that completed a stop string."""

@@ -20,16 +20,15 @@ from inference.errors import (
     UnauthenticatedError,
 )
 from inference.text.chat import Chat
-from inference.workers.completion import CompletionRequest, ModelCard, Resume
-from inference.workers.continuity import Continuity
+from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.convert import (
     card_from_message,
     completion_to_message,
-    converted,
     event_from_message,
     tokenize_to_message,
 )
 from inference.workers.fleet import Fleet
+from inference.workers.output import Output
 from inference.workers.status import calls_to
 
 CARD_TIMEOUT_S = 5.0
@@ -60,16 +59,16 @@ class RemoteCompleter:
         message, timeout_s = completion_to_message(request), self._timeout_s(request)
         call = self._stub.Generate(message, timeout=timeout_s, metadata=self._metadata)
         num_committed = 0 if request.resume is None else len(request.resume.token_ids)
-        answer = Continuity(self._address, has_tokens=request.max_new_tokens != 0, num_committed=num_committed)
+        answer = Output(self._address, limit=request.max_new_tokens, num_committed=num_committed)
         try:
             with calls_to(self._address):
                 async for message in call:
-                    event = await converted(event_from_message, message, message.started.prompt_logprobs)
+                    event = await answer.converted(event_from_message, message, message.started.prompt_logprobs)
                     if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
                         fault = "grammar: this server knows none, and would have answered without"
                         raise InvalidRequestError(fault, field="grammar", address=self._address)
                     if isinstance(event, Started) and request.resume is not None:
-                        _check_resumed(event, request.resume, self._address)
+                        request.resume.provenance.require_same(event.provenance)
                     answer.check(event)
                     yield event
             answer.check_end()
@@ -102,16 +101,6 @@ class RemoteCompleter:
         message = pb.DetokenizeRequest(token_ids=token_ids)
         with calls_to(self._address):
             return str((await self._stub.Detokenize(message, timeout=self._deadline_s)).text)
-
-
-def _check_resumed(started: Started, resume: Resume, address: str) -> None:
-    """A server that knows of no resuming would begin the answer anew, behind what is there already.
-
-    Raises:
-        IncompatibleDraftError: it does not say that it goes on with the same.
-    """
-    if started.provenance != resume.provenance:
-        raise IncompatibleDraftError("the server is of before: it cannot go on with another's answer", address=address)
 
 
 async def card_of_target(fleet: Fleet) -> ModelCard | None:

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.artifacts import artifacts_root
-from inference.backends.neuron.store import MANIFEST, publications
+from inference.backends.neuron.storage.artifacts import artifacts_root
+from inference.backends.neuron.storage.store import MANIFEST, publications
 from scripts.trainium_report.tables import figures, kinds
 from scripts.trainium_report.variant import Variant
 

@@ -47,6 +47,7 @@ def test_tokens_are_made_and_targets_know_their_hashes(tmp_path: Path) -> None:
         owner = known.of_token((kept / name).read_text().strip())
         assert owner is not None
         assert (owner.name, set(owner.rights)) == (name, {right})
+        assert owner.speaks_for_others == (name == "gateway")
 
 
 def fetch(folder: Path) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from examples import minimal
 from inference.backends.onnx.packed import packed_decoder
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 from inference.request import SamplingParams
@@ -76,6 +77,23 @@ async def test_every_topology_samples_the_same_tokens() -> None:
             assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
         # The last ones are the fused server's: whether a worker of its own is in time depends on the machine.
         assert sum(h.num_accepted_tokens for h in helped) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_the_minimal_example_gives_a_servers_tokens(temperature: float) -> None:
+    """examples/minimal.py is where a reader begins: it must be the same algorithm, to the token."""
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
+    prompts = ["1, 2, 3, 4,", "Once upon a time"]
+    sampling = SamplingParams(temperature=temperature)
+    requests = [CompletionRequest(prompt, sampling, seed=7, max_new_tokens=MAX_NEW_TOKENS) for prompt in prompts]
+    async with fused_server(BUNDLED_TARGET, BUNDLED_DRAFT) as server:
+        served = await complete_all(server, requests)
+    for prompt, answer in zip(prompts, served, strict=True):
+        draft, target = (minimal.Model(path, temperature, 7) for path in (BUNDLED_DRAFT, BUNDLED_TARGET))
+        token_ids = tokenizer(prompt)["input_ids"]
+        end = tokenizer.eos_token_id
+        own = minimal.generate(draft, target, token_ids, num_tokens=MAX_NEW_TOKENS, gamma=3, end=end)
+        assert own == answer.token_ids
 
 
 async def test_the_pair_is_as_small_as_promised() -> None:

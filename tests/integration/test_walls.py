@@ -30,13 +30,14 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.observed import Observer
+from inference.workers.observer import Observer
 from inference.workers.status import to_status
 from inference.workers.target import assist
-from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from inference.workers.target.verification import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
+from tests.support.servers import card_of
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
 HARD_OF_HEARING: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]
@@ -69,7 +70,7 @@ async def serving(
     engine.start()
     pool, metrics = DraftPool(engine), Metrics("tiny")
     verification = VerificationServicer(
-        engine, pool, TargetIdentity(WORDS, "m"), idle_timeout_s=idle_timeout_s, observer=Observer(metrics)
+        engine, pool, card_of(WORDS), idle_timeout_s=idle_timeout_s, observer=Observer(metrics)
     )
     completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
     generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron.fused import load_fused_decoder
+from inference.backends.neuron.decoders.fused import load_fused_decoder
 from inference.backends.neuron.slots import load_neuron_backend
 from inference.config import ModelConfig, NeuronOptions
 from inference.model import Span, Turn

@@ -14,7 +14,8 @@ from inference.observe.metrics import Metrics
 from inference.request import UNKNOWN, Provenance
 from inference.text.chat import Chat
 from inference.workers.completion import FEATURES, Codec, CompletionRequest, ModelCard
-from inference.workers.observed import ObservedCompleter, Observer
+from inference.workers.observer import Observer
+from inference.workers.scope import SupervisedCompleter
 
 CARD = ModelCard("tiny", "fused", 128, 288, "0123", features=FEATURES)
 
@@ -126,6 +127,6 @@ def gateway(
 ) -> Gateway:
     """A gateway in front of it, with metrics; the settings are those of `HttpConfig`."""
     metrics = Metrics(CARD.name)
-    observed = ObservedCompleter(completer, Observer(metrics))
+    observed = SupervisedCompleter(completer, Observer(metrics))
     metrics.watch(observed)
     return Gateway(observed, CARD, metrics, is_healthy, replace(HttpConfig(), **settings), codec=codec)

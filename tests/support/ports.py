@@ -1,7 +1,8 @@
-"""A server with all of its ports, in this process: real sockets, no model."""
+"""A server with all of its ports, in this process: real sockets, and no model unless a test brings one."""
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,9 +21,10 @@ from inference.serving.fronts import Ports
 from inference.serving.host import opened
 from inference.serving.observers import Observers
 from inference.serving.processes import free_port
+from inference.workers.completion import Completer
 from inference.workers.generation import GenerationServicer
-from inference.workers.limited import LimitedCompleter
-from inference.workers.observed import ObservedCompleter, Observer
+from inference.workers.observer import Observer
+from inference.workers.scope import SupervisedCompleter
 from tests.support.certificates import Pki
 from tests.support.completers import CARD, ScriptedCompleter
 
@@ -43,8 +45,15 @@ class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
         await context.write(pb.AssistResponse())
 
 
-def _servicers(completer: ObservedCompleter) -> list[Servicer]:
-    return [GenerationServicer(completer, CARD), YesMan()]
+def entry(name: str, role: str, more: str = "") -> str:
+    """Return the entry of a caller in an auth file."""
+    digest = hashlib.sha256(f"token of {name}".replace(" ", "-").encode()).hexdigest()
+    return f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = ["{role}"]\n{more}\n'
+
+
+def token_of(name: str) -> str:
+    """Return the token of an `entry`."""
+    return f"token-of-{name}"
 
 
 @dataclass(frozen=True)
@@ -60,16 +69,21 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    security: PortSecurity, completer: ScriptedCompleter | None = None, *, host: str = "127.0.0.1"
+    security: PortSecurity,
+    completer: Completer | None = None,
+    verification: Servicer | None = None,
+    *,
+    host: str = "127.0.0.1",
 ) -> AsyncGenerator[Served, None]:
-    """All ports in front of a scripted completer, and of a target's streams that say yes."""
+    """All ports in front of a completer, by default a scripted one, and of a target's streams, which say yes."""
     at = Served(free_port(), free_port(), free_port(), free_port(), free_port())
     if security.client_ca is not None:
         security = replace(security, mtls_port=at.mtls)
     server = ServerConfig(host, port=at.grpc, probe_port=at.probes, security=security, grace_s=0.1)
     observe, metrics = ObserveConfig("target", metrics_port=at.metrics), Metrics("tiny")
-    observed = ObservedCompleter(LimitedCompleter(completer or ScriptedCompleter([["a", "b"]])), Observer(metrics))
-    ports, servicers = Ports(server, observe, HttpConfig(at.http)), _servicers(observed)
+    observed = SupervisedCompleter(completer or ScriptedCompleter([["a", "b"]]), Observer(metrics))
+    ports = Ports(server, observe, HttpConfig(at.http))
+    servicers: list[Servicer] = [GenerationServicer(observed, CARD), verification or YesMan()]
     async with AsyncExitStack() as stack:
         for front in ports.fronts(Observers(observe, None, None), metrics, servicers):
             await stack.enter_async_context(opened(front))

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from inference.backends.neuron.decoders.device_target import TargetDecoder
+from inference.backends.neuron.decoders.fused import FusedDecoder
+from inference.backends.neuron.decoders.medusa import MedusaDecoder
+from inference.backends.neuron.graphs.shape import SlotShape
 from inference.cli.roles.registry import parser_of
 from inference.config import ROOT
 from inference.errors import InvalidRequestError
 from inference.gateway.schema import CompletionBody
-from inference.request import RANGES, SamplingParams
+from inference.model import check_request
+from inference.request import (
+    ANY_JSON_OBJECT,
+    RANGES,
+    GenerationRequest,
+    Provenance,
+    SamplingParams,
+    Schedule,
+)
 from inference.workers.convert import sampling_from_message, sampling_to_message
 
 NAMES = {field.name for field in fields(SamplingParams)}
@@ -80,3 +93,100 @@ def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
     assert caught.value.field == name
     with pytest.raises(InvalidRequestError, match=name):
         SamplingParams(**{name: beyond})
+
+
+class Unloaded:
+    """A compiled model that no check may run."""
+
+    def forward(self, **tensors: Any) -> Any:
+        raise AssertionError("a check runs no graph")
+
+
+SHAPE = SlotShape(
+    vocab_size=64, num_slots=1, length=64, width=4, reserved=4, max_prompt=32, prompt_width=32, slot_bytes=1
+)
+DEVICE_DECODERS: list[DeviceDecoder] = [
+    TargetDecoder(Unloaded(), SHAPE, method="target", max_top_k=256),
+    FusedDecoder(Unloaded(), SHAPE, method="eagle", max_top_k=256),
+    FusedDecoder(Unloaded(), SHAPE, method="fused"),
+    MedusaDecoder(Unloaded(), SHAPE, choices=[(0,)], num_heads=1),
+]
+"""Two that sample on the device and two that are greedy only."""
+SERVED_ON_DEVICE = {"temperature", "top_k", "top_p", "seed"}
+"""Where the device samples; `inference.model.check_seed` looks at seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaterSampling(SamplingParams):
+    typical_p: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaterRequest(GenerationRequest):
+    stop_words: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("decoder", DEVICE_DECODERS[:2])
+def test_a_device_that_samples_serves_a_parameter_or_refuses_it_by_name(decoder: DeviceDecoder, name: str) -> None:
+    request = GenerationRequest((3, 4), replace(SamplingParams(temperature=0.7), **{name: another_value(name)}))
+    if name in SERVED_ON_DEVICE:
+        check_request(decoder, request)
+        return
+    with pytest.raises(InvalidRequestError, match=rf"{name} .*chooses tokens on the device") as caught:
+        check_request(decoder, request)
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("decoder", DEVICE_DECODERS)
+def test_a_device_refuses_a_sampling_parameter_that_it_does_not_know(
+    decoder: DeviceDecoder, temperature: float
+) -> None:
+    """The decoder named what it refuses, so that a parameter added later would have been ignored in silence: another
+    law than the one that was asked for."""
+    with pytest.raises(InvalidRequestError, match=r"typical_p 0\.3: .*chooses tokens on the device") as caught:
+        check_request(decoder, GenerationRequest((3, 4), LaterSampling(temperature=temperature, typical_p=0.3)))
+    assert caught.value.field == "typical_p"
+    check_request(decoder, GenerationRequest((3, 4), LaterSampling()))
+
+
+@pytest.mark.parametrize("decoder", DEVICE_DECODERS)
+def test_a_device_refuses_a_field_of_a_request_that_it_does_not_know(decoder: DeviceDecoder) -> None:
+    with pytest.raises(InvalidRequestError, match=r"stop_words \('END',\): .*chooses tokens on the device") as caught:
+        check_request(decoder, LaterRequest((3, 4), stop_words=("END",)))
+    assert caught.value.field == "stop_words"
+    check_request(decoder, LaterRequest((3, 4)))
+
+
+SERVED_FIELDS: dict[str, Any] = {
+    "prompt_token_ids": (5, 6),
+    "sampling": SamplingParams(),
+    "max_new_tokens": 5,
+    "stop_token_ids": frozenset({7}),
+    "stop_at_eos": True,
+    "gamma": 2,
+    "schedule": Schedule.SYNC,
+    "num_committed_tokens": 1,
+    "cache_salt": "salt",
+    "provenance": Provenance("model"),
+}
+REFUSED_FIELDS: dict[str, Any] = {"logprobs": 0, "min_new_tokens": 2, "prompt_logprobs": 0, "grammar": ANY_JSON_OBJECT}
+
+
+def test_every_field_of_a_request_is_either_served_by_a_device_or_refused() -> None:
+    assert SERVED_FIELDS.keys() | REFUSED_FIELDS.keys() == {field.name for field in fields(GenerationRequest)}
+
+
+@pytest.mark.parametrize("decoder", DEVICE_DECODERS)
+def test_a_device_serves_each_field_or_refuses_it_by_name(decoder: DeviceDecoder) -> None:
+    check_request(decoder, GenerationRequest(**SERVED_FIELDS))
+    for name, value in REFUSED_FIELDS.items():
+        with pytest.raises(InvalidRequestError, match=name) as caught:
+            check_request(decoder, GenerationRequest((3, 4), stop_at_eos=True, **{name: value}))
+        assert caught.value.field == name
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_parameters_that_truncate_are_known(name: str) -> None:
+    assert SamplingParams(**{name: another_value(name)}).truncates == (name in {"top_k", "top_p", "min_p"})

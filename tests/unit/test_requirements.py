@@ -8,6 +8,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 
 import pytest
+from packaging.requirements import Requirement
 
 from inference import VERSION
 from inference.config import ROOT
@@ -45,6 +46,31 @@ def test_a_range_is_pinned_to_what_is_tested() -> None:
 
 def test_the_version_is_one() -> None:
     assert PROJECT["version"] == VERSION
+
+
+NEURON_IMAGES = {
+    "2.27": ("2.9.0.2.11.19912", "0.7.15063", "4.56.2"),
+    "2.28": ("2.8.0", "0.8.16251", "4.57.1"),
+    "2.29": ("2.9.0.2.13", "0.9.17334", "4.57.6"),
+    "2.31": ("2.9.0", "0.10.18399", "4.57.6"),
+}
+"""By SDK, what its images have of torch-neuronx and NxDI, and a Transformers that this NxDI pins."""
+
+
+@pytest.mark.parametrize("sdk", NEURON_IMAGES)
+def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
+    """The file pinned NxDI 0.9, torch-neuronx 2.9 and Transformers 4.57, those of SDK 2.29: in any other image that
+    docs/neuron.md offers, pip replaced NxDI with one for another compiler and runtime. Transformers alone would do it
+    too: NxDI 0.7 pins 4.56, and pip takes a newer NxDI rather than none."""
+    wanted = {each.name: each for each in map(Requirement, PROJECT["optional-dependencies"]["neuron"])}
+    names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")
+    for name, version in zip(names, NEURON_IMAGES[sdk], strict=True):
+        assert version in wanted[name].specifier
+
+
+def test_pip_takes_no_torchneuron_for_nxdi() -> None:
+    (torch_neuronx,) = (spec for spec in PROJECT["optional-dependencies"]["neuron"] if name_of(spec) == "torch-neuronx")
+    assert "2.13.3.0" not in Requirement(torch_neuronx).specifier
 
 
 def name_of(spec: str) -> str:

@@ -27,6 +27,9 @@ REMEDY = (
 NXDI = "neuronx-distributed-inference"
 OLDEST_NXDI = (0, 7)
 """Of SDK 2.27; the interfaces that this backend uses were read from there on."""
+TORCH_NEURONX = "torch-neuronx"
+OLDEST_TORCH_NEURON = (2, 10)
+"""Up to 2.9 torch-neuronx is PyTorch/XLA, on which NxDI runs; TorchNeuron has its name and none of its modules."""
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04"
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 COMPILER_ENVIRONMENT = (
@@ -42,15 +45,13 @@ FP8_ENVIRONMENT = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
 
 def require_nxdi() -> None:
     """Raise ConfigError unless NxD Inference, recent enough, and a real torch-neuronx can be imported."""
-    _require_package("torch-neuronx", "torch_neuronx.xla_impl")
+    _require_xla()
     _require_package(NXDI, "neuronx_distributed_inference.models.config")
-    version = version_of(NXDI)
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers and numbers < OLDEST_NXDI:
+    if () < _release_of(NXDI) < OLDEST_NXDI:
         oldest = ".".join(map(str, OLDEST_NXDI))
         raise ConfigError(
-            f"backend neuron needs NxD Inference {oldest} or newer, this Python has {version}, of Neuron SDK 2.26 or "
-            f"older: take an image of a later SDK, such as {IMAGE}"
+            f"backend neuron needs NxD Inference {oldest} or newer, this Python has {version_of(NXDI)}, of Neuron SDK "
+            f"2.26 or older: take an image of a later SDK, such as {IMAGE}"
         )
 
 
@@ -62,9 +63,14 @@ def version_of(package: str) -> str:
         return "unknown"
 
 
+def _release_of(package: str) -> tuple[int, ...]:
+    """Return major and minor version of an installed package; () where they are unknown."""
+    return tuple(int(part) for part in version_of(package).split(".")[:2] if part.isdigit())
+
+
 def require_transformers_neuronx() -> None:
     """Raise ConfigError unless the legacy transformers-neuronx can be imported."""
-    _require_package("torch-neuronx", "torch_neuronx.xla_impl")
+    _require_xla()
     _require_package("transformers-neuronx", "transformers_neuronx.llama.model")
 
 
@@ -78,6 +84,17 @@ def load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except Exception as error:  # placeholders and half-installed packages raise whatever they like
         raise ConfigError(f"backend neuron: {name} cannot be imported ({error}): {REMEDY}") from error
+
+
+def _require_xla() -> None:
+    """Raise ConfigError unless torch-neuronx is here, and the one for PyTorch/XLA."""
+    if _release_of(TORCH_NEURONX) >= OLDEST_TORCH_NEURON:
+        found = f"{TORCH_NEURONX} {version_of(TORCH_NEURONX)}"
+        raise ConfigError(
+            f"backend neuron: {found} is TorchNeuron, on which NxD Inference does not run: take an image of Neuron "
+            f"SDK 2.31 or older, such as {IMAGE}"
+        )
+    _require_package(TORCH_NEURONX, "torch_neuronx.xla_impl")
 
 
 def _require_package(package: str, telling_module: str) -> None:

@@ -16,13 +16,13 @@ from transformers import PretrainedConfig
 
 from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
-from inference.backends.neuron.application import slot_compilation
-from inference.backends.neuron.calls import continued_call, prompt_call
-from inference.backends.neuron.checks import check_family, check_sharding
 from inference.backends.neuron.environment import check_logical_cores
-from inference.backends.neuron.plan import Reading, ReadingTimes, next_rows, prompt_row, reading
-from inference.backends.neuron.settings import slot_arguments
-from inference.backends.neuron.shape import SlotShape, slot_shape
+from inference.backends.neuron.graphs.application import slot_compilation
+from inference.backends.neuron.graphs.calls import continued_call, prompt_call
+from inference.backends.neuron.graphs.checks import check_family, check_sharding
+from inference.backends.neuron.graphs.plan import Reading, ReadingTimes, next_rows, prompt_row, reading
+from inference.backends.neuron.graphs.settings import slot_arguments
+from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from inference.backends.spans import check_spans
 from inference.config import ModelConfig
 from inference.errors import ConfigError

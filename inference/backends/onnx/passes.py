@@ -54,6 +54,8 @@ class OnnxPass:
         token_ids = [token_id for span in spans for token_id in span.token_ids]
         widths = [len(span.token_ids) for span in spans]
         ends = [span.start + width for span, width in zip(spans, widths, strict=True)]
+        for span, end in zip(spans, ends, strict=True):
+            self._slots.note_length(span.slot, end)
         num_filling = self._num_filling(len(token_ids), ends[-1])
         token_ids += [0] * num_filling  # behind the last span, where nobody looks
         widths[-1] += num_filling

@@ -1,16 +1,18 @@
 """Keys and values of every layer, for a fixed number of sequences.
 
-Owns the memory: one tensor of keys and one of values per layer, allocated once and written in place. Knows nothing of
+Owns the memory: one tensor of keys and one of values per layer, reserved once and written in place. Knows nothing of
 tokens, masks or which positions are valid: a reader says how far a slot counts, and what lies beyond is stale.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from inference.backends.host_memory import lazy_zeros
 from inference.errors import ConfigError
 
 
@@ -49,11 +51,11 @@ class SlotCache:
         try:
             # Zeros, because a kernel that reads beyond the mask must not meet NaN: 0 * NaN is NaN.
             rooms = [
-                torch.zeros(num_slots, layer.num_kv_heads, max_length + num_spare, width, dtype=dtype, device=device)
+                _zeros((num_slots, layer.num_kv_heads, max_length + num_spare, width), dtype, device)
                 for layer in layers
                 for width in (layer.key_dim, layer.value_dim)
             ]
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             message = f"{num_slots} slots of {max_length} positions do not fit into the memory of {device}"
             raise ConfigError(message) from error
         # per layer [num_slots, num_kv_heads, max_length + num_spare, dim]
@@ -84,3 +86,10 @@ class SlotCache:
         for rooms in (*self._slot_keys, *self._slot_values):
             source = rooms[source_slot].narrow(2, start, end - start)
             rooms[destination_slot].narrow(2, start, end - start).copy_(source)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros that take memory of a CPU only as they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(lazy_zeros(math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)

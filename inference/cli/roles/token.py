@@ -27,6 +27,8 @@ class TokenSettings:
         auth_file: file of those who may do something; made if it is not there (docs/security.md).
         name: whose token it is, for the log.
         grant: what its owner may do; give it several times.
+        speaks_for_others: for a gateway or a serving draft: servers believe the account that it names with each
+            request.
     """
 
     auth_file: Path = setting(REQUIRED, "--auth_file FILE", section=SECTION)
@@ -34,14 +36,15 @@ class TokenSettings:
     grant: tuple[str, ...] = setting(
         REQUIRED, "--grant ROLE", choices=tuple(right.value for right in Right), section=SECTION
     )
+    speaks_for_others: bool = setting(False, "--speaks_for_others", section=SECTION)
     observe: ObserveConfig = group(ObserveConfig, role="token", without=(*SERVICE_FLAGS, "trace"))
 
 
 async def run(settings: TokenSettings) -> int:
     """Print the token, and nothing else, to stdout; running servers know it from their next request on."""
     token = f"specdec-{secrets.token_urlsafe(32)}"
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    _add(settings.auth_file, _entry(settings.name, settings.grant, digest))
+    entry = _entry(settings.name, settings.grant, hashlib.sha256(token.encode()).hexdigest())
+    _add(settings.auth_file, entry + "speaks_for_others = true\n" * settings.speaks_for_others)
     print(token)
     return 0
 

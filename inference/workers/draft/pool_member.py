@@ -238,7 +238,8 @@ class _Help:
             await self._outbox.put(pb.AssistRequest(propose=proposal))
 
         proposals = ProposalSender(send, self._round_trip)
-        helped = _Helped(self._engine, draft, proposals, runner, self._metrics.request())
+        end = len(request.prompt_token_ids) + request.max_new_tokens
+        helped = _Helped(self._engine, draft, proposals, runner, self._metrics.request(), end)
         self._sessions[message.session_id] = helped
         if request.grammar is not None:
             helped.learn(request.grammar)
@@ -254,8 +255,10 @@ class _Helped:
         proposals: ProposalSender,
         runner: Runner,
         metrics: RequestMetrics,
+        end: int,
     ) -> None:
         self._metrics = metrics
+        self._end = end
         self._engine = engine
         self._draft = draft
         self._proposals = proposals
@@ -278,11 +281,13 @@ class _Helped:
         """Apply a commit; one that crossed the opening on its way may repeat tokens that the opening had.
 
         Raises:
-            InvalidRequestError: tokens before it are missing.
+            InvalidRequestError: tokens before it are missing, or it exceeds the session's limit.
         """
-        num_tokens = len(self._draft.committed)
+        num_tokens, end = len(self._draft.committed), commit.position + len(commit.token_ids)
         if commit.position > num_tokens:
             raise InvalidRequestError(f"a commit is for position {commit.position}, {num_tokens} is next")
+        if end > self._end:
+            raise InvalidRequestError(f"a commit ends at position {end}, the session's limit is {self._end}")
         self._metrics.take(commit)
         self._proposals.answered(commit)
         self._runner.commit(commit, num_known=num_tokens - commit.position)

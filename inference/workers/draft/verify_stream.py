@@ -13,42 +13,36 @@ import grpc
 from grpc_comm.moving import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import NOTHING_COUNTED, Commit, Counts
+from inference.commit import NOTHING_COUNTED, Commit, Counts, Opened
 from inference.errors import IncompatibleDraftError, UnavailableError
-from inference.request import GenerationRequest, Provenance
+from inference.request import UNKNOWN, GenerationRequest, Provenance
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
-from inference.workers.convert import commit_from_message, converted, open_to_message
+from inference.workers.convert import all_logprobs, commit_from_message, open_to_message
 from inference.workers.draft.proposals import ProposalSender
 from inference.workers.fleet import Replica
+from inference.workers.output import Output
 from inference.workers.status import calls_to
 
 _FRAME_BYTES = 5  # gRPC's length prefix of each message
 
 
 @dataclass(slots=True)
-class Origin:
-    """Where a request's tokens come from, over all of its streams.
+class StreamState:
+    """What each of a request's streams takes over from the one before it.
 
     Attributes:
-        model_id: of the model; empty before the first target says.
-        grammar_version: of the request's grammar, if it has one; likewise.
-        has_begun: whether any target has opened it.
+        provenance: of its tokens; fields are empty until the first target has named them.
+        has_begun: whether any target has opened the session.
         answered: whether the latest stream was opened: if it breaks then, it was not for want of a target.
         is_cautious: the next stream waits for the answer to Open. Drafting ahead of it saves a round trip, but a write
             that meets a refusal takes its place (gRPC's 36066): a stream that broke so early is asked again, slowly.
     """
 
-    model_id: str = ""
-    grammar_version: str = ""
+    provenance: Provenance = UNKNOWN
     has_begun: bool = False
     answered: bool = False
     is_cautious: bool = False
-
-    @classmethod
-    def of(cls, provenance: Provenance) -> Origin:
-        """Of a request that may have begun at another server."""
-        return cls(provenance.model_id, provenance.grammar_version)
 
 
 class VerifyStream:
@@ -58,30 +52,33 @@ class VerifyStream:
         self,
         call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse],
         address: str,
-        origin: Origin,
+        state: StreamState,
     ) -> None:
         self._call = call
         self._address = address
-        self._origin = origin
+        self._state = state
         self.round_trip = RoundTrip()
         self.proposals = ProposalSender(self._propose, self.round_trip)
         self._bytes_up = 0
         self._bytes_down = 0
+        self.opened: Opened | None = None
+        """Known from the first commit on."""
         self._has_grammar = False
-        self._num_cached_tokens = 0  # until the first commit
+        self._num_cached_tokens = 0
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
         """Open the session; does not wait for the answer, unless it must, so that drafting begins at once."""
         self._opened_at = time.monotonic()
-        self._origin.answered = False
-        self._position, self._vocab_size = len(request.prompt_token_ids), vocabulary.size
+        self._state.answered = False
+        self._vocab_size, self._num_prompt_tokens = vocabulary.size, len(request.prompt_token_ids)
+        self._output = Output(self._address, limit=request.max_new_tokens, position=self._num_prompt_tokens)
         message = open_to_message(request, fingerprint=vocabulary.fingerprint, vocab_size=vocabulary.size)
-        message.model_id = self._origin.model_id
+        message.model_id = self._state.provenance.model_id
         self._has_grammar = request.grammar is not None
         if self._has_grammar:
-            message.grammar.version = self._origin.grammar_version
+            message.grammar.version = self._state.provenance.grammar_version
         await self._write(pb.VerifyRequest(open=message))
-        if self._origin.is_cautious:
+        if self._state.is_cautious:
             self._take_opened(await self._read())
 
     async def commit(self) -> Commit:
@@ -90,19 +87,22 @@ class VerifyStream:
         if message.WhichOneof("message") == "opened":
             self._take_opened(message)
             message = await self._read()
-        commit: Commit = await converted(commit_from_message, message.commit, message.commit.prompt_logprobs)
+        commit = await self._output.converted(commit_from_message, message.commit, ())
         self._check(commit)
+        if self.opened is None:
+            scores = message.commit.prompt_logprobs
+            scores_of_prompt = await self._output.converted(all_logprobs, scores, scores)
+            self.opened = Opened(self._num_cached_tokens, scores_of_prompt, self._state.provenance)
         self.proposals.answered(commit)
-        num_cached_tokens, self._num_cached_tokens = self._num_cached_tokens, 0
-        return replace(commit, num_cached_tokens=num_cached_tokens)
+        return commit
 
     def _take_opened(self, message: pb.VerifyResponse) -> None:
         """The target answers Open at once: a round trip."""
         self.round_trip.record(time.monotonic() - self._opened_at)
         opened = message.opened
-        self._origin.model_id, self._origin.grammar_version = opened.model_id, opened.grammar_version
-        self._origin.has_begun = self._origin.answered = True
-        self._num_cached_tokens = min(opened.num_cached_tokens, self._position)
+        self._state.provenance = Provenance(opened.model_id, opened.grammar_version)
+        self._state.has_begun = self._state.answered = True
+        self._num_cached_tokens = min(opened.num_cached_tokens, self._num_prompt_tokens)
         if self._has_grammar and not opened.grammar_version:
             raise IncompatibleDraftError(
                 "the target knows no grammars, and would answer without", address=self._address
@@ -112,15 +112,13 @@ class VerifyStream:
         """Compare a commit with what came before it: a lost one must not pass for an answer.
 
         Raises:
-            UnavailableError: something is missing, or no token of this vocabulary; a new stream begins behind what is.
+            UnavailableError: something is missing, too much, or no token of this vocabulary; a new stream begins behind
+                what was taken.
         """
-        if commit.position != self._position:
-            message = f"a commit is for position {commit.position}, {self._position} is next: something was lost"
-            raise UnavailableError(message, address=self._address)
         if commit.token_ids and max(commit.token_ids) >= self._vocab_size:
             message = f"a commit holds token {max(commit.token_ids)}, outside the vocabulary of {self._vocab_size}"
             raise UnavailableError(message, address=self._address)
-        self._position += len(commit.token_ids)
+        self._output.take(commit)
 
     def with_figures(
         self, commit: Commit, *, wait_s: float, draft_s: float = 0.0, counts: Counts = NOTHING_COUNTED
@@ -141,8 +139,7 @@ class VerifyStream:
         )
         counts = replace(counts, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0
-        origin = Provenance(self._origin.model_id, self._origin.grammar_version)
-        return replace(commit, timings=timings, counts=counts, provenance=origin)
+        return replace(commit, timings=timings, counts=counts)
 
     async def _propose(self, message: pb.Propose) -> None:
         await self._write(pb.VerifyRequest(propose=message))
@@ -166,7 +163,7 @@ class VerifyStream:
 
 @asynccontextmanager
 async def verify_stream(
-    target: Replica, origin: Origin, *, deadline_s: float, can_move: bool
+    target: Replica, state: StreamState, *, deadline_s: float, can_move: bool
 ) -> AsyncGenerator[VerifyStream, None]:
     """Open a Verify stream; leaving the block cancels it, which frees the target's slot.
 
@@ -176,6 +173,6 @@ async def verify_stream(
     stub = rpc.VerificationServiceStub(target.channel)
     call = stub.Verify(timeout=deadline_s, metadata=CAN_MOVE if can_move else None)
     try:
-        yield VerifyStream(call, target.address, origin)
+        yield VerifyStream(call, target.address, state)
     finally:
         call.cancel()

@@ -51,7 +51,7 @@ class StreamWorker:
 
     def commit(self, session: TargetSession, commit: Commit) -> None:
         """See `Worker`."""
-        lean = replace(commit, logprobs=(), prompt_logprobs=())  # a draft has no use for them
+        lean = replace(commit, logprobs=())  # a draft has no use for them
         message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(lean))
         self._put(pb.AssistResponse(commit=message))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,21 +15,24 @@ from grpc_comm.interceptors import Context, deadline_of
 from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Commit, Started
+from inference.caller import caller
+from inference.commit import Answer, Commit, Opened, Started, TokenLogprobs
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import IncompatibleDraftError, InvalidRequestError, UnavailableError
+from inference.request import Provenance
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.completion import ModelCard
 from inference.workers.convert import (
     PROTOCOL_VERSION,
     branches_from_message,
     commit_to_message,
     open_from_message,
 )
-from inference.workers.observed import Observer
+from inference.workers.observer import Observer
 from inference.workers.scored import ScoreWriter
 from inference.workers.target.assist import StreamWorker, serve_worker
 
@@ -37,26 +41,13 @@ LINGER_S = 2.0
 meets a closed stream would fail the draft's call as a whole, with the last commits unread."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetIdentity:
-    """Which model a target is.
-
-    Attributes:
-        vocabulary: which drafts it can verify.
-        model_id: hash of what its tokens depend on; a request goes on at another target of the same one alone.
-    """
-
-    vocabulary: Vocabulary
-    model_id: str
-
-
 class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
     """Translates; owns no algorithm.
 
     Args:
         engine: verifies.
         pool: takes in the draft workers that attach.
-        identity: of the target.
+        card: of the target; draft workers must have its vocabulary, and resumed sessions its model.
         idle_timeout_s: seconds a session may hold its slot without a proposal.
         observer: is told of every session.
     """
@@ -67,14 +58,15 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self,
         engine: TargetEngine,
         pool: DraftPool,
-        identity: TargetIdentity,
+        card: ModelCard,
         *,
         idle_timeout_s: float,
         observer: Observer,
     ) -> None:
         self._engine = engine
         self._pool = pool
-        self._identity = identity
+        self._vocabulary = Vocabulary(card.tokenizer_fingerprint, card.vocab_size)
+        self._model_id = card.model_id
         self._idle_timeout_s = idle_timeout_s
         self._observer = observer
         self._writer = ScoreWriter()
@@ -97,9 +89,14 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         watching = asyncio.create_task(self._watch(session))
         try:
             await context.write(self._opened(session))
-            async with aclosing(self._commits(session, deadline_of(context))) as commits:
-                async for commit in commits:
-                    await self._writer.write(context, _committed, commit, commit.prompt_logprobs)
+            scores: tuple[TokenLogprobs, ...] = ()  # of the prompt, which go with the first commit
+            async with aclosing(self._answer(session, deadline_of(context))) as events:
+                async for event in events:
+                    if isinstance(event, Opened):
+                        scores = event.prompt_logprobs
+                    else:
+                        await self._writer.write(context, partial(_committed, scores), event, scores)
+                        scores = ()
             # 3. Finished: a draft that ran ahead has proposals on their way, which must find the stream open.
             if session.runs_ahead:
                 await asyncio.wait([reading], timeout=LINGER_S)
@@ -109,14 +106,14 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 task.cancel()
             self._engine.close(session)
 
-    async def _commits(self, session: TargetSession, deadline: float | None) -> AsyncGenerator[Commit, None]:
+    async def _answer(self, session: TargetSession, deadline: float | None) -> AsyncGenerator[Answer, None]:
         request = session.request
         with self._observer.request(f"session {session.id}", deadline) as observation:
             observation.take(Started(len(request.prompt_token_ids), request.sampling.seed))
-            async with aclosing(self._engine.commits(session)) as commits:
-                async for commit in commits:
-                    observation.take(commit)
-                    yield commit
+            async with aclosing(self._engine.answer(session)) as events:
+                async for event in events:
+                    observation.take(event)
+                    yield event
 
     async def Assist(self, _: object, context: Context) -> None:
         """Serve one draft worker of the pool until it leaves."""
@@ -128,6 +125,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._check_fits(message)
         self._check_resumes(message)
         request = open_from_message(message)
+        request = replace(request, cache_salt=caller().cache_salt(request.cache_salt))
         return self._engine.open(request, drafted=True, grammar=await self._engine.compiled(request))
 
     def _check_fits(self, message: pb.Open | pb.Attach) -> None:
@@ -135,19 +133,13 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             raise IncompatibleDraftError(
                 f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
             )
-        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._identity.vocabulary)
+        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
 
     def _check_resumes(self, message: pb.Open) -> None:
-        """A sequence that one model began is not another's to go on with."""
-        if message.num_committed_tokens and message.model_id not in ("", self._identity.model_id):
-            raise IncompatibleDraftError(
-                f"the session began with model {message.model_id}, here is {self._identity.model_id}: it cannot resume"
-            )
-        if message.num_committed_tokens and message.grammar.version not in ("", GRAMMAR_VERSION):
-            raise IncompatibleDraftError(
-                f"the session began with grammars of {message.grammar.version}, here are those of {GRAMMAR_VERSION}: "
-                "it cannot resume"
-            )
+        """Refuse to go on with a sequence that another model began; a draft worker may leave the origin open."""
+        if message.num_committed_tokens:
+            begun = Provenance(message.model_id or self._model_id, message.grammar.version or GRAMMAR_VERSION)
+            begun.require_same(Provenance(self._model_id, GRAMMAR_VERSION))
 
     def _opened(self, session: TargetSession) -> pb.VerifyResponse:
         opened = pb.Opened(
@@ -155,7 +147,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             max_length=self._engine.max_length,
             max_tree_tokens=MAX_TREE_TOKENS,
             pass_us=self._engine.pass_us,
-            model_id=self._identity.model_id,
+            model_id=self._model_id,
             grammar_version=GRAMMAR_VERSION if session.request.grammar is not None else "",
             num_cached_tokens=session.num_cached_tokens,
         )
@@ -187,8 +179,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._engine.close(session)
 
 
-def _committed(commit: Commit) -> pb.VerifyResponse:
-    return pb.VerifyResponse(commit=commit_to_message(commit))
+def _committed(scores: Sequence[TokenLogprobs], commit: Commit) -> pb.VerifyResponse:
+    return pb.VerifyResponse(commit=commit_to_message(commit, scores))
 
 
 async def _first(context: Context, kind: str, *, of: str) -> Any:

@@ -20,6 +20,7 @@ from inference.model import Backend, max_pass_draft_tokens
 from inference.request import GenerationRequest, SamplingParams, Schedule
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.tree import Branch
+from tests.support.answers import commits_of, next_commit
 from tests.support.models import EOS_TOKEN_ID
 
 MAX_LENGTH = 64
@@ -99,7 +100,7 @@ async def assert_noticed(
 
 
 async def _generate(engine: TargetEngine, request: GenerationRequest) -> Answer:
-    return answer_of([commit async for commit in engine.generate(request)])
+    return answer_of(await commits_of(engine.generate(request)))
 
 
 def answer_of(commits: Sequence[Commit]) -> Answer:
@@ -134,7 +135,7 @@ async def _distribute(
         while not commits or commits[-1].finish_reason is None:
             chain = await drafts.propose(draft, request.gamma or 5)
             target.propose(session, [Branch(None, len(draft.committed), chain)] if chain else [])
-            commits.append(await session.commits.get())
+            commits.append(await next_commit(session))
             drafts.commit(draft, commits[-1].token_ids)
     finally:
         drafts.close(draft)

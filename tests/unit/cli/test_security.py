@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from grpc_comm.channel import HandshakeError, check_handshake
+from grpc_comm.server import Gate, Server
 from grpc_comm.tls import ClientTls, ServerTls
 from inference.caller import Right
 from inference.cli.app import main, prepared
@@ -32,6 +36,16 @@ def test_a_new_token_is_shown_once_and_known_at_once(tmp_path: Path, capsys: pyt
         assert text not in file.read_text()
         assert hashlib.sha256(text.encode()).hexdigest() in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_gateways_token_speaks_for_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, flags = tmp_path / "auth.toml", {"gateway": ["--speaks_for_others"], "alice": []}
+    tokens = {
+        name: token(capsys, "--auth_file", file, "--name", name, "--grant", "client", *flags[name]) for name in flags
+    }
+    access, client = Access(file), frozenset({Right.CLIENT})
+    speaks = {name: access.by_token(f"Bearer {text}", client).speaks_for_others for name, text in tokens.items()}
+    assert speaks == {"gateway": True, "alice": False}
 
 
 def test_a_file_that_others_may_read_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +77,8 @@ def test_trial_certificates_are_made_once_and_fit_each_other(tmp_path: Path) -> 
     folder = tmp_path / "certs"
     config = server("--host", "0.0.0.0", "--tls_self_signed", folder)
     made = {file: file.read_bytes() for file in folder.iterdir()}
-    assert sorted(file.name for file in made) == ["ca.pem", "client.key", "client.pem", "server.key", "server.pem"]
+    stems = ["client.key", "client.pem", "server.key", "server.pem"]
+    assert sorted(file.name for file in made) == ["ca.pem", *stems, "trial_ca.key"]
     assert all(file.stat().st_mode & 0o077 == 0 for file in made if file.suffix == ".key")
     assert config.security.cert is not None
     assert config.security.key is not None
@@ -73,6 +88,75 @@ def test_trial_certificates_are_made_once_and_fit_each_other(tmp_path: Path) -> 
     assert {file: file.read_bytes() for file in folder.iterdir()} == made
     with pytest.raises(ConfigError, match="--tls_self_signed and --tls_cert: a server has one certificate"):
         server("--tls_self_signed", folder, "--tls_cert", folder / "server.pem")
+
+
+@pytest.mark.parametrize(
+    ("family", "host", "far"), [(socket.AF_INET, "0.0.0.0", "192.0.2.1"), (socket.AF_INET6, "::", "2001:db8::1")]
+)
+async def test_a_trial_server_is_trusted_at_its_interface_address(
+    tmp_path: Path, family: socket.AddressFamily, host: str, far: str
+) -> None:
+    """The story: README's recipe failed for HOST an IP address, which the certificate had only if DNS knew it."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))  # chooses an interface, and sends nothing
+            own = probe.getsockname()[0]
+    except OSError:
+        pytest.skip("no interface has such an address")
+    config = server("--host", host, "--tls_self_signed", tmp_path / "certs")
+    assert config.security.cert is not None
+    assert config.security.key is not None
+    gate = Gate(ServerTls(config.security.cert, config.security.key).grpc_credentials())
+    serving = Server("[::]:0" if ":" in host else f"{host}:0", [], status_of=lambda _: None, gate=gate)
+    await serving.open()
+    try:
+        address = f"[{own}]:{serving.port}" if ":" in own else f"{own}:{serving.port}"
+        client = ClientTls(tmp_path / "certs" / "ca.pem")
+        await check_handshake(address, client)
+        with pytest.raises(HandshakeError, match=rf"It names .*{own}.*: --tls_server_name "):
+            await check_handshake(address, replace(client, server_name="elsewhere.example"))
+    finally:
+        await serving.close()
+
+
+def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A machine that gets another address goes on with the ca.pem that its clients have."""
+    folder = tmp_path / "certs"
+    caplog.set_level("INFO")
+    server("--host", "edge.example", "--tls_self_signed", folder)
+    ca, before = (folder / "ca.pem").read_bytes(), (folder / "server.pem").read_bytes()
+    for _ in range(2):
+        server("--host", "192.0.2.77", "--tls_self_signed", folder)
+    server("--host", "Edge.Example", "--tls_self_signed", folder)
+    lines = [record.getMessage() for record in caplog.records if "now names" in record.getMessage()]
+    assert lines == [f"{folder / 'server.pem'} now names 192.0.2.77 too; clients keep their ca.pem"]
+    assert (folder / "ca.pem").read_bytes() == ca
+    assert (folder / "server.pem").read_bytes() != before
+    ServerTls(folder / "server.pem", folder / "server.key")
+
+
+def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """So do those that an operator put there: the server serves with them, and logs which names they lack."""
+    folder = tmp_path / "certs"
+    server("--tls_self_signed", folder)
+    (folder / "trial_ca.key").unlink()
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    server("--host", "192.0.2.77", "--tls_self_signed", folder)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{folder / 'server.pem'} does not name 192.0.2.77" in line
+    assert "--tls_server_name" in line
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["my_host", "", "a..b", "*", "1.0.0.127.in-addr.arpa"])
+def test_a_host_name_that_no_certificate_can_have_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The story: on a machine called my_host, `--tls_self_signed` ended with a traceback."""
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    monkeypatch.setattr(socket, "getfqdn", lambda: name)
+    server("--tls_self_signed", tmp_path)
+    ServerTls(tmp_path / "server.pem", tmp_path / "server.key")
 
 
 def test_plain_text_off_loopback_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:

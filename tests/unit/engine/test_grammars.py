@@ -20,6 +20,7 @@ from inference.request import GenerationRequest, Grammar, GrammarKind
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.grammar import GrammarCompiler, GrammarMatcher
 from inference.text.tokenizer import Tokenizer
+from tests.support.answers import commits_of, each_commit
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 from tests.support.scripted import ScriptedDecoder
 
@@ -52,7 +53,7 @@ async def engine() -> AsyncGenerator[TargetEngine, None]:
 
 
 async def commits(engine: TargetEngine, request: GenerationRequest = REQUEST) -> list[Commit]:
-    return [commit async for commit in engine.generate(request)]
+    return await commits_of(engine.generate(request))
 
 
 async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
@@ -102,7 +103,7 @@ async def test_a_matcher_that_refuses_what_it_allowed_is_internal(
     session = engine.open(REQUEST, drafted=False, grammar=lying)
     other = asyncio.create_task(commits(engine))
     with pytest.raises(InternalError, match="refuses token"):
-        async for _ in engine.commits(session):
+        async for _ in each_commit(engine.answer(session)):
             pass
     assert (await other)[-1].token_ids[-1] == EOS_TOKEN_ID
     assert engine.num_running == 0

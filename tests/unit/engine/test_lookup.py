@@ -25,6 +25,7 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.speculation.tree import Branch
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
+from tests.support.answers import commits_of, each_commit
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
 
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
@@ -97,12 +98,12 @@ def tokens(commits: Sequence[Commit]) -> list[int]:
 
 async def alone(request: GenerationRequest) -> list[Commit]:
     async with running(SlotDecoder(TableModel())) as engine:
-        return [commit async for commit in engine.generate(request)]
+        return await commits_of(engine.generate(request))
 
 
 async def fused(request: GenerationRequest) -> list[Commit]:
     async with running(SpeculativeDecoder(SlotDecoder(TableModel()), Moody(), DraftLength())) as engine:
-        return [commit async for commit in engine.generate(request)]
+        return await commits_of(engine.generate(request))
 
 
 def proposals(session: TargetSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
@@ -123,7 +124,7 @@ def drafted(schedule: Schedule) -> Callable[[GenerationRequest], asyncio.Future[
             wanted = replace(request, schedule=schedule, gamma=8)
             session = engine.open(wanted, drafted=True, grammar=await engine.compiled(wanted))
             engine.propose(session, [])
-            async for commit in engine.commits(session):
+            async for commit in each_commit(engine.answer(session)):
                 commits.append(commit)
                 branches = proposals(session, truth, rng)
                 if branches or schedule is Schedule.SYNC:
@@ -159,7 +160,7 @@ async def pooled(request: GenerationRequest) -> list[Commit]:
     async with running(SlotDecoder(TableModel())) as engine:
         pool = DraftPool(engine)
         pool.attach(Helper(pool, truth))
-        return [commit async for commit in pool.generate(request)]
+        return await commits_of(pool.generate(request))
 
 
 TOPOLOGIES = {
@@ -198,7 +199,7 @@ async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -
 async def test_gamma_0_and_the_setting_switch_it_off() -> None:
     assert not any(commit.num_draft_tokens for commit in await alone(replace(PLAIN, gamma=0)))
     async with running(SlotDecoder(TableModel()), replace(LIMITS, lookup=False)) as engine:
-        assert not any([commit.num_draft_tokens async for commit in engine.generate(PLAIN)])
+        assert not any(commit.num_draft_tokens for commit in await commits_of(engine.generate(PLAIN)))
 
 
 async def test_a_silent_worker_is_not_trusted_for_what_the_target_looked_up() -> None:
@@ -209,7 +210,7 @@ async def test_a_silent_worker_is_not_trusted_for_what_the_target_looked_up() ->
         silent.num_slots, silent.commit = 100, lambda session, commit: None  # type: ignore[method-assign]
         pool.attach(silent)
         trust = pool._workers[silent].trust
-        commits = [commit async for commit in pool.generate(replace(PLAIN, max_new_tokens=150))]
+        commits = await commits_of(pool.generate(replace(PLAIN, max_new_tokens=150)))
         assert sum(commit.own.num_lookup_accepted for commit in commits) > 10
         assert pool._workers[silent].trust <= trust
 

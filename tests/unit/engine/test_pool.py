@@ -13,6 +13,7 @@ from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.request import GenerationRequest
 from inference.speculation.tree import Branch
+from tests.support.answers import commits_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
 NUM_TOKENS = 300
@@ -73,7 +74,7 @@ async def pool() -> AsyncGenerator[DraftPool, None]:
 async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
     """The tokens of a request, and how many of the last half of its commits had a draft token."""
     request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
-    commits = [commit async for commit in pool.generate(request)]
+    commits = await commits_of(pool.generate(request))
     half = commits[len(commits) // 2 :]
     token_ids = [token_id for commit in commits for token_id in commit.token_ids]
     return token_ids, sum(commit.num_draft_tokens > 0 for commit in half) * 100 // len(half)
@@ -102,11 +103,11 @@ async def test_a_worker_that_is_never_right_does_not_keep_the_drafts(pool: Draft
     pool.attach(junk)
     pool.attach(good)
     request = GenerationRequest((0, 1, 2), max_new_tokens=2 * NUM_TOKENS, gamma=4)
-    commits = [commit async for commit in pool.generate(request)]
+    commits = await commits_of(pool.generate(request))
     assert [token_id for commit in commits for token_id in commit.token_ids] == tokens_at(3, 2 * NUM_TOKENS)
     assert sum(commit.num_accepted_tokens for commit in commits) > NUM_TOKENS / 3
     assert (junk.most, good.most) == (1, 1)
-    _ = [commit async for commit in pool.generate(request)]
+    _ = await commits_of(pool.generate(request))
     assert junk.most == 1, "it was given the next one as well"
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inference.backends.pytorch.backend import TorchBackend
-from inference.commit import Commit
+from inference.commit import Commit, Opened
 from inference.engine.draft import DraftEngine
 from inference.engine.prefixes import Place, Prefix, choose_place
 from inference.engine.target import EngineLimits, TargetEngine
@@ -126,13 +126,24 @@ def test_a_shared_prefix(one: list[int], other: list[int], salt: str) -> None:
 
 
 async def run(engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None) -> list[Commit]:
+    return (await cached(engine, request, leaves_after))[1]
+
+
+async def cached(
+    engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None
+) -> tuple[int, list[Commit]]:
+    """How many tokens of the prompt were cached, and the commits up to where the client leaves."""
     commits: list[Commit] = []
+    num_cached = 0
     async with aclosing(engine.generate(request)) as stream:
-        async for commit in stream:
-            commits.append(commit)
+        async for event in stream:
+            if isinstance(event, Opened):
+                num_cached = event.num_cached_tokens
+                continue
+            commits.append(event)
             if leaves_after is not None and len(commits) > leaves_after:
                 break
-    return commits
+    return num_cached, commits
 
 
 def tokens(commits: Sequence[Commit]) -> list[int]:
@@ -151,13 +162,13 @@ async def test_the_next_turn_reads_what_is_new(kind: type[Unforkable]) -> None:
     backend = kind(torch_backend())
     engine = TargetEngine(SlotDecoder(backend))
     engine.start()
-    first = await run(engine, request(PROMPT))
+    first_cached, first = await cached(engine, request(PROMPT))
     backend.num_read = 0
     turn = request([*PROMPT, *tokens(first), 5, 6, 7])
-    second = await run(engine, turn)
+    second_cached, second = await cached(engine, turn)
     await engine.stop()
     num_cached = len(PROMPT) + NUM_TOKENS - 1  # nothing was computed behind the last token
-    assert [commit.num_cached_tokens for commit in first + second] == [0] * NUM_TOKENS + [num_cached] + [0] * 5
+    assert (first_cached, second_cached) == (0, num_cached)
     assert backend.num_read == 4 + NUM_TOKENS - 1
     assert tokens(second) == plain(turn)
 
@@ -167,9 +178,10 @@ async def test_one_token_is_always_left_to_compute_and_running_sequences_are_cop
     engine.start()
     async with aclosing(engine.generate(request(PROMPT, max_new_tokens=40))) as running:
         await anext(running)
-        (again, shorter) = [await run(engine, request(prompt)) for prompt in (PROMPT, PROMPT[:10])]
+        found = [await cached(engine, request(prompt)) for prompt in (PROMPT, PROMPT[:10])]
     await engine.stop()
-    assert (again[0].num_cached_tokens, shorter[0].num_cached_tokens) == (39, 9)
+    assert [num_cached for num_cached, _ in found] == [39, 9]
+    again, shorter = [commits for _, commits in found]
     assert (tokens(again), tokens(shorter)) == (plain(request(PROMPT)), plain(request(PROMPT[:10])))
 
 
@@ -181,9 +193,9 @@ async def test_who_begins_anew(fields: dict[str, Any], num_cached: int) -> None:
     engine.start()
     for salt in ("a", ""):
         await run(engine, request(PROMPT, cache_salt=salt))
-    (first, *_) = await run(engine, request(PROMPT, **fields))
+    found, _ = await cached(engine, request(PROMPT, **fields))
     await engine.stop()
-    assert first.num_cached_tokens == num_cached
+    assert found == num_cached
 
 
 async def test_without_caching_nothing_is_left() -> None:
@@ -193,8 +205,7 @@ async def test_without_caching_nothing_is_left() -> None:
     engine.start()
     read = []
     for _ in range(2):
-        (first, *_) = await run(engine, request(PROMPT))
-        assert first.num_cached_tokens == 0
+        assert (await cached(engine, request(PROMPT)))[0] == 0
         read.append(drafting.num_read)
     await engine.stop()
     assert read[1] == 2 * read[0], "the draft has forgotten it too"
@@ -215,10 +226,10 @@ async def test_a_prompt_that_was_given_up_leaves_the_parts_that_were_read(monkey
 
     backend.during = lambda: setattr(backend, "during", second_pass)
     await until(lambda: engine.num_running == 0 and backend.num_read > 16)
-    (first, *_) = await run(engine, request(PROMPT))
+    num_cached, commits = await cached(engine, request(PROMPT))
     await engine.stop()
-    assert first.num_cached_tokens == 16, "what a pass writes for who has left, nobody hears of"
-    assert tokens([first]) == plain(request(PROMPT))[:1]
+    assert num_cached == 16, "what a pass writes after its session has left is not counted"
+    assert tokens(commits)[:1] == plain(request(PROMPT))[:1]
 
 
 async def test_who_left_during_a_pass_that_failed_leaves_nothing() -> None:
@@ -231,9 +242,9 @@ async def test_who_left_during_a_pass_that_failed_leaves_nothing() -> None:
     loop = asyncio.get_running_loop()
     backend.num_failures, backend.during = 1, lambda: asyncio.run_coroutine_threadsafe(stream.aclose(), loop).result(30)
     await until(lambda: engine.num_running == 0 and not backend.num_failures)
-    (first, *_) = await run(engine, request(PROMPT))
+    num_cached, _ = await cached(engine, request(PROMPT))
     await engine.stop()
-    assert first.num_cached_tokens == 0
+    assert num_cached == 0
 
 
 def test_a_draft_trusts_nothing_behind_where_a_failed_pass_began() -> None:
@@ -262,8 +273,7 @@ async def test_a_backend_that_rereads_faster_is_asked() -> None:
     engine.start()
     found = []
     for backend.pays, end in ((False, 40), (False, 40), (True, 40), (True, 36)):
-        (first, *_) = await run(engine, request([*PROMPT[:end], *range(3, 43 - end)]))
-        found.append(first.num_cached_tokens)
+        found.append((await cached(engine, request([*PROMPT[:end], *range(3, 43 - end)])))[0])
     await engine.stop()
     assert found == [0, 0, 39, 0]
 
@@ -345,18 +355,18 @@ def prompts(history: Sequence[Asked]) -> list[GenerationRequest]:
 async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Asked]) -> None:
     """Ask everything, and compare every answer."""
     requests = prompts(history)
-    running: list[asyncio.Task[list[Commit]]] = []
+    running: list[asyncio.Task[tuple[int, list[Commit]]]] = []
     for each, wanted in zip(history, requests, strict=True):
         if not each.beside:  # whoever fails twice ends, and rightly
             await asyncio.gather(*running)
             backend.num_failures = int(each.fails)
-        running.append(asyncio.create_task(run(engine, wanted, each.leaves_after)))
-    for commits, each, wanted in zip(await asyncio.gather(*running), history, requests, strict=True):
+        running.append(asyncio.create_task(cached(engine, wanted, each.leaves_after)))
+    for (num_cached, commits), each, wanted in zip(await asyncio.gather(*running), history, requests, strict=True):
         output = tokens(commits)
         assert output == plain(wanted)[: len(output)]
         assert each.leaves_after is not None or len(output) == NUM_TOKENS
-        assert all(commit.num_cached_tokens < len(wanted.prompt_token_ids) for commit in commits)
-        assert not each.scored or commits[0].num_cached_tokens == 0
+        assert num_cached < len(wanted.prompt_token_ids)
+        assert not each.scored or num_cached == 0
 
 
 def assert_holds(backend: TorchBackend, slot: int, token_ids: Sequence[int], fresh: TorchBackend) -> None:

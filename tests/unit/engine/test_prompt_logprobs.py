@@ -17,6 +17,7 @@ from inference.request import GenerationRequest
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support.answers import opened_and_commits
 from tests.support.models import tiny_model
 
 PROMPT = tuple(range(10, 33))
@@ -30,9 +31,8 @@ def decoders() -> dict[str, Decoder]:
 
 
 async def scores_of(engine: TargetEngine, request: GenerationRequest) -> tuple[list[int], tuple[TokenLogprobs, ...]]:
-    commits = [commit async for commit in engine.generate(request)]
-    assert not any(commit.prompt_logprobs for commit in commits[1:])
-    return [token_id for commit in commits for token_id in commit.token_ids], commits[0].prompt_logprobs
+    opened, commits = await opened_and_commits(engine.generate(request))
+    return [token_id for commit in commits for token_id in commit.token_ids], opened.prompt_logprobs
 
 
 @pytest.mark.parametrize("chunk", [3, 22, 256])

@@ -20,6 +20,7 @@ from inference.model import Array, Draft, DraftToken, Span, Turn, Verdict
 from inference.request import GenerationRequest, SamplingParams
 from inference.scheduling.pacing import Branching, Pacing
 from inference.speculation.slot_decoder import SlotDecoder
+from tests.support.answers import each_commit, tokens_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
 NUM_TOKENS = 12
@@ -53,7 +54,7 @@ async def running(decoder: ScriptedDecoder, limits: EngineLimits = NO_LIMITS) ->
 
 async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = GREEDY) -> list[int]:
     request = GenerationRequest(tuple(range(length)), sampling, max_new_tokens=NUM_TOKENS)
-    return [token_id async for commit in engine.generate(request) for token_id in commit.token_ids]
+    return await tokens_of(engine.generate(request))
 
 
 async def test_one_poisonous_session_ends_alone() -> None:
@@ -75,7 +76,7 @@ async def test_one_poisonous_session_ends_alone() -> None:
         culprit: list[Commit] = []
 
         async def ask() -> None:
-            async for commit in engine.generate(GenerationRequest(tuple(range(100)), max_new_tokens=20)):
+            async for commit in each_commit(engine.generate(GenerationRequest(tuple(range(100)), max_new_tokens=20))):
                 culprit.append(commit)
 
         with pytest.raises(InternalError, match="failed on this request"):

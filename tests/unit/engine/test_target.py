@@ -17,6 +17,7 @@ from inference.errors import CapacityError, InternalError, InvalidRequestError, 
 from inference.request import GenerationRequest
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.tree import Branch
+from tests.support.answers import commits_of, each_commit, next_commit
 from tests.support.models import tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, token_at, tokens_at, until
 
@@ -45,7 +46,7 @@ def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None
 
 
 async def finish(engine: TargetEngine, wanted: GenerationRequest) -> list[Commit]:
-    return [commit async for commit in engine.generate(wanted)]
+    return await commits_of(engine.generate(wanted))
 
 
 def tokens(commits: list[Commit]) -> list[int]:
@@ -73,7 +74,7 @@ async def test_equals_transformers_while_sessions_come_and_go() -> None:
         wanted = GenerationRequest(tuple(prompts[number]), max_new_tokens=9, stop_token_ids=frozenset({1}))
         output: list[int] = []
         async with aclosing(engine.generate(wanted)) as commits:
-            async for commit in commits:
+            async for commit in each_commit(commits):
                 output += commit.token_ids
                 if number % 3 == 2 and len(output) == 4:
                     break
@@ -216,7 +217,7 @@ async def test_failed_pass_ends_its_sessions_alone(
         await finish(engine, request())
     assert caplog.text.count("RuntimeError: out of luck") == 2
     engine.propose(bystander, [Branch(None, 1, tokens_at(1, 1))])
-    assert tokens([commit async for commit in engine.commits(bystander)]) == tokens_at(1, 2)
+    assert tokens(await commits_of(engine.answer(bystander))) == tokens_at(1, 2)
     assert len(tokens(await finish(engine, request()))) == 4
 
 
@@ -240,7 +241,7 @@ async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngi
     await engine.stop(grace_s=0.05)
     for session in sessions:
         with pytest.raises(UnavailableError, match="shutting down"):
-            await session.commits.get()
+            await next_commit(session)
 
 
 async def test_long_prompts_are_read_in_parts(
@@ -261,11 +262,11 @@ async def test_long_prompts_are_read_in_parts(
 async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None:
     session = engine.open(request(3, max_new_tokens=9), drafted=True)
     engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 1, 2])])
-    commit = await session.commits.get()
+    commit = await next_commit(session)
     assert list(commit.token_ids) == tokens_at(3, 3)
     assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (4, 2)
     engine.propose(session, [])
-    assert list((await session.commits.get()).token_ids) == tokens_at(6, 1)
+    assert list((await next_commit(session)).token_ids) == tokens_at(6, 1)
     assert session.idle_s >= 0
     engine.close(session)
 
@@ -274,7 +275,7 @@ async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: S
     """Three tokens are left: two drafted and the target's own."""
     session = engine.open(request(3, max_new_tokens=3), drafted=True)
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
-    commit = await session.commits.get()
+    commit = await next_commit(session)
     assert list(commit.token_ids) == tokens_at(3, 3)
     assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (2, 2)
     assert commit.finish_reason is FinishReason.LENGTH
@@ -285,7 +286,7 @@ async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngin
     """They were reported as verified and not accepted, so that even a perfect draft seemed to miss."""
     session = engine.open(request(3, max_new_tokens=20, stop=token_at(5)), drafted=True)
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
-    commit = await session.commits.get()
+    commit = await next_commit(session)
     assert list(commit.token_ids) == tokens_at(3, 3)
     assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (3, 3)
     assert commit.finish_reason is FinishReason.STOP
@@ -299,7 +300,7 @@ async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, de
     assert (len(turn.token_ids), turn.chooses) == (8, False)
     await asyncio.sleep(0.01)
     engine.propose(session, [Branch(None, 9, [1])])
-    await session.commits.get()
+    await next_commit(session)
     assert decoder.steps[1][0].start == 8
     engine.close(session)
 

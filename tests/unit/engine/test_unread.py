@@ -12,6 +12,7 @@ from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import CapacityError
 from inference.request import GenerationRequest
+from tests.support.answers import tokens_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
 
@@ -29,7 +30,7 @@ def unread(engine: TargetEngine, num_tokens: int) -> TargetSession:
 
 
 async def finish(engine: TargetEngine, session: TargetSession) -> list[int]:
-    return [token_id async for commit in engine.commits(session) for token_id in commit.token_ids]
+    return await tokens_of(engine.answer(session))
 
 
 async def test_a_call_that_reads_nothing_ends_and_frees_its_slot(

@@ -8,13 +8,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference import VERSION
-from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, OwnDrafts, Started, Timings
+from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Opened, OwnDrafts, Started, Timings
 from inference.errors import CapacityError
 from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
 from inference.request import MAX_GAMMA
 from inference.workers.completion import CompletionRequest
-from inference.workers.observed import ObservedCompleter, Observer
+from inference.workers.observer import Observer
+from inference.workers.scope import SupervisedCompleter
 
 TIMINGS = Timings(queue_us=1_000, compute_us=2_000, draft_us=500, network_us=100)
 COUNTS = Counts(bytes_up=30, bytes_down=20)
@@ -47,14 +48,14 @@ def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
     }
 
 
-async def drain(completer: ObservedCompleter) -> None:
+async def drain(completer: SupervisedCompleter) -> None:
     async for _ in completer.complete(CompletionRequest("x")):
         pass
 
 
 async def test_a_request_is_counted_under_vllms_names() -> None:
     metrics = Metrics("tiny")
-    await drain(ObservedCompleter(Completer(), Observer(metrics)))
+    await drain(SupervisedCompleter(Completer(), Observer(metrics)))
     found = samples(metrics)
     expected = {
         "vllm:prompt_tokens_total": 5,
@@ -84,11 +85,11 @@ async def test_a_request_is_counted_under_vllms_names() -> None:
 
 async def test_failures_and_clients_that_leave() -> None:
     metrics = Metrics("tiny")
-    completer = ObservedCompleter(Completer(CapacityError("full", retry_after_s=1.0)), Observer(metrics))
+    completer = SupervisedCompleter(Completer(CapacityError("full", retry_after_s=1.0)), Observer(metrics))
     metrics.watch(completer)
     with pytest.raises(CapacityError):
         await drain(completer)
-    events = ObservedCompleter(Completer(), Observer(metrics)).complete(CompletionRequest("x"))
+    events = SupervisedCompleter(Completer(), Observer(metrics)).complete(CompletionRequest("x"))
     await anext(events)
     await events.aclose()
     found = samples(metrics)
@@ -99,7 +100,7 @@ async def test_failures_and_clients_that_leave() -> None:
 
 async def test_gauges_follow_the_requests() -> None:
     metrics = Metrics("tiny")
-    completer = ObservedCompleter(Completer(), Observer(metrics))
+    completer = SupervisedCompleter(Completer(), Observer(metrics))
     metrics.watch(completer)
     events = completer.complete(CompletionRequest("x"))
     await anext(events)
@@ -124,7 +125,7 @@ def test_an_engine_tells_how_much_of_its_cache_is_held() -> None:
 
 async def test_a_gateway_has_no_cache() -> None:
     metrics = Metrics("tiny", role="gateway")
-    metrics.watch(ObservedCompleter(Completer(), Observer(metrics)))
+    metrics.watch(SupervisedCompleter(Completer(), Observer(metrics)))
     assert ("vllm:kv_cache_usage_perc", "") not in samples(metrics)
 
 
@@ -138,7 +139,8 @@ def test_a_draft_workers_session_counts_at_the_target() -> None:
     metrics, profile = Metrics("tiny"), Profile("target")
     with Observer(metrics, profile).request("session s1") as session:
         session.take(Started(5, 1))
-        session.take(Commit(5, (1, 2), 3, 1, TIMINGS, num_cached_tokens=4))
+        session.take(Opened(num_cached_tokens=4))
+        session.take(Commit(5, (1, 2), 3, 1, TIMINGS))
         session.take(Commit(7, (3,), 2, 0, TIMINGS, FinishReason.LENGTH))
     found = samples(metrics)
     assert found["vllm:spec_decode_num_draft_tokens_total", ""] == 5

@@ -13,6 +13,7 @@ from inference.sampling.choice import choose_tokens, rank_tokens
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support.answers import commits_of
 from tests.support.models import tiny_model
 
 LOGITS = np.array([[9.0, 1.0, 8.0, 2.0]] * 2, dtype=np.float32)
@@ -49,7 +50,7 @@ def backend() -> TorchBackend:
 async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[list[int], int]:
     """Tokens, and how many draft tokens were accepted."""
     engine.start()
-    commits = [commit async for commit in engine.generate(request)]
+    commits = await commits_of(engine.generate(request))
     await engine.stop()
     return [each for c in commits for each in c.token_ids], sum(c.num_accepted_tokens for c in commits)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -18,7 +17,7 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.watched import UnusableError
 from inference.caller import Caller, Right, serving
 from inference.config import ConnectionConfig, DialSecurity, PortSecurity
-from inference.errors import ForbiddenError, HandshakeError, UnauthenticatedError
+from inference.errors import ForbiddenError, HandshakeError, InvalidRequestError, UnauthenticatedError
 from inference.workers import access, admitting
 from inference.workers.access import Access, rights_of_call
 from inference.workers.completion import CompletionRequest
@@ -28,19 +27,10 @@ from inference.workers.fleet import connected
 from inference.workers.remote import card_of_target
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD, ScriptedCompleter
-from tests.support.ports import Served, YesMan, https, served
+from tests.support.ports import Served, YesMan, entry, https, served, token_of
 
 ROLES = ("client", "draft", "worker", "ops", "admin")
 EDGE = "spiffe://example.org/edge"
-
-
-def entry(name: str, role: str, more: str = "") -> str:
-    digest = hashlib.sha256(f"token of {name}".replace(" ", "-").encode()).hexdigest()
-    return f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = ["{role}"]\n{more}\n'
-
-
-def token_of(name: str) -> str:
-    return f"token-of-{name}"
 
 
 def write(path: Path, text: str) -> None:
@@ -281,6 +271,11 @@ async def test_on_loopback_everybody_is_welcome() -> None:
         assert await refusals(at.grpc, DialSecurity()) == {}
 
 
+def group(name: str | None, *accounts: str | int, callers: str = entry("a", "client") + entry("b", "client")) -> str:
+    named = "" if name is None else f'name = "{name}"\n'
+    return f"{callers}[[prefix_group]]\n{named}accounts = {list(accounts)}\n"
+
+
 BROKEN = {
     "": "names nobody",
     "[[token]]": "name None is none of",
@@ -292,6 +287,16 @@ BROKEN = {
     entry("a", "client", "limits = { n = 0 }"): "a: limit n 0 is no whole number from 1 on",
     entry("a", "client")[:-30]: "Unterminated string",
     '[[certificate]]\nname = "a"\nroles = ["client"]': "a: san is missing",
+    entry("a", "client", 'speaks_for_others = "true"'): "a: speaks_for_others 'true' is neither true nor false",
+    "prefix_group = 3\n" + entry("a", "client"): r"prefix_group 3 is no list of tables: \[\[prefix_group\]\]",
+    entry("a", "client") + "[prefix_group]": "prefix_group {} is no list of tables",
+    group(None, "a"): "name of a prefix_group: None is none of 1 to 64 letters",
+    group("g"): r"prefix_group g: accounts \[\] is no list of at least one name",
+    group("g", 3): "prefix_group g: account 3 is none of 1 to 64 letters",
+    group("g", "a", "eve"): "prefix_group g: account eve has no entry in this file",
+    group("g", "a") + group("h", "a", callers=""): "prefix_group h: account a is in g already",
+    group("g", "a") + group("g", "b", callers=""): "prefix_group g is there twice",
+    group("g", "a") + 'more = "x"': "prefix_group g has more; known are accounts, name",
 }
 
 
@@ -301,6 +306,23 @@ def test_a_file_that_is_not_as_it_must_be_names_what_is_wrong(tmp_path: Path, te
     path.write_text(text)
     with pytest.raises(UnusableError, match=f"{path}: .*{words}"):
         Access(path)
+
+
+async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -> None:
+    """The story: its name was cut, so that two users whose names begin alike became one account."""
+    write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
+    async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
+        link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of("gateway")))
+        async with connected(link) as fleet:
+            remote = FailoverCompleter(fleet, link)
+            for length in (64, 65):
+                with serving(Caller("a" * length), ""):
+                    asking = remote.complete(CompletionRequest("x"))
+                    if length == 64:
+                        assert [event async for event in asking]
+                        continue
+                    with pytest.raises(InvalidRequestError, match="x-specdec-user has 65 characters, the limit is 64"):
+                        await anext(asking)
 
 
 async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from inference.observe.metrics import Metrics
 from inference.request import GenerationRequest
 from inference.serving import host
 from inference.serving.host import Host
+from tests.support.answers import commits_of
 from tests.support.scripted import ScriptedDecoder, until
 
 QUICK = ServerConfig(grace_s=0.1)
@@ -67,7 +68,7 @@ async def test_draining_says_so_before_it_refuses(forced: list[float]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     await until(lambda: diary.told[-1] == "ready=False alive=True")
     request = GenerationRequest((1, 2), max_new_tokens=2)
-    assert [commit.position async for commit in engine.generate(request)] == [2, 3]  # still served
+    assert [commit.position for commit in await commits_of(engine.generate(request))] == [2, 3]  # still served
     await running
     assert diary.told == ["open", "ready=False alive=True", "refuse", "close"]
     assert diary.at[2] - diary.at[1] >= 0.5
@@ -84,7 +85,7 @@ async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float
     decoder.gate.fail(RuntimeError("the device is gone"), times=100)
     for _ in range(8):
         with pytest.raises(Exception, match=r"failed|row"):
-            _ = [commit async for commit in engine.generate(GenerationRequest((1, 2)))]
+            _ = await commits_of(engine.generate(GenerationRequest((1, 2))))
     async with asyncio.timeout(10):
         with pytest.raises(InternalError, match="in a row"):
             await running

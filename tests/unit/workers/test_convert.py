@@ -40,6 +40,7 @@ from inference.workers.completion import FEATURES, CompletionRequest, ModelCard
 
 token_ids = st.lists(st.integers(0, 2**20), max_size=5).map(tuple)
 counts = st.integers(0, 2**20)
+lengths = st.integers(2, 2**20)  # of prompts: no fewer than `scores` has
 microseconds = st.integers(0, 2**50)
 sampling = st.builds(
     SamplingParams,
@@ -108,26 +109,28 @@ def test_open(request: GenerationRequest) -> None:
 @given(
     st.builds(
         Commit,
-        position=counts,
+        position=lengths,
         token_ids=token_ids,
         num_draft_tokens=counts,
         num_accepted_tokens=counts,
         timings=timings,
         counts=figures,
         finish_reason=st.sampled_from([None, *FinishReason]),
-        prompt_logprobs=scores,
         own=looked_up,
-    )
+    ),
+    scores,
 )
-def test_commit(commit: Commit) -> None:
-    assert convert.commit_from_message(convert.commit_to_message(commit)) == commit
+def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
+    message = convert.commit_to_message(commit, prompt_logprobs)
+    assert convert.commit_from_message(message) == commit
+    assert convert.all_logprobs(message.prompt_logprobs) == prompt_logprobs
 
 
 @given(
     st.one_of(
         st.builds(
             Started,
-            num_prompt_tokens=counts,
+            num_prompt_tokens=lengths,
             seed=st.integers(0, MAX_SEED),
             prompt_logprobs=scores,
             num_cached_tokens=counts,

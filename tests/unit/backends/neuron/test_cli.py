@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from inference.backends.neuron.parameters import KNOWN, check_names
-from inference.backends.neuron.settings import fused_arguments, slot_arguments
+from inference.backends.neuron.graphs.parameters import KNOWN, check_names
+from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments
 from inference.cli.app import main
 from inference.cli.models import LoadingSettings
 from inference.cli.roles.draft import DraftSettings, proposer_config

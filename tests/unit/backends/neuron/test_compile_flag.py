@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from inference.backends.neuron import foreign
 from inference.backends.neuron.slots import load_neuron_backend
+from inference.backends.neuron.storage import foreign
 from inference.cli.prompts import topologies
 from inference.config import ConnectionConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.errors import ConfigError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron.device_target import TargetDecoder
-from inference.backends.neuron.fused import compile_models
+from inference.backends.neuron.decoders.device_target import TargetDecoder
+from inference.backends.neuron.decoders.fused import compile_models
 from inference.backends.registry import load_decoder
 from inference.config import ModelConfig
 from inference.errors import InvalidRequestError
@@ -19,6 +19,7 @@ from inference.request import GenerationRequest, SamplingParams
 from inference.serving.assembly import target_engine
 from inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
+from tests.support.answers import commits_of
 from tests.support.neuron.engines import MAX_LENGTH, generate_all, greedy_reference, requests
 from tests.support.neuron.slot_models import neuron_config
 from tests.unit.backends.neuron.test_fused import engine, exact_law, p_value, sampled_outputs
@@ -61,7 +62,7 @@ async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, co
     async with target_engine(config(models.target), max_waiting=4) as running:
         assert len(compiled_in) - before <= 1
         request = GenerationRequest((5, 6, 7), SamplingParams(temperature=0.9), max_new_tokens=5)
-        tokens = [token for c in [c async for c in running.engine.generate(request)] for token in c.token_ids]
+        tokens = [token for c in await commits_of(running.engine.generate(request)) for token in c.token_ids]
         assert 1 <= len(tokens) <= 5
         with pytest.raises(InvalidRequestError, match="seed"):
             check_seed(running.engine, SamplingParams(temperature=0.9))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron.application import FAMILIES
+from inference.backends.neuron.graphs.application import FAMILIES
 from inference.backends.neuron.slots import load_neuron_backend
 from inference.errors import UnsupportedModelError
 from inference.model import Span

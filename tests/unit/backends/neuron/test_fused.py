@@ -13,11 +13,11 @@ import torch
 from scipy.special import chdtrc  # type: ignore[import-untyped]
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron import calls as calls_module
-from inference.backends.neuron import fused, graph_decoder
-from inference.backends.neuron.device_decoder import DeviceDecoder
-from inference.backends.neuron.fused import FusedDecoder, load_fused_decoder
-from inference.backends.neuron.graph_decoder import GraphDecoder
+from inference.backends.neuron.decoders import fused, graph_decoder
+from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from inference.backends.neuron.decoders.fused import FusedDecoder, load_fused_decoder
+from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from inference.backends.neuron.graphs import calls as calls_module
 from inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import ConfigError, InvalidRequestError
@@ -26,6 +26,7 @@ from inference.request import GenerationRequest, SamplingParams
 from inference.serving.assembly import fused_engine
 from inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
+from tests.support.answers import commits_of
 from tests.support.models import save_tiny_model
 from tests.support.neuron.checkpoints import save_eagle_draft
 from tests.support.neuron.engines import (
@@ -93,7 +94,7 @@ async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, ca
     target, draft = pair(models.target, models.related, method=method)
     config = FusedConfig(target, ProposerConfig(draft.path, draft, 3), gamma=K, adaptive_gamma=False)
     async with fused_engine(config, max_waiting=8) as running:
-        answers = [answer_of([commit async for commit in running.engine.generate(request)]) for request in wanted]
+        answers = [answer_of(await commits_of(running.engine.generate(request))) for request in wanted]
         assert running.engine.seed_invariant
     assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)
     assert ("fused" in {graph for graph, _ in calls}) == (method == "fused")
@@ -347,7 +348,7 @@ def slots_in_the_order_of_turns(patch: Patch) -> None:
 
 
 def no_mask_of_seq_ids(patch: Patch) -> None:
-    from inference.backends.neuron import settings
+    from inference.backends.neuron.graphs import settings
 
     common = settings._common
     patch.setattr(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron import fused_graph
-from inference.backends.neuron.fused import HostFusedDecoder
-from inference.backends.neuron.graph_decoder import GraphDecoder
+from inference.backends.neuron.decoders.fused import HostFusedDecoder
+from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from inference.backends.neuron.graphs import fused_graph
 from inference.backends.pytorch.backend import load_torch_backend
 from inference.config import ModelConfig
 from inference.engine.grammars import Grammars
@@ -23,6 +23,7 @@ from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
 from tests.conftest import ModelDirectories
+from tests.support.answers import commits_of
 from tests.support.models import EOS_TOKEN_ID, tiny_tokenizer
 from tests.support.neuron.engines import MAX_LENGTH, generate_all, requests, target_engine
 from tests.unit.backends.neuron.test_fused import K, engine, load, turn
@@ -57,7 +58,7 @@ async def test_logprobs_and_bias_are_the_target_s(models: ModelDirectories) -> N
     async def commits(running: Any) -> list[Any]:
         running.start()
         try:
-            return [entry async for commit in running.generate(request) for entry in commit.logprobs]
+            return [entry for commit in await commits_of(running.generate(request)) for entry in commit.logprobs]
         finally:
             await running.stop()
 

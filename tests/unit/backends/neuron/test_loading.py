@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from inference.backends.neuron import application, environment
+from inference.backends.neuron import environment
 from inference.backends.neuron.environment import check_cores, check_logical_cores
+from inference.backends.neuron.graphs import application
 from inference.backends.neuron.slots import load_neuron_backend, prepare_slots
 from inference.backends.registry import load_decoder
 from inference.config import ROOT, ModelConfig, NeuronOptions

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron import calls as calls_module
-from inference.backends.neuron import medusa
-from inference.backends.neuron import shape as shape_module
-from inference.backends.neuron.fused import compile_models
-from inference.backends.neuron.medusa import MedusaDecoder
-from inference.backends.neuron.medusa_tree import TreePass, tree_pass
+from inference.backends.neuron.decoders import medusa
+from inference.backends.neuron.decoders.fused import compile_models
+from inference.backends.neuron.decoders.medusa import MedusaDecoder
+from inference.backends.neuron.graphs import calls as calls_module
+from inference.backends.neuron.graphs import shape as shape_module
+from inference.backends.neuron.graphs.medusa_tree import TreePass, tree_pass
 from inference.backends.registry import load_decoder
 from inference.config import ModelConfig, NeuronOptions
 from inference.engine.target import EngineLimits, TargetEngine

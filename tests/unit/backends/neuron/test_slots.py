@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron.plan import ReadingTimes
+from inference.backends.neuron.graphs.plan import ReadingTimes
 from inference.backends.neuron.slots import NeuronBackend, load_neuron_backend
 from inference.model import Backend, Span, goes_on, max_pass_draft_tokens, prompt_chunk_tokens
 from tests.support.backend_contract import (

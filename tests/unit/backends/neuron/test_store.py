@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends.neuron import store, workshop
-from inference.backends.neuron.artifacts import Wanted, artifacts_root, find_or_compile
+from inference.backends.neuron.storage import store, workshop
+from inference.backends.neuron.storage.artifacts import Wanted, artifacts_root, find_or_compile
 from inference.errors import ConfigError
 from tests.support.mountpoint import Killed, Mountpoint
 from tests.support.neuron.slot_models import checkpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -47,9 +48,14 @@ def write_placeholders(folder: Path) -> None:
     ):
         (folder / module).mkdir()
         (folder / module / "__init__.py").write_text(text)
-        information = folder / f"{package}-0.1.0.dist-info"
-        information.mkdir()
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n")
+        write_information(folder, package, "0.1.0")
+
+
+def write_information(folder: Path, package: str, version: str) -> None:
+    """What pip leaves beside an installed package."""
+    information = folder / f"{package}-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
 
 
 @pytest.mark.parametrize("package", ["torch_neuronx", "neuronx_distributed_inference"])
@@ -61,3 +67,19 @@ def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, 
     message = rf"installed as {package.replace('_', '-')} is a placeholder from PyPI.*AWS's own"
     with pytest.raises(ConfigError, match=message):
         load_backend(neuron_config(checkpoint("llama")))
+
+
+@pytest.mark.parametrize("backend", ["neuron", "transformers-neuronx"])
+def test_torchneuron_is_no_placeholder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str) -> None:
+    """The torch-neuronx of SDK 2.33 is TorchNeuron, which has no XLA in it. It was called a placeholder from PyPI, and
+    the operator sent to the index that it had come from."""
+    (tmp_path / "torch_neuronx").mkdir()
+    (tmp_path / "torch_neuronx" / "__init__.py").touch()
+    write_information(tmp_path, "torch_neuronx", "2.14.3.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch_neuronx"]:
+        monkeypatch.delitem(sys.modules, name)
+    message = r"torch-neuronx 2\.14\.3\.0 is TorchNeuron, on which NxD Inference does not run.*SDK 2\.31 or older"
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_backend(replace(neuron_config(checkpoint("llama"), num_slots=1), backend=backend))
+    assert "placeholder" not in str(caught.value)

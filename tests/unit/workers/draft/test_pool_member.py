@@ -194,6 +194,22 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
         assert help_._engine.num_running == 1
 
 
+async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
+    """The story: 900,000 tokens of one commit stopped the event loop of all sessions while they became a list."""
+    target = Target()
+    async with helped(target) as help_:
+        for name, num_tokens in (("huge", 900_000), ("long", 21)):  # of 20 that `opens` asks for
+            target.opens(name, 1, 2)
+            target.commits(name, 2, *[5] * num_tokens)
+        await until(lambda: target.declined == ["huge", "long"])
+        target.opens("full", 1, 2)
+        target.commits("full", 2, *[5] * 20)
+        target.opens("good", 1, 2)
+        await until(lambda: bool(target.drafts("good")))
+        assert target.declined == ["huge", "long"]
+        assert help_._engine.num_running == 2
+
+
 async def test_the_log_names_the_request_that_is_helped(caplog: pytest.LogCaptureFixture) -> None:
     """The story: of all processes that serve a request, the pool's workers alone did not know its id."""
     caplog.handler.addFilter(NamesRequests())

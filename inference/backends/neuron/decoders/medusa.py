@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.backends.neuron.application import Compilation, slot_compilation
-from inference.backends.neuron.calls import medusa_call
-from inference.backends.neuron.checks import check_medusa
-from inference.backends.neuron.device_decoder import DeviceDecoder
-from inference.backends.neuron.medusa_tree import Choice, num_ranks, tree_pass
-from inference.backends.neuron.settings import medusa_arguments
-from inference.backends.neuron.shape import SlotShape, slot_shape
+from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from inference.backends.neuron.graphs.application import Compilation, slot_compilation
+from inference.backends.neuron.graphs.calls import medusa_call
+from inference.backends.neuron.graphs.checks import check_medusa
+from inference.backends.neuron.graphs.medusa_tree import Choice, num_ranks, tree_pass
+from inference.backends.neuron.graphs.settings import medusa_arguments
+from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from inference.backends.neuron.slots import Application, checked_config
 from inference.config import ModelConfig
 from inference.model import Turn, Verdict

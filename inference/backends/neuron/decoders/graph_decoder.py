@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from inference.backends.neuron.calls import GREEDY, Row, prompt_call
-from inference.backends.neuron.shape import SlotShape
+from inference.backends.neuron.graphs.calls import GREEDY, Row, prompt_call
+from inference.backends.neuron.graphs.shape import SlotShape
 from inference.backends.neuron.slots import Application, CompiledModel
 from inference.errors import InvalidRequestError
 from inference.model import Turn, Verdict

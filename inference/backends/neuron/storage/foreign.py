@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.artifacts import differences
-from inference.backends.neuron.shards import read_json
-from inference.backends.neuron.store import MANIFEST
+from inference.backends.neuron.checkpoints.shards import read_json
+from inference.backends.neuron.storage.artifacts import differences
+from inference.backends.neuron.storage.store import MANIFEST
 from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from inference.backends.neuron.application import Compilation, slot_compilation
-from inference.backends.neuron.calls import Row, continued_call
-from inference.backends.neuron.device_decoder import DeviceDecoder
-from inference.backends.neuron.settings import device_top_k, target_arguments
-from inference.backends.neuron.shape import SlotShape, slot_shape
+from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from inference.backends.neuron.graphs.application import Compilation, slot_compilation
+from inference.backends.neuron.graphs.calls import Row, continued_call
+from inference.backends.neuron.graphs.settings import device_top_k, target_arguments
+from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from inference.backends.neuron.slots import checked_config
 from inference.config import ModelConfig
 from inference.errors import ConfigError

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from inference.backends.neuron.eagle_checkpoint import check_eagle_target, checkpoint_shapes, eagle_faults
-from inference.backends.neuron.settings import EAGLE_METHODS, MAX_DEVICE_TOP_K
+from inference.backends.neuron.checkpoints.eagle_checkpoint import check_eagle_target, checkpoint_shapes, eagle_faults
+from inference.backends.neuron.graphs.settings import EAGLE_METHODS, MAX_DEVICE_TOP_K
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
 

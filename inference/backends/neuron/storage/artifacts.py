@@ -18,8 +18,8 @@ from typing import Any
 
 from inference.backends.digests import digests_of, user_cache
 from inference.backends.identity import contents
-from inference.backends.neuron import store
-from inference.backends.neuron.workshop import workshop
+from inference.backends.neuron.storage import store
+from inference.backends.neuron.storage.workshop import workshop
 from inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)

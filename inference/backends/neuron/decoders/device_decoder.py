@@ -7,16 +7,27 @@ seed: NxDI's random numbers take none, so a request with a seed is refused.
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Iterator
+from dataclasses import fields
 
-from inference.backends.neuron.calls import GREEDY
-from inference.backends.neuron.graph_decoder import GraphDecoder
-from inference.backends.neuron.shape import SlotShape
+from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from inference.backends.neuron.graphs.calls import GREEDY
+from inference.backends.neuron.graphs.shape import SlotShape
 from inference.backends.neuron.slots import Application
 from inference.errors import InvalidRequestError
 from inference.request import GenerationRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
+
+SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "seed"}
+"""Fields of `SamplingParams` that `DeviceDecoder` and `check_seed` look at one by one."""
+REQUEST_FIELDS = {
+    *("prompt_token_ids", "prompt_logprobs", "grammar", "sampling"),  # refused by name, here or in `check_request`
+    *("max_new_tokens", "stop_token_ids", "stop_at_eos", "gamma", "schedule"),  # the engine's, whatever chooses tokens
+    *("num_committed_tokens", "cache_salt", "provenance"),
+}
+"""Fields of `GenerationRequest` that a graph of tokens serves, or that are refused elsewhere."""
 
 
 class DeviceDecoder(GraphDecoder):
@@ -48,11 +59,8 @@ class DeviceDecoder(GraphDecoder):
 
     def _faults(self, request: GenerationRequest) -> Iterator[tuple[str, str]]:
         """(field, what is wrong with it)"""
-        if request.logprobs is not None:
-            yield "logprobs", f"logprobs {request.logprobs}"
-        if request.min_new_tokens:
-            yield "min_new_tokens", f"min_new_tokens {request.min_new_tokens}"
-        yield from _changed_logits(request.sampling)
+        yield from _changed(request, REQUEST_FIELDS)
+        yield from _changed(request.sampling, SAMPLING_FIELDS)
         if not request.sampling.greedy:
             yield from self._sampling_faults(request.sampling)
 
@@ -74,10 +82,12 @@ class DeviceDecoder(GraphDecoder):
         return (float(sampling.top_k or self._max_top_k), sampling.top_p, sampling.temperature)
 
 
-def _changed_logits(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
-    """What changes the greedy choice too, and needs logits."""
-    for field, neutral in (("repetition_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0)):
-        if (value := getattr(sampling, field)) != neutral:
-            yield field, f"{field} {value}"
-    if sampling.logit_bias:
-        yield "logit_bias", "logit_bias"
+def _changed(asked: GenerationRequest | SamplingParams, known: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield (field, what was asked) of each unknown field with another value than its default.
+
+    Penalties and biases are among them, and whatever is added later: the device would ignore it in silence.
+    """
+    for each in fields(asked):
+        value = getattr(asked, each.name)
+        if each.name not in known and value != each.default:
+            yield each.name, f"{each.name} {reprlib.repr(value)}"

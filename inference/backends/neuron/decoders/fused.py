@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from inference.backends.checkpoint import load_config
-from inference.backends.neuron.application import Compilation, fused_compilation
-from inference.backends.neuron.calls import Row, fused_call
-from inference.backends.neuron.checks import check_method, check_pair
-from inference.backends.neuron.device_decoder import DeviceDecoder
-from inference.backends.neuron.device_target import load_target_decoder, prepare_target
-from inference.backends.neuron.graph_decoder import GraphDecoder
-from inference.backends.neuron.medusa import load_medusa_decoder, prepare_medusa
-from inference.backends.neuron.settings import device_top_k, fused_arguments, host_chooses
-from inference.backends.neuron.shape import SlotShape, slot_shape
+from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from inference.backends.neuron.decoders.device_target import load_target_decoder, prepare_target
+from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from inference.backends.neuron.decoders.medusa import load_medusa_decoder, prepare_medusa
+from inference.backends.neuron.graphs.application import Compilation, fused_compilation
+from inference.backends.neuron.graphs.calls import Row, fused_call
+from inference.backends.neuron.graphs.checks import check_method, check_pair
+from inference.backends.neuron.graphs.settings import device_top_k, fused_arguments, host_chooses
+from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from inference.backends.neuron.slots import Application, check_model, checked_config, prepare_slots
 from inference.config import ModelConfig
 from inference.errors import ConfigError, InternalError

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from inference.backends.architectures import architecture_name
-from inference.backends.neuron.artifacts import Wanted, artifacts_root, find_or_compile
+from inference.backends.neuron.checkpoints.fp8_checkpoint import check_rescaled
 from inference.backends.neuron.environment import (
     compiler_environment,
     load_module,
@@ -24,10 +24,10 @@ from inference.backends.neuron.environment import (
     take_cores,
     version_of,
 )
-from inference.backends.neuron.foreign import check_fits, is_compiled_model
-from inference.backends.neuron.fp8_checkpoint import check_rescaled
-from inference.backends.neuron.fused_graph import corrected
-from inference.backends.neuron.parameters import check_names, parameter_names
+from inference.backends.neuron.graphs.fused_graph import corrected
+from inference.backends.neuron.graphs.parameters import check_names, parameter_names
+from inference.backends.neuron.storage.artifacts import Wanted, artifacts_root, find_or_compile
+from inference.backends.neuron.storage.foreign import check_fits, is_compiled_model
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
 

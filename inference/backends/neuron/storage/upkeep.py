@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from inference.backends.neuron.artifacts import artifacts_root, compiled_for, flat
-from inference.backends.neuron.store import Publication, discard, publications
+from inference.backends.neuron.storage.artifacts import artifacts_root, compiled_for, flat
+from inference.backends.neuron.storage.store import Publication, discard, publications
 from inference.errors import ConfigError
 
 

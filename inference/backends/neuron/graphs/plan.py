@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from inference.backends.neuron.calls import Row
+from inference.backends.neuron.graphs.calls import Row
 from inference.model import Span
 
 REREAD_PASSES = 4

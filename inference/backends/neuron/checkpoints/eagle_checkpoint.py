@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from inference.backends.neuron.shards import kinds_of
+from inference.backends.neuron.checkpoints.shards import kinds_of
 from inference.errors import ConfigError
 
 Shapes = dict[str, tuple[int, ...]]

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.fp8 import HALVED, has_nan, num_lost
-from inference.backends.neuron.fp8_checkpoint import MARK, Plan, planned
-from inference.backends.neuron.shards import bytes_of, open_shard, read_json, shards_of
+from inference.backends.neuron.checkpoints.fp8 import HALVED, has_nan, num_lost
+from inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, Plan, planned
+from inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, read_json, shards_of
 from inference.errors import ConfigError
 
 PROGRESS = "fp8_rescaling.progress"
-"""JSON, but not by name: it holds times, and `model_identity` hashes *.json."""
+"""JSON, but not by name: it holds times, and `model_id_of` hashes *.json."""
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # what they hold was not rescaled
 
 

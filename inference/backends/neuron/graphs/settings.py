@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from inference.backends.neuron.medusa_tree import num_ranks
+from inference.backends.neuron.graphs.medusa_tree import num_ranks
 from inference.config import ModelConfig, NeuronOptions
 from inference.errors import ConfigError
 

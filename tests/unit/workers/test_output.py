@@ -1,9 +1,9 @@
-"""An answer from which something was lost on the way is an error, at whichever place."""
+"""An answer from which something was lost on the way, or that has more than was asked for, is an error."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -70,3 +70,30 @@ async def test_an_answer_without_tokens_needs_none() -> None:
     async with reading(answer) as completer:
         request = CompletionRequest("x", max_new_tokens=0, echo=True)
         assert [event async for event in completer.complete(request)] == answer
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(0, "begins twice"), (1, "position 3 came where 7"), (3, "position 6 came where 7"), (4, "after its end")],
+)
+async def test_nothing_comes_twice(number: int, words: str) -> None:
+    async with reading([*ANSWER[: max(4, number + 1)], ANSWER[number]]) as completer:
+        with pytest.raises(UnavailableError, match=words):
+            _ = [event async for event in completer.complete(CompletionRequest("x"))]
+
+
+@pytest.mark.parametrize("piece", [OF_BEFORE[2], Delta((), "c", 0, 0, NOTHING)], ids=["token", "text alone"])
+async def test_a_server_that_says_no_positions_is_counted_too(piece: Event) -> None:
+    """It does not mark its last piece either, so a full answer may end with one that has text alone."""
+    for num, is_fine in ((4 + (piece is not OF_BEFORE[2]), True), (6, False)):
+        async with reading([ANSWER[0], *[piece] * num, ANSWER[-1]]) as completer:
+            asked = completer.complete(CompletionRequest("x", max_new_tokens=4))
+            with nullcontext() if is_fine else pytest.raises(UnavailableError, match="the limit is 4"):
+                assert len([event async for event in asked]) == num + 2
+
+
+async def test_nothing_follows_the_last_piece() -> None:
+    surplus = Delta((11,), "e", 0, 0, NOTHING, finish_reason=FinishReason.LENGTH, position=7)
+    async with reading([*ANSWER[:4], surplus, ANSWER[-1]]) as completer:
+        with pytest.raises(UnavailableError, match="5 tokens came, the limit is 4"):
+            _ = [event async for event in completer.complete(CompletionRequest("x"))]

@@ -1,0 +1,1 @@
+"""Examples to read and to run."""

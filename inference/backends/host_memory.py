@@ -1,0 +1,31 @@
+"""Host memory for slots, which the operating system provides page by page as tokens are written."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+
+
+def lazy_zeros(num_bytes: int) -> mmap.mmap:
+    """Return zeroed memory whose pages are taken at the first write; it is freed with the last array over it.
+
+    A slot's tokens are spread over a row per layer and head, so ten tokens would take the whole slot in pages of 2 MiB.
+    NumPy asks for such pages, and `torch.zeros` writes to all memory at once.
+
+    Raises:
+        MemoryError: the address space or the memory of this machine is smaller.
+    """
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no {num_bytes} bytes of memory") from error
+    with suppress(OSError):  # a kernel without huge pages does not know the advice
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
+
+
+def allow_huge_pages(memory: mmap.mmap, start: int, num_bytes: int) -> None:
+    """Let the kernel move a part of the memory into pages of 2 MiB, in the background, which are faster to read."""
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE, first, start + num_bytes - first)

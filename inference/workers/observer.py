@@ -1,0 +1,80 @@
+"""Observer of requests: metrics and the audit line of each, a profile and span attributes where they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from inference.caller import account_for, caller
+from inference.commit import Answer, Event
+from inference.observe.metrics import Metrics, RequestMetrics
+from inference.observe.profile import Profile
+from inference.observe.stats import RequestStats
+from inference.workers.status import code_name
+
+CLOCK_MARGIN_S = 0.01
+"""gRPC ends a call by its own clock, which is not the event loop's."""
+Annotate: TypeAlias = Callable[[RequestStats], None]
+"""Writes the cost of a request into its span, in the request's task, when the request ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Observed request; `stats` is None where neither a profile nor a span needs it."""
+
+    stats: RequestStats | None
+    metrics: RequestMetrics
+
+    def take(self, event: Event | Answer) -> None:
+        """Count an event that has just arrived."""
+        if self.stats is not None:
+            self.stats.take(event)
+        self.metrics.take(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Observer of clients' requests and of draft workers' sessions alike.
+
+    Attributes:
+        metrics: counts every request.
+        profile: keeps a record of each; None keeps none.
+        annotate: used for requests that bring no `annotate` of their own.
+    """
+
+    metrics: Metrics
+    profile: Profile | None = None
+    annotate: Annotate | None = None
+
+    @contextmanager
+    def request(
+        self, label: str, deadline: float | None = None, annotate: Annotate | None = None
+    ) -> Generator[Observation, None, None]:
+        """Observe one request, which tables call `label`.
+
+        A request that leaves before it finished or failed was cancelled by its client, or reached its `deadline`.
+        """
+        annotate = annotate or self.annotate
+        stats = None if self.profile is None and annotate is None else RequestStats()
+        observation = Observation(stats, self.metrics.request())
+        if self.profile is not None and stats is not None:
+            self.profile.add(label, stats)
+        try:
+            yield observation
+        except Exception as exc:
+            observation.metrics.failed(code_name(exc))
+            raise
+        finally:
+            observation.metrics.left(late=deadline is not None and _now() >= deadline - CLOCK_MARGIN_S)
+            if caller().name:
+                model, num_tokens, seconds = observation.metrics.cost
+                account_for(observation.metrics.status, model=model, num_tokens=num_tokens, seconds=seconds)
+            if annotate is not None and stats is not None:
+                annotate(stats)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,40 @@
+"""The answer of a generator, read to its end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator
+
+from inference.commit import Answer, Commit, Opened
+from inference.engine.target_session import TargetSession
+
+
+async def opened_and_commits(events: AsyncIterable[Answer]) -> tuple[Opened, list[Commit]]:
+    """Read an answer that has exactly one Opened, which comes first."""
+    opened, *rest = [event async for event in events]
+    assert isinstance(opened, Opened)
+    commits = [event for event in rest if isinstance(event, Commit)]
+    assert len(commits) == len(rest)
+    return opened, commits
+
+
+async def commits_of(events: AsyncIterable[Answer]) -> list[Commit]:
+    """Read the commits of an answer."""
+    return (await opened_and_commits(events))[1]
+
+
+async def tokens_of(events: AsyncIterable[Answer]) -> list[int]:
+    """Read the token ids of an answer."""
+    return [token_id for commit in await commits_of(events) for token_id in commit.token_ids]
+
+
+async def each_commit(events: AsyncIterable[Answer]) -> AsyncIterator[Commit]:
+    """Yield the commits of an answer as they come."""
+    async for event in events:
+        if isinstance(event, Commit):
+            yield event
+
+
+async def next_commit(session: TargetSession) -> Commit:
+    """Read a session's next commit."""
+    event = await session.commits.get()
+    return event if isinstance(event, Commit) else await next_commit(session)

@@ -1,0 +1,274 @@
+"""Who may share what slots hold of prompts: the tokens of `cached_tokens` are the account's own, through every door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.caller import Caller
+from inference.commit import Commit, Started
+from inference.config import ConnectionConfig, DialSecurity, DraftConfig, PortSecurity
+from inference.engine.draft import DraftEngine
+from inference.engine.draft_session import DraftSession
+from inference.engine.pool import DraftPool
+from inference.engine.prefixes import Prefix
+from inference.engine.target import TargetEngine
+from inference.engine.target_session import TargetSession
+from inference.model import Decoder
+from inference.observe.metrics import Metrics
+from inference.serving.assembly import running
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary
+from inference.workers.completion import CompletionRequest
+from inference.workers.draft.worker import DraftWorker
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import Fleet, connected
+from inference.workers.local import LocalCompleter
+from inference.workers.observer import Observer
+from inference.workers.target.verification import VerificationServicer
+from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model, tiny_tokenizer
+from tests.support.ports import Served, entry, served, token_of
+from tests.support.servers import card_of
+
+WORDS = Vocabulary("f", DEFAULT_VOCAB_SIZE)
+SYSTEM = "Alice's safe opens with the code "
+SECRET = f"{SYSTEM}271828"
+CLIENTS = "".join(entry(name, "client") for name in ("alice", "bob", "carol"))
+SHOP = '[[prefix_group]]\nname = "shop"\naccounts = ["alice", "carol"]\n'
+
+
+def backend(*, seed: int) -> TorchBackend:
+    return TorchBackend(tiny_model("llama", seed=seed), num_slots=6, max_length=128)
+
+
+def tokenizer() -> Tokenizer:
+    return Tokenizer(tiny_tokenizer(), frozenset())
+
+
+class Drafting(DraftEngine):
+    """A draft engine that remembers what each of its sessions asked its slots for."""
+
+    def __init__(self) -> None:
+        super().__init__(ModelProposer(backend(seed=2)))
+        self.wanted: list[Prefix] = []
+
+    def open(self, token_ids: Sequence[int], *args: Any, **others: Any) -> DraftSession:
+        session = super().open(token_ids, *args, **others)
+        self.wanted.append(Prefix(tuple(token_ids), len(token_ids), session.wanted.salt))
+        return session
+
+
+class Helper:
+    """A worker of the pool that never drafts, and remembers what it was asked to draft for."""
+
+    num_slots = 9
+
+    def __init__(self) -> None:
+        self.id = "w"
+        self.salts: list[str] = []
+
+    def open(self, session: TargetSession) -> None:
+        self.salts.append(session.request.cache_salt)
+
+    def commit(self, session: TargetSession, commit: Commit) -> None:
+        pass
+
+    def close(self, session: TargetSession) -> None:
+        pass
+
+
+@dataclass
+class Scene:
+    """Servers that hang together, and where their files lie."""
+
+    folder: Path
+    stack: AsyncExitStack
+
+    def port_security(self, name: str, auth: str | None) -> PortSecurity:
+        if auth is None:
+            return PortSecurity()
+        file = self.folder / f"{name}.toml"
+        file.write_text(auth)
+        return PortSecurity(auth_file=file)
+
+    def link(self, at: Served, who: str) -> ConnectionConfig:
+        file = self.folder / f"token of {who}"
+        file.write_text(token_of(who))
+        return ConnectionConfig("127.0.0.1", at.grpc, 20.0, security=DialSecurity(token_file=file))
+
+    async def target(self, auth: str | None, *, fused: bool = False, helper: Helper | None = None) -> Served:
+        decoder: Decoder = SlotDecoder(backend(seed=1))
+        if fused:
+            decoder = SpeculativeDecoder(SlotDecoder(backend(seed=1)), ModelProposer(backend(seed=2)))
+        engine = await self.stack.enter_async_context(running(TargetEngine(decoder)))
+        pool = DraftPool(engine)
+        if helper is not None:
+            pool.attach(helper)
+        verification = VerificationServicer(
+            engine, pool, card_of(WORDS), idle_timeout_s=60.0, observer=Observer(Metrics("tiny"))
+        )
+        security = self.port_security("target", auth)
+        return await self.stack.enter_async_context(served(security, LocalCompleter(pool, tokenizer()), verification))
+
+    async def gateway(self, target: Served, auth: str | None, *, who: str = "gateway") -> Served:
+        link = self.link(target, who)
+        fleet = await self.stack.enter_async_context(connected(link))
+        security = self.port_security("gateway", auth)
+        return await self.stack.enter_async_context(served(security, FailoverCompleter(fleet, link)))
+
+    async def draft(self, target: Served, auth: str | None, drafting: Drafting, *, who: str = "edge") -> Served:
+        link = self.link(target, who)
+        fleet = await self.stack.enter_async_context(Fleet(link.targets, link.security))
+        engine = await self.stack.enter_async_context(running(drafting))
+        worker = DraftWorker(engine, fleet, config=DraftConfig(link), vocabulary=WORDS, max_length=128)
+        security = self.port_security("draft", auth)
+        return await self.stack.enter_async_context(served(security, LocalCompleter(worker, tokenizer())))
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncGenerator[Scene, None]:
+    async with AsyncExitStack() as stack:
+        yield Scene(tmp_path, stack)
+
+
+Ask = Callable[..., Awaitable[int]]
+"""Ask as an account; returns how many tokens of the prompt were cached."""
+
+
+@asynccontextmanager
+async def over_http(at: Served) -> AsyncGenerator[Ask, None]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{at.http}", timeout=60) as client:
+
+        async def ask(who: str, prompt: str = SECRET, **salt: str) -> int:
+            headers, body = {"Authorization": f"Bearer {token_of(who)}"}, {"prompt": prompt, "max_tokens": 3, **salt}
+            answer = await client.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+            details = answer.json()["usage"]["prompt_tokens_details"] or {}
+            return int(details.get("cached_tokens", 0))
+
+        yield ask
+
+
+@asynccontextmanager
+async def over_grpc(scene: Scene, at: Served) -> AsyncGenerator[Ask, None]:
+    async def ask(who: str, prompt: str = SECRET, cache_salt: str = "") -> int:
+        link = scene.link(at, who)
+        async with connected(link) as fleet:
+            request = CompletionRequest(prompt, max_new_tokens=3, cache_salt=cache_salt)
+            events = [event async for event in FailoverCompleter(fleet, link).complete(request)]
+        (started,) = [event for event in events if isinstance(event, Started)]
+        return started.num_cached_tokens
+
+    yield ask
+
+
+async def check_separate(ask: Ask) -> None:
+    """Bob learns nothing of what Alice asked; what each asked before, and what Carol's group did, is found again."""
+    whole = len(tokenizer().encode(SECRET)) - 1
+    assert await ask("alice") == 0
+    assert [await ask("bob", f"{SYSTEM}{guess}") for guess in ("1", "2")] == [0, len(tokenizer().encode(SYSTEM))]
+    assert await ask("alice") == await ask("carol") == await ask("alice") == whole
+    for who, cached in (("alice", 0), ("bob", 0), ("carol", whole), ("bob", whole)):
+        assert await ask(who, cache_salt="the same") == cached
+    assert await ask("alice", cache_salt="another") == 0
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["target", "fused"])
+@pytest.mark.parametrize("door", ["http", "grpc"])
+async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door: str, fused: bool) -> None:
+    """The story: with two tokens of one auth file, bob read a secret of six digits out of alice's prompt with 60
+    probes: `cached_tokens` was one more for each digit that he had guessed."""
+    at = await scene.target(CLIENTS + SHOP, fused=fused)
+    async with over_http(at) if door == "http" else over_grpc(scene, at) as ask:
+        await check_separate(ask)
+
+
+async def test_accounts_behind_a_gateway_that_speaks_for_them_are_separate(scene: Scene) -> None:
+    """The target knows the gateway alone; the group is named where the slots are."""
+    target = await scene.target(entry("gateway", "client", "speaks_for_others = true") + SHOP)
+    async with over_http(await scene.gateway(target, CLIENTS)) as ask:
+        await check_separate(ask)
+
+
+async def test_a_gateway_that_speaks_for_nobody_is_one_account(scene: Scene) -> None:
+    target = await scene.target(entry("gateway", "client") + entry("bob", "client"))
+    async with over_http(await scene.gateway(target, CLIENTS)) as ask, over_http(target) as directly:
+        assert await ask("alice") == 0
+        assert await ask("bob") > 0
+        assert await directly("bob") == 0
+
+
+@pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
+async def test_accounts_of_a_serving_draft_are_separate_at_draft_and_target(scene: Scene, more: str) -> None:
+    """Also where the target knows the draft alone: what the draft asks it for is separate already."""
+    target = await scene.target(entry("edge", "draft", more) + (SHOP if more else ""))
+    drafting = Drafting()
+    async with over_http(await scene.draft(target, CLIENTS + SHOP, drafting)) as ask:
+        await check_separate(ask)
+        drafting.wanted.clear()
+        for who in ("alice", "bob", "carol"):
+            await ask(who)
+    alice, bob, carol = drafting.wanted
+    assert (alice.num_shared(bob), carol.num_shared(bob), alice.num_shared(carol)) == (0, 0, alice.length)
+
+
+async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
+    target = await scene.target(entry("edge-1", "draft") + entry("edge-2", "draft"))
+    for who in ("edge-1", "edge-2"):
+        async with over_http(await scene.draft(target, None, Drafting(), who=who)) as ask:
+            assert await ask("alice") == 0
+            assert await ask("bob") > 0
+
+
+async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None:
+    """They report no cached tokens, but how soon their first proposal comes would tell."""
+    helper = Helper()
+    target = await scene.target(CLIENTS + SHOP, helper=helper)
+    async with over_http(target) as ask:
+        for who in ("alice", "bob", "carol", "bob"):
+            await ask(who)
+    alice, bob, carol, again = helper.salts
+    assert (alice == carol, bob == again, alice == bob) == (True, True, False)
+
+
+async def test_without_an_auth_file_all_share(scene: Scene) -> None:
+    target = await scene.target(None)
+    async with over_http(target) as ask:
+        assert await ask("alice", cache_salt="a") == 0
+        assert await ask("bob", cache_salt="a") > 0
+        assert await ask("bob", cache_salt="b") == 0
+
+
+names = st.text('ab:,"[]', min_size=1, max_size=3)
+callers = st.builds(
+    lambda name, user, group: Caller(name, user=user, prefix_groups={user or name: group} if group else {}),
+    names,
+    st.just("") | names,
+    st.just("") | names,
+)
+
+
+@given(callers, st.text('ab:,"[]', max_size=3), callers, st.text('ab:,"[]', max_size=3))
+def test_salts_are_equal_where_account_or_group_and_clients_salt_are(
+    one: Caller, given_one: str, other: Caller, given_other: str
+) -> None:
+    """Account a with salt bc is not account ab with salt c, and a group is no account of its name."""
+
+    def owner(who: Caller) -> tuple[bool, str]:
+        group = who.prefix_groups.get(who.account)
+        return (False, who.account) if group is None else (True, group)
+
+    same = (owner(one), given_one) == (owner(other), given_other)
+    assert (one.cache_salt(given_one) == other.cache_salt(given_other)) == same
