@@ -39,9 +39,9 @@ class Flag:
     def value(self, args: argparse.Namespace) -> Any:
         """Return the value of the field."""
         value = getattr(args, self.said.key)
-        if value is None:
-            return None
-        return tuple(value) if self.is_repeated else self.kind(value) if self.is_enum else value
+        if value is not None and (self.is_repeated or self.is_enum):
+            return tuple(value) if self.is_repeated else self.kind(value)
+        return value
 
     @property
     def is_enum(self) -> bool:
@@ -187,13 +187,12 @@ def _parts(group: Group) -> Iterator[tuple[str, Any]]:
         said = described(group.kind, each.name, declared) if SETTING in declared.metadata else Setting()
         if GROUP in declared.metadata:
             yield each.name, _inner(declared.metadata[GROUP], group)
-        elif not said.usage:
-            if change is not each:
-                yield each.name, change
-        elif said.key not in group.without:
+        elif said.usage and said.key not in group.without:
             default = _default_of(declared) if isinstance(change, Field) else change
             said = replace(said, section=said.section or group.section)
             yield each.name, Flag(*_kind(hints[each.name]), default, said)
+        elif change is not each:
+            yield each.name, change
 
 
 def _inner(inner: Group, outer: Group) -> Group:
