@@ -11,24 +11,14 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from grpc_comm.first_message import FirstMessageInterceptor
+from grpc_comm.guard import OPEN, Gate, Guard, StatusOf
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
-from grpc_comm.interceptors import (
-    Admit,
-    ErrorInterceptor,
-    GateInterceptor,
-    HandlerInterceptor,
-    Interceptors,
-    RequestLimit,
-    StatusOf,
-)
 from grpc_comm.names import written
 from grpc_comm.options import server_options
 
@@ -81,26 +71,6 @@ class Servicer(Protocol):
         """Register with a server that has not started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """How one comes in.
-
-    Attributes:
-        credentials: of the port; None is plain text.
-        mtls_address: of a second port, for clients with a certificate: grpcio knows no optional ones.
-        mtls_credentials: of that one.
-        admit: decides who comes in; None lets everybody.
-    """
-
-    credentials: grpc.ServerCredentials | None = None
-    mtls_address: str | None = None
-    mtls_credentials: grpc.ServerCredentials | None = None
-    admit: Admit | None = None
-
-
-OPEN = Gate()
-
-
 class Server:
     """A port that calls come in by.
 
@@ -108,8 +78,7 @@ class Server:
         address: HOST:PORT; port 0 takes a free one.
         servicers: what is served.
         status_of: maps exceptions of handlers to statuses.
-        inner: interceptors that see these exceptions first.
-        gate: how one comes in.
+        gate: how calls come in.
 
     Raises:
         PortTakenError: the address cannot be listened on.
@@ -121,15 +90,12 @@ class Server:
         servicers: Sequence[Servicer],
         *,
         status_of: StatusOf,
-        inner: Sequence[HandlerInterceptor] = (),
         gate: Gate = OPEN,
     ) -> None:
         limits = {servicer.service_name: servicer.max_request_bytes for servicer in servicers}
-        gates = () if gate.admit is None else (GateInterceptor(gate.admit),)
-        errors, first, limit = ErrorInterceptor(status_of), FirstMessageInterceptor(), RequestLimit(limits)
-        interceptors = [Interceptors(errors, *gates, first, *inner, limit)]
+        self._guard = Guard(status_of, limits, gate)
         options = server_options(max(limits.values(), default=0))
-        self._server = grpc.aio.server(interceptors=interceptors, options=options)
+        self._server = grpc.aio.server(interceptors=[self._guard], options=options)
         self._health = HealthServicer()
         self._upstream: AsyncGenerator[bool, None] | None = None
         self._following: asyncio.Task[None] | None = None
@@ -185,6 +151,10 @@ class Server:
         if self._following is not None:
             self._following.cancel()
         self.report(ready=False)
+
+    def move(self) -> None:
+        """End all calls that can go on at another server, present and future."""
+        self._guard.move()
 
     async def close(self) -> None:
         """End the streams that are left, after a moment for what is on its way."""

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from comparison.plan import flags as comparison
 from inference.backends.neuron.graphs.parameters import KNOWN, check_names
 from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments, target_arguments
 from inference.cli.config_file import ConfigFileParser
 from inference.cli.roles.registry import ROLES, parser_of, settings_of
-from inference.comparison.plan import flags as comparison
 from inference.config import BUNDLED_TARGET, ROOT, model_name
 from inference.errors import ConfigError
 from inference.gateway.schema import ChatBody, CompletionBody

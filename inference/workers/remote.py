@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import grpc
 
-from grpc_comm.moving import CAN_MOVE
+from grpc_comm.call import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event, Started

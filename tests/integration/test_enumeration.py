@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 from transformers import AutoModelForCausalLM
 
+from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from grpc_comm.server import Server
 from inference.backends.emulation import asleep
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Delta
-from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession

@@ -17,12 +17,12 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta, FinishReason
-from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.pool import DraftPool
 from inference.errors import IncompatibleDraftError, InvalidRequestError

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from grpc_comm.interceptors import Context, deadline_of
+from grpc_comm.call import Call
 from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
@@ -80,22 +80,22 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         """See `Servicer`."""
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
-    async def Verify(self, _: object, context: Context) -> None:
+    async def Verify(self, _: object, call: Call) -> None:
         """Serve one session from Open to its last Commit."""
         # 1. Open: check that draft and target fit, queue for a slot.
-        session = await self._open((await _first(context, "open", of="a session")).open)
+        session = await self._open((await _first(call, "open", of="a session")).open)
         # 2. From here on three things happen at once: proposals come in, silence is watched, commits go out.
-        reading = asyncio.create_task(self._read_proposals(session, context))
+        reading = asyncio.create_task(self._read_proposals(session, call))
         watching = asyncio.create_task(self._watch(session))
         try:
-            await context.write(self._opened(session))
+            await call.write(self._opened(session))
             scores: tuple[TokenLogprobs, ...] = ()  # of the prompt, which go with the first commit
-            async with aclosing(self._answer(session, deadline_of(context))) as events:
+            async with aclosing(self._answer(session, call.deadline)) as events:
                 async for event in events:
                     if isinstance(event, Opened):
                         scores = event.prompt_logprobs
                     else:
-                        await self._writer.write(context, partial(_committed, scores), event, scores)
+                        await self._writer.write(call, partial(_committed, scores), event, scores)
                         scores = ()
             # 3. Finished: a draft that ran ahead has proposals on their way, which must find the stream open.
             if session.runs_ahead:
@@ -115,11 +115,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                     observation.take(event)
                     yield event
 
-    async def Assist(self, _: object, context: Context) -> None:
+    async def Assist(self, _: object, call: Call) -> None:
         """Serve one draft worker of the pool until it leaves."""
-        attach = (await _first(context, "attach", of="a pool worker")).attach
+        attach = (await _first(call, "attach", of="a pool worker")).attach
         self._check_fits(attach)
-        await serve_worker(StreamWorker(attach), self._pool, context, pass_us=self._engine.pass_us)
+        await serve_worker(StreamWorker(attach), self._pool, call, pass_us=self._engine.pass_us)
 
     async def _open(self, message: pb.Open) -> TargetSession:
         self._check_fits(message)
@@ -153,10 +153,10 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         )
         return pb.VerifyResponse(opened=opened)
 
-    async def _read_proposals(self, session: TargetSession, context: Context) -> None:
+    async def _read_proposals(self, session: TargetSession, call: Call) -> None:
         """Feed the session until its stream ends; a bad message ends the session."""
         try:
-            while (message := await context.read()) != grpc.aio.EOF:
+            while (message := await call.read()) != grpc.aio.EOF:
                 if message.WhichOneof("message") != "propose":
                     raise InvalidRequestError("a session has one Open; every later message must be Propose")
                 self._engine.propose(session, branches_from_message(message.propose))
@@ -183,9 +183,9 @@ def _committed(scores: Sequence[TokenLogprobs], commit: Commit) -> pb.VerifyResp
     return pb.VerifyResponse(commit=commit_to_message(commit, scores))
 
 
-async def _first(context: Context, kind: str, *, of: str) -> Any:
+async def _first(call: Call, kind: str, *, of: str) -> Any:
     """The first message of a stream, which must be of this kind."""
-    message = await context.read()
+    message = await call.read()
     if message == grpc.aio.EOF or message.WhichOneof("message") != kind:
         raise InvalidRequestError(f"the first message of {of} must be {kind.capitalize()}")
     return message

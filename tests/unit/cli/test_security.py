@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from grpc_comm.channel import HandshakeError, check_handshake
-from grpc_comm.server import Gate, Server
+from grpc_comm.guard import Gate
+from grpc_comm.server import Server
 from grpc_comm.tls import ClientTls, ServerTls
 from inference.caller import Right
 from inference.cli.app import main, prepared

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.server import Gate, Server
+from grpc_comm.guard import Gate
+from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.tls import ServerTls
 from inference.commit import Answer, Commit, FinishReason, Opened
