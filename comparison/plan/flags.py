@@ -23,8 +23,8 @@ from comparison.plan.endpoint import endpoint_of
 from comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
 from comparison.plan.slo import FIGURES, Slo, parse_slo
 from inference.cli.config_file import ConfigFileParser, as_toml
-from inference.cli.flags import add_dial_security, add_emulate
-from inference.cli.settings import dial_security
+from inference.cli.flags import add_flag, add_group, read
+from inference.cli.models import LoadingSettings
 from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -34,6 +34,7 @@ from inference.config import (
     DTYPES,
     ROOT,
     SPECULATION_METHODS,
+    DialSecurity,
 )
 from inference.errors import ConfigError
 from inference.request import Schedule
@@ -63,7 +64,7 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
 
 def config_of(args: argparse.Namespace) -> ComparisonConfig:
     """The comparison that parsed flags ask for; raises as `parse_config` does."""
-    security = dial_security(args)
+    security = read(DialSecurity, args)
     return ComparisonConfig(
         target_model=_local(args.target_model),
         draft_models=tuple(str(_local(Path(draft))) for draft in args.draft_models),
@@ -245,7 +246,7 @@ def _add_endpoints(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--endpoint", action="append", metavar="NAME=URL", help=text)
     text = "all of them have the weights of everybody else: greedy answers must be the same"
     group.add_argument("--equal_weights", action="store_true", help=text)
-    add_dial_security(parser, insecure=True)
+    add_group(parser, DialSecurity)
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
@@ -326,7 +327,7 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     text = "arithmetic of a draft worker on the CPU (main.py's); int8 needs backend onnx"
     group.add_argument("--draft_dtype", choices=DTYPES, help=text)
     group.add_argument("--sequence_length", type=int, metavar="N", help="tokens per slot on neuron (main.py's)")
-    add_emulate(group)
+    add_flag(group, LoadingSettings, "emulation")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

@@ -14,8 +14,8 @@ from comparison.plan.flags import comparison_parser, config_of, list_of, one_or_
 from comparison.study.advice import Prices
 from comparison.study.space import Space
 from inference.cli.config_file import as_toml
-from inference.cli.flags import NGRAM
-from inference.cli.settings import text_of
+from inference.cli.models import NGRAM
+from inference.cli.prompts.source import text_of
 from inference.config import BUNDLED_DRAFT
 from inference.errors import ConfigError
 from inference.request import Grammar, GrammarKind

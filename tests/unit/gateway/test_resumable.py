@@ -84,7 +84,7 @@ def shown(events: list[str]) -> dict[int, list[Any]]:
 async def check_every_cut(completer: Completer, body: dict[str, Any], **settings: Any) -> None:
     whole = await stream(completer, body, **settings)
     for num_seen in range(1, len(whole)):
-        rest = await stream(completer, body, id_of(whole[num_seen - 1]), per_token=False, **settings)
+        rest = await stream(completer, body, id_of(whole[num_seen - 1]), stream_chunk="pass", **settings)
         assert shown(whole[:num_seen] + rest) == shown(whole), f"cut behind event {num_seen}"
         if body.get("n", 1) == 1 and not {"logprobs", "stream_options", "tools"} & set(body):
             assert rest == whole[num_seen:], f"cut behind event {num_seen}"
