@@ -23,7 +23,6 @@ from inference.errors import SpecDecError
 from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
-from inference.gateway.event_id import HEADER, EventId
 from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.middleware import (
     AnswerCount,
@@ -35,7 +34,6 @@ from inference.gateway.middleware import (
     http_spans,
 )
 from inference.gateway.requests import chat_requests, completion_requests, events_of
-from inference.gateway.resumable import ResumableStream, place_of, seeded
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.observe.metrics import Metrics
@@ -191,8 +189,6 @@ def _deadline_s(request: Request, gateway: Gateway) -> float:
 async def _answer(
     gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
 ) -> Response:
-    since = _since(gateway, request, body, requests, answer)
-    requests = requests if since is None else seeded(requests, since.seed)
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
     events = events_of(gateway.completer, requests, body, deadline_s=deadline_s, ping_s=ping_s)
     if not body.stream:
@@ -207,18 +203,9 @@ async def _answer(
         continuous_usage=options.continuous_usage_stats,
         include_speculation=options.include_speculation,
     )
-    stream = ChunkStream(answer, shape) if since is None else ResumableStream(answer, shape, since)
+    stream = ChunkStream(answer, shape)
     first = await unless_disconnected(request, stream.begun(events))
     return EventStream(stream.chunks(first, events), events, deadline_s=deadline_s)
-
-
-def _since(
-    gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
-) -> EventId | None:
-    """Where a stream begins that may be resumed; None: it may not be."""
-    card, config = gateway.card, gateway.config
-    speech = (card.chat_template, config.tool_call_parser, config.reasoning_parser)
-    return place_of(request.headers.get(HEADER), body, requests, answer, *speech)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
