@@ -37,7 +37,6 @@ from inference.gateway.requests import chat_requests, completion_requests, event
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.observe.metrics import Metrics
-from inference.text.chat import Chat
 from inference.workers.access import Access
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
@@ -140,10 +139,7 @@ def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     async def tokenize(body: TokenizeBody) -> JsonAnswer:
         """Token ids of a prompt, as generation would read it."""
         _check_model(body, gateway.card)
-        prompt = body.text()
-        if isinstance(prompt, Chat):
-            Dialect.of(gateway.card, gateway.config).check_server(prompt)
-        token_ids = list(await _codec(gateway).encode(prompt, special=body.add_special_tokens))
+        token_ids = list(await _codec(gateway).encode(body.text(), special=body.add_special_tokens))
         answer = Tokens(count=len(token_ids), max_model_len=gateway.card.max_length, tokens=token_ids)
         return JsonAnswer(answer.model_dump())
 

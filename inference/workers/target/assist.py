@@ -92,8 +92,7 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, 
         InvalidRequestError: it sent what no draft may send.
         UnavailableError: it does not read what it is told.
     """
-    attached = pb.Attached(worker_id=worker.id, pass_us=pass_us, takes_declines=True, takes_slots=True)
-    await context.write(pb.AssistResponse(attached=attached))
+    await context.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pass_us)))
     pool.attach(worker)
     jobs = (_read(worker, pool, context), _write(worker, context), _overflow(worker), _beat(worker))
     tasks = [asyncio.create_task(job) for job in jobs]
