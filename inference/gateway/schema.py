@@ -107,9 +107,6 @@ class StreamOptions(Body):
     include_speculation: bool = Field(
         default=False, description="Ours: each chunk says which of its tokens are accepted draft tokens."
     )
-    resumable: bool = Field(
-        default=False, description="Ours: each event has an id; sent as Last-Event-ID with the same body, it goes on."
-    )
 
 
 class TextFormat(Body):

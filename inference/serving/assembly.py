@@ -37,7 +37,7 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
-from inference.workers.completion import FEATURES, ModelCard
+from inference.workers.completion import ModelCard
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import Fleet
 
@@ -238,7 +238,7 @@ def model_card(
     """Build what GetModel answers."""
     limits = (generator.max_length, generator.vocab_size)
     template = tokenizer.chat_template
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, template, defaults, model_id, FEATURES)
+    return ModelCard(name, topology, *limits, tokenizer.fingerprint, template, defaults, model_id)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

@@ -287,7 +287,7 @@ async def _card(target: Server) -> ModelCard:
         return await RemoteCompleter(channel, address, deadline_s=20).model()
 
 
-async def test_peers_of_yesterday_do_not_answer_without_the_grammar(
+async def test_a_peer_that_ignores_grammars_is_noticed(
     models: ModelDirectories, target: Server, link: DelayProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They do not know the field; whoever asks them must notice, and not take any text for structured."""

@@ -92,8 +92,7 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, *, pas
         InvalidRequestError: it sent what no draft may send.
         UnavailableError: it does not read what it is told.
     """
-    attached = pb.Attached(worker_id=worker.id, pass_us=pass_us, takes_declines=True, takes_slots=True)
-    await call.write(pb.AssistResponse(attached=attached))
+    await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pass_us)))
     pool.attach(worker)
     jobs = (_read(worker, pool, call), _write(worker, call), _overflow(worker), _beat(worker))
     tasks = [asyncio.create_task(job) for job in jobs]
