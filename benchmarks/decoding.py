@@ -40,22 +40,19 @@ def encode_all(prompts: Sequence[str], model: Path) -> list[list[int]]:
     return [list(tokenizer.encode(prompt)) for prompt in prompts]
 
 
-def decode(
-    decoder: Decoder, prompt: Sequence[int], *, gamma: int, num_tokens: int, held: int = 0
-) -> tuple[list[int], int]:
+def decode(decoder: Decoder, prompt: Sequence[int], *, gamma: int, num_tokens: int) -> tuple[list[int], int]:
     """Decode greedily, never stopping early.
 
     Args:
         gamma: draft tokens per pass.
-        held: prompt tokens that the slot holds already.
 
     Returns:
         The new tokens, and in how many passes of the target.
     """
     token_ids = list(prompt)
-    num_passes = 0
+    num_passes = held = 0
     if isinstance(decoder, PrefixKeeper):
-        decoder.begin(0, 0, prompt[:held])
+        decoder.begin(0, 0, ())
     while (left := len(prompt) + num_tokens - len(token_ids)) > 0:
         [verdict] = decoder.step([Turn(0, held, token_ids, GREEDY, gamma=min(gamma, left - 1))])
         held = len(token_ids) + verdict.num_accepted_tokens

@@ -1,16 +1,14 @@
-"""llama.cpp's programs, built from the sources inside the source package of llama-cpp-python."""
+"""llama.cpp's server, built from the sources inside the source package of llama-cpp-python."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = "llama-cpp-python==0.3.36"
-PROGRAMS = ("llama-speculative-simple", "llama-completion")
-SERVER = ("llama-server",)
+SERVER = "llama-server"
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",  # for this very processor, as ONNX Runtime chooses its kernels
@@ -22,12 +20,12 @@ OPTIONS = (
 )
 
 
-def built_programs(folder: Path, names: Sequence[str] = PROGRAMS) -> dict[str, Path]:
-    """Return the programs by name; download and build them in `folder` if they are not there (some ten minutes)."""
-    programs = {name: folder / "out" / "bin" / name for name in names}
-    if not all(program.exists() for program in programs.values()):
-        _build(_sources(folder), folder / "out", names)
-    return programs
+def built_server(folder: Path) -> Path:
+    """Return the program; download and build it in `folder` if it is not there (some ten minutes)."""
+    server = folder / "out" / "bin" / SERVER
+    if not server.exists():
+        _build(_sources(folder), folder / "out")
+    return server
 
 
 def _sources(folder: Path) -> Path:
@@ -41,6 +39,6 @@ def _sources(folder: Path) -> Path:
     return folder / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
 
 
-def _build(sources: Path, out: Path, names: Sequence[str]) -> None:
+def _build(sources: Path, out: Path) -> None:
     subprocess.run(["cmake", "-S", str(sources), "-B", str(out), *OPTIONS], check=True)
-    subprocess.run(["cmake", "--build", str(out), "--parallel", "2", "--target", *names], check=True)
+    subprocess.run(["cmake", "--build", str(out), "--parallel", "2", "--target", SERVER], check=True)

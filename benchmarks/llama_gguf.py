@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import gguf.quants
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 PRE_TOKENIZER = "starcoder"
 """The nearest that llama.cpp has to the bundled tokenizer: every digit by itself. Contractions are split otherwise."""
-
-FILE_TYPES = {"f32": gguf.LlamaFileType.ALL_F32, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
-Q8_BLOCK = 32  # weights that share a scale; rows of other lengths stay in float32
 
 LAYER_TENSORS = {
     "self_attn.q_proj": "attn_q",
@@ -34,25 +30,20 @@ LAYER_TENSORS = {
 }
 
 
-def write_gguf(checkpoint: Path, file: Path, file_type: str) -> None:
-    """Convert a checkpoint to one of FILE_TYPES.
+def write_gguf(checkpoint: Path, file: Path) -> None:
+    """Convert a checkpoint, in float32.
 
     The end-of-sequence token is left out, so that llama.cpp decodes on like our benchmarks.
     """
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_file_type(FILE_TYPES[file_type])
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     _write_settings(writer, model.config)
     _write_tokenizer(writer, checkpoint)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        stored = _as_stored(name, tensor, model.config).contiguous().numpy()
-        if file_type == "q8_0" and stored.ndim == 2 and stored.shape[1] % Q8_BLOCK == 0:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(_tensor_name(name), gguf.quants.quantize(stored, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(_tensor_name(name), stored)
+        writer.add_tensor(_tensor_name(name), _as_stored(name, tensor, model.config).contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -19,13 +19,13 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.llama_build import SERVER, built_programs
-from benchmarks.llama_cpp import BUILD_FOLDER
+from benchmarks.llama_build import built_server
 from benchmarks.llama_gguf import write_gguf
-from inference.comparison.app import main as compare
+from comparison.app import main as compare
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
 from inference.serving.processes import free_port
 
+BUILD_FOLDER = ROOT / "build" / "llamacpp"
 START_S = 120.0
 
 
@@ -35,10 +35,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("reports/llama"), help="of the report (%(default)s)")
     args, others = parser.parse_known_args()  # others are for compare_architectures.py
     llama, ours, fused = free_port(), (free_port(), free_port()), (free_port(), free_port())
-    program = built_programs(args.build, SERVER)[SERVER[0]]
+    program = built_server(args.build)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         model = Path(folder) / "target.gguf"
-        write_gguf(BUNDLED_TARGET, model, "f32")
+        write_gguf(BUNDLED_TARGET, model)
         flags = ["-m", str(model), "-t", "1", "-c", "512", "-np", "1", "--port", str(llama), "--no-webui"]
         flags += ["--cache-type-k", "f32", "--cache-type-v", "f32"]  # as ours; its own is float16
         pair = ["--target_model", str(BUNDLED_TARGET), "--draft_model", str(BUNDLED_DRAFT)]

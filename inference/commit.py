@@ -222,7 +222,7 @@ class Delta:
 
     Attributes:
         piece_lengths: how many characters of `text` each token added.
-        counts, own, position: see `Commit`; a server of before says no position.
+        counts, own, position: see `Commit`; a position of None fits no output that came over the wire.
     """
 
     token_ids: tuple[int, ...]

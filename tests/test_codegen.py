@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 PROTO = ROOT / "protos" / "specdec" / "v1" / "specdec.proto"
 STUBS = ROOT / "grpc_comm" / "specdec" / "v1"
 BIN = Path(sys.executable).parent
+WIRE = ROOT / "tests" / "support" / "wire_of_2026_11_21.binpb"
 
 File = descriptor_pb2.FileDescriptorProto
 
@@ -137,6 +138,11 @@ def run(*command: str | Path, directory: Path = ROOT) -> None:
 
 def test_buf_lint() -> None:
     run(BIN / "buf", "lint", directory=ROOT / "protos")
+
+
+def test_nothing_on_the_wire_is_broken() -> None:
+    """As `buf breaking` sees it, against the descriptors of an earlier version."""
+    run(BIN / "buf", "breaking", "--against", WIRE, directory=ROOT / "protos")
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from inference.errors import SpecDecError
 from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
-from inference.gateway.event_id import HEADER, EventId
 from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.middleware import (
     AnswerCount,
@@ -35,11 +34,9 @@ from inference.gateway.middleware import (
     http_spans,
 )
 from inference.gateway.requests import chat_requests, completion_requests, events_of
-from inference.gateway.resumable import ResumableStream, place_of, seeded
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.observe.metrics import Metrics
-from inference.text.chat import Chat
 from inference.workers.access import Access
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
@@ -92,7 +89,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     _add_generation(app, gateway)
     _add_tokens(app, gateway)
     _add_operation(app, gateway)
-    if gateway.config.page:
+    if not gateway.config.no_page:
         _add_page(app)
     _add_failures(app)
     max_bytes = gateway.config.max_body_bytes
@@ -142,10 +139,7 @@ def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     async def tokenize(body: TokenizeBody) -> JsonAnswer:
         """Token ids of a prompt, as generation would read it."""
         _check_model(body, gateway.card)
-        prompt = body.text()
-        if isinstance(prompt, Chat):
-            Dialect.of(gateway.card, gateway.config).check_server(prompt)
-        token_ids = list(await _codec(gateway).encode(prompt, special=body.add_special_tokens))
+        token_ids = list(await _codec(gateway).encode(body.text(), special=body.add_special_tokens))
         answer = Tokens(count=len(token_ids), max_model_len=gateway.card.max_length, tokens=token_ids)
         return JsonAnswer(answer.model_dump())
 
@@ -191,8 +185,6 @@ def _deadline_s(request: Request, gateway: Gateway) -> float:
 async def _answer(
     gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
 ) -> Response:
-    since = _since(gateway, request, body, requests, answer)
-    requests = requests if since is None else seeded(requests, since.seed)
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
     events = events_of(gateway.completer, requests, body, deadline_s=deadline_s, ping_s=ping_s)
     if not body.stream:
@@ -207,18 +199,9 @@ async def _answer(
         continuous_usage=options.continuous_usage_stats,
         include_speculation=options.include_speculation,
     )
-    stream = ChunkStream(answer, shape) if since is None else ResumableStream(answer, shape, since)
+    stream = ChunkStream(answer, shape)
     first = await unless_disconnected(request, stream.begun(events))
     return EventStream(stream.chunks(first, events), events, deadline_s=deadline_s)
-
-
-def _since(
-    gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
-) -> EventId | None:
-    """Where a stream begins that may be resumed; None: it may not be."""
-    card, config = gateway.card, gateway.config
-    speech = (card.chat_template, config.tool_call_parser, config.reasoning_parser)
-    return place_of(request.headers.get(HEADER), body, requests, answer, *speech)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -13,9 +13,8 @@ from inference.gateway.schema import ChatBody
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.calls.formats import FORMATS, CallFormat, format_of
 from inference.text.calls.grammar import calls_anywhere, only_calls
-from inference.text.chat import Chat
 from inference.text.reasoning import BEGIN, Reasoning, is_begun
-from inference.workers.completion import TOOLS, ModelCard
+from inference.workers.completion import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +24,10 @@ class Dialect:
     Attributes:
         calls: how it writes calls; None: not in a way that is known here.
         thinks: it may think before it answers, and marks what it thinks.
-        hears_tools: its server knows tools, template variables, and grammars behind a reasoning.
     """
 
     calls: CallFormat | None
     thinks: bool
-    hears_tools: bool
 
     @classmethod
     def of(cls, card: ModelCard, config: HttpConfig) -> Dialect:
@@ -38,34 +35,17 @@ class Dialect:
         parser, thinking = config.tool_call_parser, config.reasoning_parser
         calls = format_of(card.chat_template) if parser == "auto" else FORMATS.get(parser)
         thinks = BEGIN in (card.chat_template or "") if thinking == "auto" else thinking == "think"
-        return cls(calls, thinks, TOOLS in card.features)
+        return cls(calls, thinks)
 
-    def check(self, body: ChatBody, chat: Chat) -> None:
-        """Refuse what the model, or its server, does not know.
+    def check(self, body: ChatBody) -> None:
+        """Refuse tools of a model that does not know any.
 
         Raises:
             ApiError: naming the field.
         """
-        self.check_server(chat)
         if body.offered() and self.calls is None:
             fault = "the model's chat template shows no way to call them that is known here; see --tool_call_parser"
             raise ApiError(400, f"tools: {fault}", param="tools", code="unsupported_parameter")
-
-    def check_server(self, chat: Chat) -> None:
-        """Refuse what the server behind would ignore in silence.
-
-        Raises:
-            ApiError: naming the field.
-        """
-        speaks_of_calls = any(each.tool_calls_json or each.tool_call_id for each in chat.messages)
-        said = {
-            "tools": chat.tools_json,
-            "chat_template_kwargs": chat.template_kwargs_json,
-            "messages": speaks_of_calls,
-        }
-        if not self.hears_tools and (param := next((name for name, value in said.items() if value), None)):
-            fault = "the server behind this one knows no tools and no template variables, and would ignore them"
-            raise ApiError(400, f"{param}: {fault}", param=param, code="unsupported_parameter")
 
     def grammar(self, body: ChatBody) -> Grammar | None:
         """What the output must look like, as tools and response format say; behind a reasoning, where there may be one.
@@ -78,7 +58,7 @@ class Dialect:
             grammar = self._of_tools(body, offered, self.calls) if offered and self.calls else body.grammar_of_output()
         except (ValueError, InvalidRequestError) as exc:
             raise InvalidRequestError(f"tools: {exc}", field=body.grammar_field() or "tools") from exc
-        if grammar is None or not (self.thinks and self.hears_tools):
+        if grammar is None or not self.thinks:
             return grammar
         return replace(grammar, preamble=Preamble.REASONING)
 

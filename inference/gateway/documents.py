@@ -60,7 +60,6 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {}},
     },
     **FAILURES,
-    409: {"model": ErrorDocument, "description": "Last-Event-ID belongs to another answer."},
 }
 
 

@@ -1,4 +1,4 @@
-"""Values that say "off": fields of other servers that this one has not, as far as what they ask for is so anyway.
+"""Fields of other servers that this one has not, with the values that ask for what is so anyway.
 
 Clients and frameworks send such fields by themselves. Any other value would change the answer, so it is refused.
 """
@@ -12,87 +12,49 @@ from typing import Any, TypeAlias
 from pydantic_core import PydanticCustomError
 
 NoOps: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""By field, the values that change nothing; none where the field has no such value but deserves a word of its own."""
+"""By field, the values that change nothing; none where the field has no such value but a hint."""
 UNSUPPORTED = "unsupported"
-"""What pydantic calls the fault."""
+"""Pydantic's type of the fault."""
 MAX_SHOWN_CHARACTERS = 40
 
+
+def _each(names: str, *values: Any) -> NoOps:
+    return dict.fromkeys(names.split(), values)
+
+
 BOTH: NoOps = {
-    "best_of": (1,),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "use_beam_search": (False,),
-    "early_stopping": (False,),
-    "length_penalty": (1,),
-    "priority": (0,),
-    "detokenize": (True,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True, False),  # there are none in the text
-    "include_stop_str_in_output": (False,),
-    "bad_words": ([],),
-    "watermarking": (False,),
-    "thinking_token_budget": (-1,),
-    "stream_interval": (1,),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
-    "return_token_offsets": (False,),
-    "return_mm_kwargs": (True, False),  # of images, of which there are none
-    "routed_experts_prompt_start": (0,),
-    "vllm_xargs": ({},),
-    "verbose": (False,),
-    "timings_per_token": (False,),
-    "cache_prompt": (True, False),  # the tokens are the same
-    "n_cache_reuse": (0,),
-    "id_slot": (-1,),
-    "return_tokens": (False,),
-    "return_progress": (False,),
-    "sse_ping_interval": (-1,),
-    "n_indent": (0,),
-    "n_keep": (0, -1),  # a context is never shifted
-    "n_discard": (0,),
-    "t_max_predict_ms": (0, -1),
-    "response_fields": ([],),
-    "top_n_sigma": (-1,),
-    "xtc_probability": (0,),
-    "typical_p": (1,),
-    "dynatemp_range": (0,),
-    "repeat_penalty": (1,),
-    "repeat_last_n": (-1,),
-    "dry_multiplier": (0,),
-    "mirostat": (0,),
-    "adaptive_target": (-1,),
-    "n_probs": (0,),
-    "min_keep": (0,),
-    "backend_sampling": (True, False),  # where tokens are chosen, not which
-    "post_sampling_probs": (False,),
-    "lora": ([],),
-    "grammar": ("",),
-    "reasoning_format": ("auto", "deepseek"),
-    "reasoning_budget_tokens": (-1,),
-    "parse_tool_calls": (True,),
+    **_each("store use_beam_search early_stopping include_stop_str_in_output watermarking", False),
+    **_each("return_tokens_as_token_ids return_token_ids return_token_offsets return_tokens", False),
+    **_each("verbose timings_per_token return_progress post_sampling_probs", False),
+    **_each("detokenize skip_special_tokens parse_tool_calls", True),
+    **_each("spaces_between_special_tokens return_mm_kwargs cache_prompt backend_sampling", True, False),
+    **_each("priority routed_experts_prompt_start n_cache_reuse n_indent n_discard xtc_probability", 0),
+    **_each("dynatemp_range dry_multiplier mirostat n_probs min_keep", 0),
+    **_each("n_keep t_max_predict_ms", 0, -1),
+    **_each("best_of length_penalty stream_interval typical_p repeat_penalty", 1),
+    **_each("thinking_token_budget id_slot sse_ping_interval top_n_sigma repeat_last_n adaptive_target", -1),
+    **_each("reasoning_budget_tokens", -1),
+    **_each("bad_words response_fields lora", []),
+    **_each("vllm_xargs", {}),
+    **_each("grammar", ""),
+    **_each("service_tier", "auto", "default"),
+    **_each("reasoning_format", "auto", "deepseek"),
 }
-COMPLETION: NoOps = {**BOTH, "suffix": ("",), "add_special_tokens": (True,)}
+COMPLETION: NoOps = {**BOTH, **_each("suffix", ""), **_each("add_special_tokens", True)}
+TOKENIZE: NoOps = {
+    **_each("return_token_strs continue_final_message", False),
+    **_each("add_generation_prompt", True),
+}
 CHAT: NoOps = {
     **BOTH,
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "echo": (False,),
-    "add_special_tokens": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "mm_processor_kwargs": ({},),
-    "media_io_kwargs": ({},),
-    "include_reasoning": (True,),
-    "return_prompt_text": (False,),
+    **_each("echo add_special_tokens continue_final_message return_prompt_text", False),
+    **_each("add_generation_prompt include_reasoning", True),
+    **_each("functions documents", []),
+    **_each("mm_processor_kwargs media_io_kwargs", {}),
+    **_each("modalities", ["text"]),
+    **_each("function_call", "none", "auto"),
 }
-TOKENIZE: NoOps = {
-    "return_token_strs": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-}
-MESSAGE: NoOps = {"annotations": ([],), "function_call": ()}
+MESSAGE: NoOps = {**_each("annotations", []), **_each("function_call")}
 
 _HINTS = {"functions": "use tools", "function_call": "use tool_choice, and tool_calls in messages"}
 

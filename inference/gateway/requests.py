@@ -46,7 +46,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(body, card.defaults, card.max_length)
     chat = body.chat()
-    dialect.check(body, chat)
+    dialect.check(body)
     template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs)
     requests = _repeated(body, [chat], template, card.defaults)
     grammar = dialect.grammar(body)

@@ -22,9 +22,9 @@ from inference.request import (
     MAX_LOGPROBS,
     RANGES,
     Grammar,
-    Range,
     SamplingParams,
 )
+from inference.settings import Range
 from inference.text.chat import MAX_MESSAGES, Chat
 from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 
@@ -106,9 +106,6 @@ class StreamOptions(Body):
     )
     include_speculation: bool = Field(
         default=False, description="Ours: each chunk says which of its tokens are accepted draft tokens."
-    )
-    resumable: bool = Field(
-        default=False, description="Ours: each event has an id; sent as Last-Event-ID with the same body, it goes on."
     )
 
 

@@ -114,13 +114,10 @@ class ChunkStream:
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
         """What is written first; what is refused until then has a status, not a stream, and `events` are closed."""
         try:
-            return await self._beginning(events)
+            return await self._encoded(*await anext(events))
         except BaseException:
             await events.aclose()
             raise
-
-    async def _beginning(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        return await self._encoded(*await anext(events))
 
     async def chunks(self, first: bytes, events: AsyncGenerator[ChoiceEvent, None]) -> AsyncGenerator[bytes, None]:
         """All that follows `first`, and that before it; what fails now can only be told in the stream."""
@@ -139,13 +136,9 @@ class ChunkStream:
                 logger.exception("a stream failed unexpectedly")
                 yield _failure(unexpected())
             else:
-                if data := self._ending():
-                    yield data
+                if self._shape.include_usage:
+                    yield self._event("", {"usage": self._usage()})
             yield DONE
-
-    def _ending(self) -> bytes:
-        """What stands behind the last choice's end."""
-        return self._event("", {"usage": self._usage()}) if self._shape.include_usage else b""
 
     async def _encoded(self, index: int, event: Event) -> bytes:
         """The chunks of an event; those of a prompt's log-probabilities are written beside the loop."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from inference.backends.identity import model_identity
+from inference.backends.identity import model_id_of
 from inference.backends.registry import load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
@@ -31,7 +31,7 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
-from inference.workers.completion import FEATURES, ModelCard
+from inference.workers.completion import ModelCard
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import Fleet
 
@@ -68,10 +68,10 @@ class RunningTarget:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.tokenizer.fingerprint, self.engine.vocab_size)
 
-    def identity(self, model: ModelConfig) -> str:
-        """The id that all servers of this target have, alone or with a draft beside it, and no other."""
+    def model_id(self, model: ModelConfig) -> str:
+        """Return the id that all servers of this target have, alone or with a draft beside it, and no other model."""
         ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too
-        return model_identity(model.path, self.arithmetic, ends)
+        return model_id_of(model.path, self.arithmetic, ends)
 
 
 @asynccontextmanager
@@ -230,7 +230,7 @@ def model_card(
     """Build what GetModel answers."""
     limits = (generator.max_length, generator.vocab_size)
     template = tokenizer.chat_template
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, template, defaults, model_id, FEATURES)
+    return ModelCard(name, topology, *limits, tokenizer.fingerprint, template, defaults, model_id)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

@@ -34,16 +34,10 @@ class ModelCard:
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
     model_id: str = ""
-    features: frozenset[str] = frozenset()
 
     def named(self, name: str | None) -> ModelCard:
         """The card under another name, if there is one."""
         return self if name is None else replace(self, name=name)
-
-
-TOOLS = "tools"
-FEATURES = frozenset([TOOLS])
-"""What our servers hear beside what the first ones did, as their model cards say it."""
 
 
 @dataclass(frozen=True, slots=True)

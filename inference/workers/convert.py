@@ -451,11 +451,7 @@ def commit_from_message(message: pb.Commit) -> Commit:
 
 
 def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
-    return pb.GetModelResponse(
-        defaults=_defaults_to_message(card.defaults),
-        features=sorted(card.features),
-        **_to_message(card, _CARD),
-    )
+    return pb.GetModelResponse(defaults=_defaults_to_message(card.defaults), **_to_message(card, _CARD))
 
 
 def _defaults_to_message(defaults: RequestDefaults) -> pb.RequestDefaults:
@@ -467,8 +463,4 @@ def _defaults_from_message(message: pb.RequestDefaults) -> RequestDefaults:
 
 
 def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
-    return completion.ModelCard(
-        defaults=_defaults_from_message(message.defaults),
-        features=frozenset(message.features),
-        **_from_message(message, _CARD),
-    )
+    return completion.ModelCard(defaults=_defaults_from_message(message.defaults), **_from_message(message, _CARD))

@@ -60,7 +60,7 @@ class Output:
             raise self._lost("the answer has no beginning")
         elif isinstance(event, Delta):
             self.take(event)
-            self._is_open = event.position is not None and event.finish_reason is None
+            self._is_open = event.finish_reason is None
         elif self._is_open:
             raise self._lost("the last tokens are missing")
         self._ended = isinstance(event, Finished)
@@ -78,16 +78,16 @@ class Output:
         Raises:
             UnavailableError: tokens before them are missing, or these exceed the limit or reach it without an end.
         """
-        if piece.position not in (None, self._position):
+        if piece.position != self._position:
             raise self._lost(f"tokens of position {piece.position} came where {self._position} is next")
         num_tokens, limit = len(piece.token_ids), self._limit or 0
-        may_end = piece.finish_reason is not None or piece.position is None  # older servers end with Finished alone
+        is_last = piece.finish_reason is not None
         count = self._num_taken + max(1, num_tokens)
-        if count > (limit + (num_tokens == 0) if may_end else limit - 1):
-            raise self._broken(f"{count} tokens came{'' if may_end else ' without an end'}, the limit is {limit}")
+        if count > (limit + (num_tokens == 0) if is_last else limit - 1):
+            raise self._broken(f"{count} tokens came{'' if is_last else ' without an end'}, the limit is {limit}")
         self._num_taken = count
         self._position = (self._position or 0) + num_tokens
-        if piece.finish_reason is not None:
+        if is_last:
             self._limit = min(limit, count)  # nothing may follow
 
     def check_end(self) -> None:

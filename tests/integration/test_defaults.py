@@ -16,7 +16,6 @@ from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.integration.test_yesterday import old_draft
 from tests.support.servers import complete, draft_server, fused_server, target_server
 
 FLAGS = ("--temperature", "0.8", "--top_p", "0.9", "--top_k", "50", "--min_p", "0.01", "--max_new_tokens", "9")
@@ -85,14 +84,6 @@ async def test_a_body_that_says_nothing(servers: dict[str, ServerProcess], name:
     told = await complete(servers["target"], CompletionRequest(PROMPT, SAMPLING, seed=SEED, max_new_tokens=9))
     assert silent["choices"][0]["text"] == told.text
     assert short["usage"]["completion_tokens"] == 3
-
-
-async def test_a_draft_worker_that_was_not_updated_means_zero_by_nothing(servers: dict[str, ServerProcess]) -> None:
-    """It cannot say a temperature of 0: proto3 sends no zeros where they are no choice. In Open, unset is none."""
-    said = {"temperature": 0.0, "top_p": 1.0, "seed": SEED}
-    token_ids = await old_draft(servers["target"].address, max_new_tokens=9, **said)
-    wanted = CompletionRequest(PROMPT, SamplingParams(), seed=SEED, max_new_tokens=9)
-    assert token_ids == (await complete(servers["target"], wanted)).token_ids
 
 
 async def test_the_card_says_them(servers: dict[str, ServerProcess]) -> None:

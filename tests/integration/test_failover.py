@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
-from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
 from inference.commit import Delta
-from inference.config import ROOT, ConnectionConfig
+from inference.config import ConnectionConfig
 from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.workers.completion import CompletionRequest
@@ -80,45 +78,6 @@ async def over_http(port: int) -> str:
             if line.startswith("data: {"):
                 text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
     return text
-
-
-Texts = Callable[[Iterable[str], dict[str, Any]], Iterator[str]]
-
-
-def texts_of_the_docs() -> Texts:
-    """The client that docs/gateway.md shows."""
-    page = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
-    (source,) = re.findall(r"test_failover.py runs it -->\n```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(source, names)
-    texts: Texts = names["texts"]
-    return texts
-
-
-async def test_a_gateway_is_killed_and_its_stream_goes_on_at_another(town: Town) -> None:
-    """By the docs' own client. Now and then a gateway has written all before it is killed: then the next one is."""
-    asked: list[int] = []
-    body = {name: value for name, value in BODY.items() if name != "stream"}
-
-    def text_of(doomed: ServerProcess) -> str:
-        def urls() -> Iterator[str]:
-            for port in (doomed.port, town.port):
-                asked.append(port)
-                yield f"http://127.0.0.1:{port}"
-
-        pieces = []
-        for piece in texts_of_the_docs()(urls(), body):
-            pieces.append(piece)
-            if len(pieces) == 5:
-                doomed.process.kill()
-        return "".join(pieces)
-
-    expected = await complete(town.targets[0], REQUEST)
-    for _ in range(10):
-        if town.port not in asked:
-            async with gateway(town.targets, free_port()) as doomed:
-                assert await asyncio.to_thread(text_of, doomed) == expected.text
-    assert town.port in asked
 
 
 async def test_a_target_is_told_to_end_and_its_streams_go_on_at_a_sibling(town: Town) -> None:

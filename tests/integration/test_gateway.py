@@ -115,29 +115,6 @@ async def test_every_parameter_matters(clients: Clients) -> None:
     assert len({text for (text,) in answers.values()}) == len(answers)
 
 
-@pytest.mark.parametrize("body", [{"prompt": PROMPT}, {"messages": [{"role": "user", "content": PROMPT}]}])
-async def test_a_stream_that_one_topology_began_goes_on_behind_every_other(
-    ports: dict[str, int], body: dict[str, Any]
-) -> None:
-    path = "chat/completions" if "messages" in body else "completions"
-    options = {"resumable": True, "include_usage": True}
-    asked = {**body, "max_tokens": 12, "ignore_eos": True, "stream": True, "stream_options": options}
-    async with httpx.AsyncClient() as client:
-
-        async def events(topology: str, last: str) -> list[str]:
-            url = f"http://127.0.0.1:{ports[topology]}/v1/{path}"
-            response = await client.post(url, json=asked, headers={"Last-Event-ID": last})
-            assert response.is_success, response.text
-            return response.text.split("\n\n")[:-1]
-
-        for begun in TOPOLOGIES:
-            whole = await events(begun, "")
-            last = whole[5].splitlines()[0].removeprefix("id: ")
-            for topology in TOPOLOGIES:
-                rest = await events(topology, last)
-                assert rest[:-2] == whole[6:-2], f"from {begun} to {topology}"  # usage counts what each of them drafted
-
-
 async def test_the_text_is_that_of_direct_grpc(clients: Clients, target: ServerProcess) -> None:
     request = CompletionRequest(
         PROMPT, SamplingParams(temperature=1.0, presence_penalty=1.0), seed=5, max_new_tokens=20

@@ -13,11 +13,11 @@ from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
 from inference.request import UNKNOWN, Provenance
 from inference.text.chat import Chat
-from inference.workers.completion import FEATURES, Codec, CompletionRequest, ModelCard
+from inference.workers.completion import Codec, CompletionRequest, ModelCard
 from inference.workers.observer import Observer
 from inference.workers.scope import SupervisedCompleter
 
-CARD = ModelCard("tiny", "fused", 128, 288, "0123", features=FEATURES)
+CARD = ModelCard("tiny", "fused", 128, 288, "0123")
 
 
 SCORES = tuple(

@@ -132,7 +132,7 @@ class PoolMember:
                 if isinstance(answer, pb.AssistResponse):
                     logger.info("attached as %s", answer.attached.worker_id)
                     self.is_refused = False
-                    self._present = _Help(self._engine, call, self._offer, self._metrics, answer.attached)
+                    self._present = _Help(self._engine, call, self._offer, self._metrics)
                     if attach.num_slots != self._offer.num_slots:  # it was told meanwhile
                         self._present.resize(self._offer.num_slots)
                     await self._present.run(round_trip_s=time.monotonic() - dialled)
@@ -153,21 +153,18 @@ class PoolMember:
 class _Help:
     """The sessions on one stream."""
 
-    def __init__(
-        self, engine: DraftEngine, call: AssistCall, offer: Offer, metrics: Metrics, attached: pb.Attached
-    ) -> None:
+    def __init__(self, engine: DraftEngine, call: AssistCall, offer: Offer, metrics: Metrics) -> None:
         self._engine = engine
         self._call = call
         self._offer = offer
         self._metrics = metrics
-        self._attached = attached
         self._round_trip = RoundTrip()
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
         self._sessions: dict[str, _Helped] = {}
 
     def resize(self, num_slots: int) -> None:
-        """Tell the target; one of before goes on with what it was told first, and has declined what is too much."""
-        if self._attached.takes_slots and not self._outbox.full():
+        """Announce the new slot count to the target."""
+        if not self._outbox.full():
             self._outbox.put_nowait(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
 
     async def run(self, *, round_trip_s: float) -> None:
@@ -205,7 +202,7 @@ class _Help:
             context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
             context.run(logger.warning, "session %s gets no draft: %s", session_id, exc)
             self._close(session_id)
-            if self._attached.takes_declines and not self._outbox.full():  # else its silence will tell
+            if not self._outbox.full():  # else its silence will tell
                 self._outbox.put_nowait(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
     def _close(self, session_id: str) -> None:

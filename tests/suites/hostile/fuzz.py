@@ -133,7 +133,7 @@ async def _fuzz_http(scene: Scene, seen: Seen, stop: asyncio.Event, port: int) -
 _BODY: dict[str, Any] = {
     "model": "target", "prompt": "x", "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
     "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "n": 1, "stop": ["y"], "seed": 1, "logit_bias": {"5": 1},
-    "stream": True, "stream_options": {"include_usage": True, "resumable": True}, "logprobs": 1, "tokens": [5, 6],
+    "stream": True, "stream_options": {"include_usage": True}, "logprobs": 1, "tokens": [5, 6],
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
 }  # fmt: skip
 _VALUES: tuple[Any, ...] = (

@@ -20,7 +20,6 @@ from inference.config import ServerConfig
 from inference.gateway import protocol, requests, stream, structured
 from inference.gateway.middleware import MAX_ITEMS, parse_fault, shape_fault
 from inference.gateway.probes import Probes
-from inference.gateway.resumable import ResumableStream
 from inference.gateway.schema import CompletionBody
 from inference.gateway.server import HttpFront
 from inference.request import Provenance
@@ -135,10 +134,7 @@ def test_a_string_without_an_end_is_read_once() -> None:
     [
         ("/v1/completions", '{{"prompt": "x", "vllm_xargs": {}}}'),
         ("/v1/completions", '{{"prompt": "x", "guided_json": {}}}'),
-        (
-            "/v1/completions",
-            '{{"prompt": "x", "stream": true, "stream_options": {{"resumable": true}}, "metadata": {}}}',
-        ),
+        ("/v1/completions", '{{"prompt": "x", "metadata": {}}}'),
         ("/v1/chat/completions", '{{"messages": [{{"role": "user", "content": "x"}}], "chat_template_kwargs": {}}}'),
     ],
 )
@@ -366,21 +362,16 @@ async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pyte
     assert completer.num_running == 0
 
 
-@pytest.mark.parametrize("is_resumable", [False, True])
-async def test_log_probabilities_of_a_prompt_are_written_beside_the_loop(
-    monkeypatch: pytest.MonkeyPatch, is_resumable: bool
-) -> None:
+async def test_log_probabilities_of_a_prompt_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: those of 2000 tokens, with the 20 best of each, froze a gateway for 0.1 s."""
-    kind = ResumableStream if is_resumable else stream.ChunkStream
-    threads, encode = [], kind._encode
+    threads, encode = [], stream.ChunkStream._encode
 
     def watched(self: Any, index: int, event: Event) -> bytes:
         threads.append(threading.current_thread())
         return encode(self, index, event)
 
-    monkeypatch.setattr(kind, "_encode", watched)
-    options = {"resumable": is_resumable}
-    body = {"prompt": "x", "echo": True, "logprobs": 1, "stream": True, "stream_options": options}
+    monkeypatch.setattr(stream.ChunkStream, "_encode", watched)
+    body = {"prompt": "x", "echo": True, "logprobs": 1, "stream": True}
     completer = ScriptedCompleter([["a"]] * 2, origin=Provenance("m"))
     front = HttpFront(gateway(completer, port=(port := free_port())), ServerConfig())
     async with opened(front), httpx.AsyncClient() as client:

@@ -198,24 +198,6 @@ async def test_a_fault_found_behind_names_the_field_that_was_sent(
     assert (response.status_code, error["param"], part in error["message"]) == (400, param, True), error
 
 
-OLD = replace(CARD, features=frozenset())
-IGNORED: dict[str, dict[str, Any]] = {
-    "tools": {"tools": [tool()]},
-    "chat_template_kwargs": {"enable_thinking": False},
-    "messages": {"messages": [{"role": "tool", "tool_call_id": "1", "content": "3"}]},
-}
-
-
-@pytest.mark.parametrize(("param", "body"), IGNORED.items())
-async def test_a_server_of_yesterday_would_ignore_it_in_silence(param: str, body: dict[str, Any]) -> None:
-    completer = ScriptedCompleter(PASSES)
-    response = await ask(completer, body, OLD)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-    assert "the server behind this one" in response.json()["error"]["message"]
-    assert not completer.requests
-    assert (await ask(completer, {"tools": [tool()], "tool_choice": "none"}, OLD)).is_success
-
-
 async def test_a_template_that_knows_no_calls() -> None:
     card = replace(CARD, chat_template="{{ messages[0].content }}")
     refused = await ask(ScriptedCompleter(PASSES), {"tools": [tool()]}, card)
@@ -245,8 +227,6 @@ async def test_a_grammar_begins_behind_the_reasoning() -> None:
     behind, without = await grammar_of(body, card), await grammar_of(body, card, reasoning_parser="none")
     assert behind == Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}', Preamble.REASONING)
     assert without == await grammar_of(body) == replace(behind, preamble=Preamble.NONE)
-    old = await grammar_of(body, replace(card, features=frozenset()))
-    assert old == without, "a server that cannot keep it there keeps it from the beginning on"
 
 
 async def test_the_search_for_a_fault_in_tools_has_one_time_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from inference.request import (
 from inference.text.chat import Chat, ChatMessage
 from inference.text.grammar_source import written_out
 from inference.workers import convert
-from inference.workers.completion import FEATURES, CompletionRequest, ModelCard
+from inference.workers.completion import CompletionRequest, ModelCard
 
 token_ids = st.lists(st.integers(0, 2**20), max_size=5).map(tuple)
 counts = st.integers(0, 2**20)
@@ -163,7 +163,7 @@ def test_what_stands_before_a_grammar_is_written_into_that_of_a_session() -> Non
 
 
 def test_a_card_says_what_its_server_hears() -> None:
-    card = ModelCard("m", "target", 8, 9, "f", features=FEATURES)
+    card = ModelCard("m", "target", 8, 9, "f")
     assert convert.card_from_message(convert.card_to_message(card)) == card
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -26,7 +25,6 @@ ANSWER: list[Event] = [
     Delta((10,), "d", 0, 0, NOTHING, finish_reason=FinishReason.LENGTH, position=6),
     Finished(FinishReason.LENGTH),
 ]
-OF_BEFORE = [replace(event, position=None) if isinstance(event, Delta) else event for event in ANSWER]
 
 
 class Says:
@@ -49,11 +47,9 @@ async def reading(events: list[Event]) -> AsyncGenerator[RemoteCompleter, None]:
     await server.close()
 
 
-@pytest.mark.parametrize("answer", [ANSWER, OF_BEFORE, OF_BEFORE[:3] + OF_BEFORE[4:]], ids=["now", "before", "older"])
-async def test_a_whole_answer_passes(answer: list[Event]) -> None:
-    """Also that of a server which says no positions, and of one that says why it ended in Finished alone."""
-    async with reading(answer) as completer:
-        assert [event async for event in completer.complete(CompletionRequest("x"))] == answer
+async def test_a_whole_answer_passes() -> None:
+    async with reading(ANSWER) as completer:
+        assert [event async for event in completer.complete(CompletionRequest("x"))] == ANSWER
 
 
 @pytest.mark.parametrize("lost", [(0,), (1,), (2,), (3,), (4,), (1, 2), (2, 3), (1, 2, 3), (3, 4), (1, 2, 3, 4)])
@@ -82,14 +78,10 @@ async def test_nothing_comes_twice(number: int, words: str) -> None:
             _ = [event async for event in completer.complete(CompletionRequest("x"))]
 
 
-@pytest.mark.parametrize("piece", [OF_BEFORE[2], Delta((), "c", 0, 0, NOTHING)], ids=["token", "text alone"])
-async def test_a_server_that_says_no_positions_is_counted_too(piece: Event) -> None:
-    """It does not mark its last piece either, so a full answer may end with one that has text alone."""
-    for num, is_fine in ((4 + (piece is not OF_BEFORE[2]), True), (6, False)):
-        async with reading([ANSWER[0], *[piece] * num, ANSWER[-1]]) as completer:
-            asked = completer.complete(CompletionRequest("x", max_new_tokens=4))
-            with nullcontext() if is_fine else pytest.raises(UnavailableError, match="the limit is 4"):
-                assert len([event async for event in asked]) == num + 2
+async def test_tokens_without_a_position_are_refused() -> None:
+    async with reading([ANSWER[0], Delta((7,), "a", 0, 0, NOTHING), *ANSWER[2:]]) as completer:
+        with pytest.raises(UnavailableError, match="position None came where 3 is next"):
+            _ = [event async for event in completer.complete(CompletionRequest("x"))]
 
 
 async def test_nothing_follows_the_last_piece() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from grpc_comm import names
-from grpc_comm.server import Gate, Server
+from grpc_comm.guard import Gate
+from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.tls import ServerTls
@@ -112,8 +113,7 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
 
-    def __init__(self, *, takes_declines: bool = True, takes_slots: bool = True) -> None:
-        self.attached = pb.Attached(takes_declines=takes_declines, takes_slots=takes_slots)
+    def __init__(self) -> None:
         self.num_offered: list[int] = []
         self.said: asyncio.Queue[pb.AssistResponse] = asyncio.Queue()
         self.heard: list[pb.AssistRequest] = []
@@ -123,7 +123,7 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
     async def Assist(self, _: object, context: Any) -> None:
         self.num_offered.append((await context.read()).attach.num_slots)
-        await context.write(pb.AssistResponse(attached=self.attached))
+        await context.write(pb.AssistResponse(attached=pb.Attached()))
         listening = asyncio.create_task(self._listen(context))
         try:
             while True:
@@ -233,16 +233,6 @@ async def test_a_session_beyond_the_slots_is_declined() -> None:
         await until(lambda: target.declined == ["third"])
 
 
-async def test_a_target_of_before_is_sent_no_decline() -> None:
-    """It would take one for nonsense, and end the stream."""
-    target = Target(takes_declines=False)
-    async with helped(target):
-        target.opens("empty")
-        target.opens("good", 1, 2)
-        await until(lambda: bool(target.drafts("good")))
-        assert target.declined == []
-
-
 @pytest.mark.parametrize("status", [404, 502])
 async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """The story: an ingress that answered 404 for a second, during an update, emptied the pool."""
@@ -257,9 +247,9 @@ async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.Mon
 
 
 async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that stay keep their streams; a target of before is not told, and goes on with what it was told first."""
+    """Targets that stay keep their streams, and are sent the new number."""
     monkeypatch.setattr(names, "LOOK_S", 0.01)
-    targets = [Target(), Target(takes_slots=False), Target()]
+    targets = [Target(), Target(), Target()]
     servers = [Server("127.0.0.1:0", [target], status_of=lambda _: None) for target in targets]
     for server in servers:
         await server.open()
@@ -280,9 +270,9 @@ async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, mo
     serve(0, 1)
     await until(lambda: offered() == [[4, 2], [2], []])
     serve(0, 1, 2)
-    await until(lambda: offered() == [[4, 2, 1], [2], [1]])
+    await until(lambda: offered() == [[4, 2, 1], [2, 1], [1]])
     serve(0)
-    await until(lambda: offered() == [[4, 2, 1, 4], [2], [1]])
+    await until(lambda: offered() == [[4, 2, 1, 4], [2, 1], [1]])
     assert all(member.is_attached for member, _ in help_._members.values())
     await help_.stop(grace_s=0)
     for server in servers:
