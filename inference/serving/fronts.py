@@ -128,8 +128,7 @@ class Ports:
         from prometheus_client import make_asgi_app
 
         from inference.gateway.middleware import HttpGate
-        from inference.gateway.port import SidePort  # uvicorn takes a while to import
-        from inference.gateway.probes import Probes, nothing
+        from inference.gateway.port import Probes, SidePort, nothing  # uvicorn takes a while to import
 
         if port is not None:
             scrape = HttpGate(

@@ -19,7 +19,7 @@ from inference.commit import Event
 from inference.config import ServerConfig
 from inference.gateway import protocol, requests, stream, structured
 from inference.gateway.middleware import parse_fault
-from inference.gateway.probes import Probes
+from inference.gateway.port import Probes
 from inference.gateway.schema import CompletionBody
 from inference.gateway.server import HttpFront
 from inference.request import Provenance
