@@ -22,11 +22,11 @@ from typing import Any
 
 from benchmarks.decoding import read_prompts
 from benchmarks.report import print_json, print_table
+from comparison.run.proxy import LinkConditions, delay_proxy
 from grpc_comm.server import Server
 from inference.backends.emulation import asleep
 from inference.backends.registry import load_backend
 from inference.commit import Delta
-from inference.comparison.run.proxy import LinkConditions, delay_proxy
 from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -47,12 +47,12 @@ from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers.completion import Completer, CompletionRequest
+from inference.workers.completion import Completer, CompletionRequest, ModelCard
 from inference.workers.fleet import Fleet
 from inference.workers.local import LocalCompleter
 from inference.workers.observer import Observer
 from inference.workers.status import to_status
-from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from inference.workers.target.verification import VerificationServicer
 
 KINDS = ("structured", "open_ended")
 MAX_LENGTH = 512
@@ -178,9 +178,9 @@ async def _target(
     tokenizer, pass_time = Tokenizer.load(BUNDLED_TARGET), PassTime(args.pass_ms / 1e3, args.slope_ms / 1e3)
     backend = _model(BUNDLED_TARGET, 2, pass_time)
     async with running(TargetEngine(SlotDecoder(backend), EngineLimits(lookup=lookup))) as engine:
-        identity = TargetIdentity(Vocabulary(tokenizer.fingerprint, backend.vocab_size), "target")
+        card = ModelCard("target", "target", engine.max_length, backend.vocab_size, tokenizer.fingerprint)
         observer = Observer(Metrics("target"))
-        verifier = VerificationServicer(engine, DraftPool(engine), identity, idle_timeout_s=60.0, observer=observer)
+        verifier = VerificationServicer(engine, DraftPool(engine), card, idle_timeout_s=60.0, observer=observer)
         server = Server("127.0.0.1:0", [verifier], status_of=to_status)
         await server.open()
         try:

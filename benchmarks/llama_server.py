@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.llama_build import built_server
 from benchmarks.llama_gguf import write_gguf
-from inference.comparison.app import main as compare
+from comparison.app import main as compare
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
 from inference.serving.processes import free_port
 

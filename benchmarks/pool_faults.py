@@ -20,9 +20,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from benchmarks.report import print_json, print_table
+from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy, precise_event_loop
 from grpc_comm.channel import open_channel
 from inference.commit import Delta
-from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy, precise_event_loop
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.workers.completion import CompletionRequest
 from inference.workers.remote import RemoteCompleter

@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from inference.comparison.plan.machine import cpu_model
+from comparison.plan.machine import cpu_model
 
 _PRINTED: list[str] = []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine
+from comparison.run.host_load import load_average
 from inference.config import ROOT
 
 FILE = ROOT / "docs" / "performance.json"
@@ -36,11 +36,11 @@ QUICK_COMPARISON = "--num_prompts 1 --num_runs 3 --rtt_ms 0,10 --max_new_tokens 
 
 def main() -> None:
     args = _parser().parse_args()
-    load = os.getloadavg()[0]
+    load = load_average()
     benchmarks = {name: _benchmark(name, command, quick=args.quick) for name, command in SET.items()}
     content = {
         "machine": machine(),
-        "load_before": round(load, 2),
+        "load_before": load,
         "commit": _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "-uno") else ""),
         "quick": args.quick,
         **benchmarks,

@@ -23,10 +23,11 @@ from pathlib import Path
 import grpc
 import uvloop
 
+from grpc_comm.call import Call
 from grpc_comm.channel import open_channel, wait_until_ready
-from grpc_comm.interceptors import Context
+from grpc_comm.guard import Gate
 from grpc_comm.secured import Credentials, watched_token
-from grpc_comm.server import Gate, Server
+from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.tls import ClientTls, ServerTls
@@ -50,10 +51,10 @@ class Echo(rpc.VerificationServiceServicer):  # type: ignore[misc]
         """See `Servicer`."""
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
-    async def Verify(self, _: object, context: Context) -> None:
+    async def Verify(self, _: object, call: Call) -> None:
         """A message for a message."""
-        while await context.read() != grpc.aio.EOF:
-            await context.write(pb.VerifyResponse(commit=pb.Commit(token_ids=[1, 2, 3])))
+        while await call.read() != grpc.aio.EOF:
+            await call.write(pb.VerifyResponse(commit=pb.Commit(token_ids=[1, 2, 3])))
 
 
 async def _serve(folder: Path, ports: dict[str, int]) -> None:

@@ -62,16 +62,11 @@ class Status:
 
 
 class StatusError(Exception):
-    """What fails a call with just this status; for what is found before a servicer sees the request.
+    """Failure of a call with just this status, found before a servicer sees the request."""
 
-    Attributes:
-        request_id: of the call, if nobody else can tell it.
-    """
-
-    def __init__(self, status: Status, *, request_id: str = "") -> None:
+    def __init__(self, status: Status) -> None:
         super().__init__(status.message)
         self.status = status
-        self.request_id = request_id
 
 
 def is_cancelled() -> bool:

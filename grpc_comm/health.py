@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.errors import is_cancelled
-from grpc_comm.interceptors import Context
+from grpc_comm.call import Call
+from grpc_comm.errors import Status, StatusError, is_cancelled
 
 TIMEOUT_S = 2.0
 WATCH_AGAIN_S = 5.0
@@ -98,17 +98,18 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         for changed in self._watchers:
             changed.set()
 
-    async def Check(self, request: Any, context: Context) -> Any:
-        """The present status."""
+    async def Check(self, request: Any, call: Call) -> Any:
+        """Return the present status."""
         status = self._statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no service of this name has a health")
+            raise StatusError(Status(grpc.StatusCode.NOT_FOUND, "no service of this name has a health"))
         return health_pb2.HealthCheckResponse(status=status)
 
-    async def Watch(self, request: Any, context: Context) -> None:
-        """The present status and, until the caller leaves, every other one."""
+    async def Watch(self, request: Any, call: Call) -> None:
+        """Write the present status and, until the client leaves, every other one."""
         if len(self._watchers) >= MAX_WATCHERS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} others watch this server's health")
+            text = f"{MAX_WATCHERS} others watch this server's health"
+            raise StatusError(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
         changed, told = asyncio.Event(), None
         self._watchers.add(changed)
         try:
@@ -116,7 +117,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                 changed.clear()
                 status = self._statuses.get(request.service, _UNKNOWN)
                 if status != told:
-                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                    await call.write(health_pb2.HealthCheckResponse(status=status))
                     told = status
                 await changed.wait()
         finally:

@@ -1,34 +1,20 @@
-"""A gRPC server as operators expect it: health, reflection, error mapping, a graceful stop on SIGTERM."""
+"""A gRPC server as operators expect it: health, reflection, error mapping, a graceful stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import socket
-import sys
-import threading
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from contextlib import aclosing
 from typing import Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from grpc_comm.first_message import FirstMessageInterceptor
+from grpc_comm.guard import OPEN, Gate, Guard, StatusOf
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
-from grpc_comm.interceptors import (
-    Admit,
-    ErrorInterceptor,
-    GateInterceptor,
-    HandlerInterceptor,
-    Interceptors,
-    RequestLimit,
-    StatusOf,
-)
 from grpc_comm.names import written
 from grpc_comm.options import server_options
 
@@ -81,26 +67,6 @@ class Servicer(Protocol):
         """Register with a server that has not started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """How one comes in.
-
-    Attributes:
-        credentials: of the port; None is plain text.
-        mtls_address: of a second port, for clients with a certificate: grpcio knows no optional ones.
-        mtls_credentials: of that one.
-        admit: decides who comes in; None lets everybody.
-    """
-
-    credentials: grpc.ServerCredentials | None = None
-    mtls_address: str | None = None
-    mtls_credentials: grpc.ServerCredentials | None = None
-    admit: Admit | None = None
-
-
-OPEN = Gate()
-
-
 class Server:
     """A port that calls come in by.
 
@@ -108,8 +74,7 @@ class Server:
         address: HOST:PORT; port 0 takes a free one.
         servicers: what is served.
         status_of: maps exceptions of handlers to statuses.
-        inner: interceptors that see these exceptions first.
-        gate: how one comes in.
+        gate: how calls come in.
 
     Raises:
         PortTakenError: the address cannot be listened on.
@@ -121,15 +86,12 @@ class Server:
         servicers: Sequence[Servicer],
         *,
         status_of: StatusOf,
-        inner: Sequence[HandlerInterceptor] = (),
         gate: Gate = OPEN,
     ) -> None:
         limits = {servicer.service_name: servicer.max_request_bytes for servicer in servicers}
-        gates = () if gate.admit is None else (GateInterceptor(gate.admit),)
-        errors, first, limit = ErrorInterceptor(status_of), FirstMessageInterceptor(), RequestLimit(limits)
-        interceptors = [Interceptors(errors, *gates, first, *inner, limit)]
+        self._guard = Guard(status_of, limits, gate)
         options = server_options(max(limits.values(), default=0))
-        self._server = grpc.aio.server(interceptors=interceptors, options=options)
+        self._server = grpc.aio.server(interceptors=[self._guard], options=options)
         self._health = HealthServicer()
         self._upstream: AsyncGenerator[bool, None] | None = None
         self._following: asyncio.Task[None] | None = None
@@ -186,45 +148,10 @@ class Server:
             self._following.cancel()
         self.report(ready=False)
 
+    def move(self) -> None:
+        """End all calls that can go on at another server, present and future."""
+        self._guard.move()
+
     async def close(self) -> None:
         """End the streams that are left, after a moment for what is on its way."""
         await self._server.stop(CLOSE_GRACE_S)
-
-
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
-
-
-async def stop_signal() -> signal.Signals:
-    """Wait for SIGTERM or SIGINT."""
-    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    for number in _STOPPING:
-        loop.add_signal_handler(number, received.put_nowait, number)
-    return await received.get()
-
-
-async def stdin_ended() -> None:
-    """Wait for the end of stdin, whatever it is, in a thread that keeps no process alive."""
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def read() -> None:
-        with suppress(OSError):  # it was closed before
-            while os.read(0, 4096):
-                pass
-        with suppress(RuntimeError):  # the loop has ended first
-            loop.call_soon_threadsafe(ended.set)
-
-    threading.Thread(target=read, name="lifeline", daemon=True).start()
-    await ended.wait()
-
-
-def end_at_once_on_signal() -> None:
-    """From now on, SIGTERM and SIGINT end the process without waiting for anything, with one line."""
-
-    def end(number: signal.Signals) -> None:
-        print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)
-        os._exit(128 + number)
-
-    loop = asyncio.get_running_loop()
-    for number in _STOPPING:
-        loop.add_signal_handler(number, end, number)

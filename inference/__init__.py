@@ -1,6 +1,6 @@
 """Speculative decoding as a service. docs/architecture.md is the map of these packages.
 
-Imports point downwards: comparison, cli, serving, gateway, workers, engine, speculation, scheduling, backends, sampling
+Imports point downwards: cli, serving, gateway, workers, engine, speculation, scheduling, backends, sampling
 and text and observe, then the modules of this folder, which import nothing above them.
 """
 

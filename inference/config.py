@@ -1,19 +1,22 @@
-"""Settings of a process: frozen, validated once where they are built, passed in. Messages name value and limit."""
+"""Configurations of a process: frozen, validated once where they are built, passed in. Messages name value and limit.
+
+A field that an operator sets says its flag too: see `inference/settings.py`.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from inference.errors import ConfigError
-from inference.request import MAX_GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
+from inference.request import GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
+from inference.settings import FINITE, REQUIRED, Range, check, group, same, setting
 
 ROOT = Path(__file__).resolve().parent.parent
 _INSTALLED = Path(sys.prefix) / "share" / "specdec"
@@ -45,8 +48,23 @@ FUSED_GAMMA = 16
 """Draft tokens per pass at most where draft and target take turns in one process: as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
 """Sessions that one worker of the pool is given at most, whatever it claims to have room for."""
+DEFAULT_PORT = 50051
+DEFAULT_SERVE_PORT = 50052
+"""Of a draft worker."""
 MAX_PASS_MS = 10_000.0
 """Of a pass that is emulated."""
+
+BATCH = Range(1, 4096)
+"""Sequences in flight at once."""
+BRANCHES = Range(0, MAX_BRANCHES)
+PORT = Range(0, 65535)
+"""Ports to listen on; 0 takes a free one."""
+SECONDS = Range(0.0, above=True)
+COUNT = Range(0)
+NEURON = "AWS Neuron devices (backend neuron)"
+REPLICAS = ", or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list in file:///PATH"
+SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
+"""Flags of `ObserveConfig` that a role without a server lacks."""
 
 _DNS, _FILE = "dns:///", "file:///"
 
@@ -61,21 +79,9 @@ def _require_model(path: Path) -> None:
     _require((path / "config.json").is_file(), f"model {path}: {what}")
 
 
-def check_batch(batch: int) -> int:
-    """Return the number of sequences in flight; raise ConfigError if it is out of range."""
-    _require(1 <= batch <= 4096, f"batch {batch} is outside 1..4096")
-    return batch
-
-
-def check_gamma(gamma: int) -> int:
-    """Return the speculation length; raise ConfigError if it is out of range."""
-    _require(0 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 0..{MAX_GAMMA}")
-    return gamma
-
-
 def check_branches(branches: int) -> int:
     """Return the number of branches beside a chain; raise ConfigError if it is out of range."""
-    _require(0 <= branches <= MAX_BRANCHES, f"branches {branches} is outside 0..{MAX_BRANCHES}")
+    _require(branches in BRANCHES, f"branches {branches} {BRANCHES.fault(branches)}")
     return branches
 
 
@@ -118,57 +124,69 @@ class NeuronOptions:
         tp_degree: logical NeuronCores that a model is sharded over.
         gamma: draft tokens that a compiled verification pass has room for; 0 compiles none, as for a draft.
         method: one of SPECULATION_METHODS.
-        overrides: further parameters of NxDI's NeuronConfig, by name.
-        artifacts: folder of compiled models; None is a folder in the user's cache.
-        compile_policy: one of COMPILE_POLICIES: "never" refuses what is not there, where others compile it.
-        cores: NeuronCores of this process, such as 0-3,8; None is what NEURON_RT_VISIBLE_CORES says.
-        device_sampling: the device chooses tokens where the host could: less traffic, and less that a request may ask.
+        overrides: further parameters of NxDI's NeuronConfig, as a JSON object; several are merged.
+        artifacts: folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache).
+        cores: NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all).
+        device_sampling: let the device choose tokens where the host could (fused, or a target alone): less traffic,
+            but fused is then greedy, and a target alone takes no seeds.
+        compile_policy: what is not compiled yet: auto compiles it, never refuses, only compiles and ends.
     """
 
-    tp_degree: int = 1
-    gamma: int = 0
-    method: str = "vanilla"
-    overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    artifacts: Path | None = None
-    cores: str | None = None
-    device_sampling: bool = False
-    compile_policy: str = "auto"
+    SECTION: ClassVar = NEURON
+
+    tp_degree: int = setting(1, "--tp_degree N", within=Range(1))
+    gamma: int = setting(0, within=GAMMA)
+    method: str = setting("vanilla", "--speculation_method", choices=SPECULATION_METHODS)
+    overrides: Mapping[str, Any] = setting({}, "--neuron_config JSON")
+    artifacts: Path | None = setting(None, "--compiled_model_path DIR")
+    cores: str | None = setting(None, "--neuron_cores LIST")
+    device_sampling: bool = setting(False, "--device_sampling")
+    compile_policy: str = setting(COMPILE_POLICIES[0], "--compile", choices=COMPILE_POLICIES)
 
     def __post_init__(self) -> None:
-        _require(self.tp_degree >= 1, f"tp_degree {self.tp_degree} is below 1")
-        check_gamma(self.gamma)
-        methods = ", ".join(SPECULATION_METHODS)
-        _require(self.method in SPECULATION_METHODS, f"speculation_method {self.method} is none of {methods}")
-        policies = ", ".join(COMPILE_POLICIES)
-        _require(self.compile_policy in COMPILE_POLICIES, f"compile {self.compile_policy} is none of {policies}")
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Arithmetic, room and threads that a process gives to each model it loads.
+
+    Attributes:
+        backend: inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one).
+        device: auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one).
+        dtype: arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx).
+        sequence_length: prompt and output together (default: the model's limit, at most 2048).
+        num_slots: sequences in flight at once.
+        num_threads: CPU threads of a pass (default: the cores this process may use, less one on a target that
+            shares the machine with its draft, that is, listens on loopback; a draft takes one).
+        prefix_caching: begin a request with what earlier ones have left in the slots, as far as it is the same.
+    """
+
+    backend: str = setting("auto", "--backend")
+    device: str = setting("auto", "--device")
+    dtype: str = setting("auto", "--dtype", choices=("auto", *DTYPES))
+    sequence_length: int | None = setting(None, "--sequence_length TOKENS", within=Range(2))
+    num_slots: int = setting(8, "--batch N", within=BATCH)
+    num_threads: int = setting(0, "--threads N", within=COUNT)
+    prefix_caching: bool = setting(True, "--prefix_caching")
+    neuron: NeuronOptions = group(NeuronOptions)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """Which model to load and how much room to give it.
+class ModelConfig(Loading):
+    """Which model to load, and how.
 
     Attributes:
         path: a Hugging Face directory (config.json, *.safetensors, tokenizer.json).
-        backend: name in `inference.backends.registry`.
-        device: torch device string, such as "cpu" or "cuda:0"; "auto" takes CUDA where there is one.
-        dtype: arithmetic of the forward pass; "auto" is float32 on CPU and bfloat16 elsewhere.
-        sequence_length: positions per slot; None takes the model's own limit, at most 2048.
-        num_slots: sequences that can be in flight at once.
-        num_threads: CPU threads of a forward pass; 0 takes the number of cores this process may use.
-        neuron: for backends of Neuron devices alone.
-        prefix_caching: whether requests begin with what earlier ones have left in the slots.
+        backend: name in `inference.backends.registry`; where no command line says, the reference.
         pass_s: seconds that a pass takes at least, asleep; see `Emulation`.
     """
 
     path: Path
-    backend: str = "torch"
-    device: str = "auto"
-    dtype: str = "auto"
-    sequence_length: int | None = None
-    num_slots: int = 8
-    num_threads: int = 0
-    neuron: NeuronOptions = field(default_factory=NeuronOptions)
-    prefix_caching: bool = True
+    backend: str = field(default="torch", kw_only=True)
     pass_s: float = 0.0
 
     @property
@@ -178,11 +196,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _require_model(self.path)
-        _require(self.dtype in ("auto", *DTYPES), f"dtype {self.dtype} is none of auto, {', '.join(DTYPES)}")
-        length = self.sequence_length
-        _require(length is None or length >= 2, f"sequence_length {length} is below 2")
-        check_batch(self.num_slots)
-        _require(self.num_threads >= 0, f"threads {self.num_threads} is below 0")
+        check(self)
         emulable = not self.pass_s or "neuron" not in self.backend
         _require(emulable, f"backend {self.backend} has a device: --emulate is for those that compute on the host")
 
@@ -200,13 +214,12 @@ class ProposerConfig:
 
     tokenizer_path: Path
     model: ModelConfig | None
-    num_slots: int
-    branches: int = 0
+    num_slots: int = setting(REQUIRED, "--batch", within=BATCH)
+    branches: int = setting(0, within=BRANCHES)
 
     def __post_init__(self) -> None:
         _require_model(self.tokenizer_path)
-        check_batch(self.num_slots)
-        check_branches(self.branches)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +227,22 @@ class DialSecurity:
     """Whom a client trusts, and what it shows; files are PEM, and read again when they change.
 
     Attributes:
-        ca: of the CAs that servers' certificates may come from; None dials in plain text.
-        cert, key: the client's own certificate; None shows none.
-        server_name: what the server's certificate must name; None: the host that is dialled.
-        token_file: holds the token to send.
-        insecure: send it in plain text over a network, too.
+        ca: dial with TLS; the server's certificate must come from one of these CAs (PEM).
+        cert: certificate to show (PEM).
+        key: its key (PEM).
+        server_name: name that must be in the server's certificate (default: the host that is dialled).
+        token_file: file with the token to send.
+        insecure: allow plain text where others could read along: another host than loopback.
     """
 
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    server_name: str | None = None
-    token_file: Path | None = None
-    insecure: bool = False
+    SECTION: ClassVar = "security of connections (docs/security.md)"
+
+    ca: Path | None = setting(None, "--tls_ca FILE")
+    cert: Path | None = setting(None, "--tls_client_cert FILE")
+    key: Path | None = setting(None, "--tls_client_key FILE")
+    server_name: str | None = setting(None, "--tls_server_name NAME")
+    token_file: Path | None = setting(None, "--token_file FILE")
+    insecure: bool = setting(False, "--insecure")
 
     def __post_init__(self) -> None:
         _require((self.cert is None) == (self.key is None), "--tls_client_cert and --tls_client_key go together")
@@ -249,29 +265,26 @@ class ConnectionConfig:
     """Which servers a client dials, replicas of one model, how patient it is, and what it shows.
 
     Attributes:
-        host: of one server, or several comma-separated: HOST, HOST:PORT, dns:///NAME[:PORT] for all of a name, or
-            file:///PATH for all that a file lists.
-        port: of those that name none.
-        connect_timeout_s: seconds to wait for the server at start.
-        deadline_s: seconds a request may take.
-        reconnect_timeout_s: seconds after a lost link within which a request goes on; 0 gives up at once.
+        port: the port of hosts without one.
+        connect_timeout_s: wait for the server at start.
+        deadline_s: time a request may take.
+        reconnect_timeout_s: a request whose server is lost goes on within this time, at another one or there.
     """
 
-    host: str
-    port: int
-    connect_timeout_s: float = 10.0
-    deadline_s: float = 600.0
-    reconnect_timeout_s: float = 30.0
-    security: DialSecurity = PLAIN
+    SECTION: ClassVar = "connection"
+
+    host: str = setting("127.0.0.1", "--target_host HOST", help=f"host of the server{REPLICAS}")
+    port: int = setting(DEFAULT_PORT, "--port PORT", within=Range(1, 65535))
+    connect_timeout_s: float = setting(10.0, "--connect_timeout_s S", within=SECONDS)
+    deadline_s: float = setting(600.0, "--deadline_s S", within=SECONDS)
+    reconnect_timeout_s: float = setting(30.0, "--reconnect_timeout_s S", within=Range(0.0))
+    security: DialSecurity = group(DialSecurity)
 
     def __post_init__(self) -> None:
-        _require(1 <= self.port <= 65535, f"port {self.port} is outside 1..65535")
+        check(self)
         _require(bool(self.targets), "target_host names no server")
         for target in self.targets:
             self.security.check(target)
-        _require(self.reconnect_timeout_s >= 0, f"reconnect_timeout_s {self.reconnect_timeout_s} is below 0")
-        _require(self.connect_timeout_s > 0, f"connect_timeout_s {self.connect_timeout_s} is not above 0")
-        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -285,19 +298,18 @@ class DraftConfig:
 
     Attributes:
         connection: to the target.
-        gamma: draft tokens per round, or per pass at most in run-ahead.
-        schedule: who waits for whom.
+        gamma: draft tokens per round, 0 for none.
+        schedule: async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait.
         max_waiting: requests that may queue for a slot of the draft model.
     """
 
-    connection: ConnectionConfig
-    gamma: int = DEFAULT_GAMMA
-    schedule: Schedule = Schedule.ASYNC
-    max_waiting: int = 64
+    connection: ConnectionConfig = group(ConnectionConfig)
+    gamma: int = setting(DEFAULT_GAMMA, "--gamma --speculation_length N", section="speculation", within=GAMMA)
+    schedule: Schedule = setting(Schedule.ASYNC, "--schedule", section="link to the target")
+    max_waiting: int = setting(64, within=COUNT)
 
     def __post_init__(self) -> None:
-        check_gamma(self.gamma)
-        _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,16 +318,24 @@ class FusedConfig:
 
     Attributes:
         gamma: draft tokens of one session in one pass at most.
-        adaptive_gamma: draft only as many of them as pay; in a compiled graph, it is always gamma.
+        adaptive_gamma: draft only as many of gamma tokens as pay, by the draft's confidence and the measured times;
+            a compiled graph always drafts gamma.
     """
 
     target: ModelConfig
     draft: ProposerConfig
-    gamma: int = FUSED_GAMMA
-    adaptive_gamma: bool = True
+    gamma: int = setting(
+        FUSED_GAMMA,
+        "--gamma --speculation_length N",
+        help="draft tokens per pass at most, as many as pay; 0 for none "
+        f"(default: {FUSED_GAMMA}; where draft and target are one compiled graph, always so many: {DEFAULT_GAMMA})",
+        section="speculation",
+        within=GAMMA,
+    )
+    adaptive_gamma: bool = setting(True, "--adaptive_gamma", section="speculation length")
 
     def __post_init__(self) -> None:
-        check_gamma(self.gamma)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,21 +343,32 @@ class PortSecurity:
     """How a server's ports are protected; files are read again when they change.
 
     Attributes:
-        cert, key: PEM, the server's certificate with its chain, and its key; None is plain text.
-        client_ca: PEM of the CAs that clients' certificates may come from, at `mtls_port`.
-        mtls_port: a further port of gRPC, for clients with a certificate.
-        auth_file: who may do what; None lets in whoever reaches a port.
-        insecure: plain text also where others can listen.
+        cert: the server's certificate, with its chain (PEM).
+        key: its key (PEM).
+        client_ca: CAs of clients' certificates (PEM), for --mtls_port.
+        mtls_port: a further port of gRPC, for clients with a certificate (default: nowhere).
+        auth_file: who may do what (TOML); from then on, nobody else may do anything (default: everybody may).
+        insecure: allow plain text where others could read along: another host than loopback.
+        self_signed: instead of --tls_cert and --tls_key, for a trial: make a CA and certificates in this folder,
+            unless it has them, and use them.
     """
 
-    cert: Path | None = None
-    key: Path | None = None
-    client_ca: Path | None = None
-    mtls_port: int | None = None
-    auth_file: Path | None = None
-    insecure: bool = False
+    SECTION: ClassVar = "security of ports (docs/security.md)"
+
+    cert: Path | None = setting(None, "--tls_cert FILE")
+    key: Path | None = setting(None, "--tls_key FILE")
+    client_ca: Path | None = setting(None, "--tls_client_ca FILE")
+    mtls_port: int | None = setting(None, "--mtls_port PORT", within=PORT)
+    auth_file: Path | None = setting(None, "--auth_file FILE")
+    insecure: bool = setting(False, "--insecure")
+    self_signed: Path | None = setting(None, "--tls_self_signed DIR")
 
     def __post_init__(self) -> None:
+        check(self)
+        if self.self_signed is not None:
+            _require(self.cert is None, "--tls_self_signed and --tls_cert: a server has one certificate")
+            object.__setattr__(self, "cert", self.self_signed / "server.pem")
+            object.__setattr__(self, "key", self.self_signed / "server.key")
         _require((self.cert is None) == (self.key is None), "--tls_cert and --tls_key go together")
         both = (self.client_ca is None) == (self.mtls_port is None)
         _require(both, "--tls_client_ca and --mtls_port go together: clients' certificates have a port of their own")
@@ -353,55 +384,51 @@ class ServerConfig:
     """Where a server listens and how much it takes on.
 
     Attributes:
-        host, port: port 0 takes a free one.
-        max_waiting: requests that may queue for a slot.
-        idle_timeout_s: seconds a session may hold its slot without a proposal.
-        grace_s: seconds that running requests get on SIGTERM.
+        host: address to listen on (%(default)s; 0.0.0.0 for all).
+        port: port to listen on, 0 for a free one.
+        max_waiting: requests queued for a slot.
+        idle_timeout_s: end a session that has had no proposal for this long.
+        grace_s: on SIGTERM, time for running requests.
         defaults: for requests that do not say; of a draft worker or gateway, the target's own count instead.
-        drain: one of DRAINS, what becomes of requests on SIGTERM whose callers have another server to go on at.
-        drain_delay_s: seconds before that, in which the server says that it is not ready, and still takes requests.
-        stall_timeout_s: seconds that a peer may read nothing while there is something to read.
-        pass_timeout_s: seconds after which a pass of the model counts as one that may never end.
-        max_worker_slots: sessions that one worker of the pool is given at most.
-        lookup: a target proposes from a request's own tokens where a pass has no draft tokens.
-        probe_port: answers /livez and /readyz over plain HTTP, to anybody; None does not.
-        ready_json: write a line of JSON to stdout when all ports are open, with what they are.
-        lifeline: "stdin" drains when stdin ends, as on SIGTERM; None does not look.
-        security: of all other ports.
+        drain_delay_s: before that, time in which balancers hear that this server is not ready; it still serves.
+        stall_timeout_s: drop a client that has read nothing for this long.
+        pass_timeout_s: not ready, and not alive, while a pass of the model takes longer than this.
+        drain: on SIGTERM, requests whose callers have another server go on there after a second, with the same
+            tokens, or wait for their end like all others.
+        max_worker_slots: sessions that one worker of the pool is given at most, whatever it claims to have room for.
+        lookup: propose what followed a request's last tokens where they stood before, as wide as pays.
+        probe_port: answer /livez and /readyz over plain HTTP on this port, to anybody (default: nowhere).
+        ready_json: when all ports are open, write one line of JSON to stdout, with the ports that 0 became.
+        lifeline: also drain, as on SIGTERM, when stdin ends: when whoever holds its other end is gone.
+        security: of all ports but `probe_port`.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 50051
-    max_waiting: int = 64
-    idle_timeout_s: float = 60.0
-    grace_s: float = 10.0
+    SECTION: ClassVar = "server"
+
+    host: str = setting("127.0.0.1", "--host")
+    port: int = setting(DEFAULT_PORT, "--port PORT", within=PORT)
+    max_waiting: int = setting(64, "--max_waiting N", within=COUNT)
+    idle_timeout_s: float = setting(60.0, "--idle_timeout_s S", section="sessions of draft workers", within=SECONDS)
+    grace_s: float = setting(10.0, "--grace_s S", within=Range(0.0, FINITE))
     defaults: RequestDefaults = NO_DEFAULTS
-    drain_delay_s: float = 0.0
-    stall_timeout_s: float = 30.0
-    pass_timeout_s: float = 60.0
-    drain: str = "move"
-    max_worker_slots: int = DEFAULT_WORKER_SLOTS
-    lookup: bool = True
-    probe_port: int | None = None
-    ready_json: bool = False
-    lifeline: str | None = None
-    security: PortSecurity = OPEN
+    drain_delay_s: float = setting(0.0, "--drain_delay_s S", within=Range(0.0, FINITE))
+    stall_timeout_s: float = setting(30.0, "--stall_timeout_s S", within=SECONDS)
+    pass_timeout_s: float = setting(60.0, "--pass_timeout_s S", section="watchdog", within=SECONDS)
+    drain: str = setting(DRAINS[0], "--drain", choices=DRAINS)
+    max_worker_slots: int = setting(
+        DEFAULT_WORKER_SLOTS, "--max_worker_slots N", section="sessions of draft workers", within=Range(1)
+    )
+    lookup: bool = setting(True, "--lookup", section="passes without draft tokens")
+    probe_port: int | None = setting(None, "--probe_port PORT", within=PORT)
+    ready_json: bool = setting(False, "--ready_json")
+    lifeline: str | None = setting(None, "--lifeline", choices=("stdin",))
+    security: PortSecurity = group(PortSecurity)
 
     def __post_init__(self) -> None:
-        _require(self.drain in DRAINS, f"drain {self.drain} is none of {', '.join(DRAINS)}")
+        check(self)
         is_safe = self.on_loopback or self.security.cert is not None or self.security.insecure
         ways = "--tls_cert and --tls_key (or --tls_self_signed DIR) encrypt, --insecure serves all the same"
         _require(is_safe, f"host {self.host} is not loopback, and others could read along in plain text: {ways}")
-        _require(0 <= self.port <= 65535, f"port {self.port} is outside 0..65535")
-        _require(self.max_waiting >= 0, f"max_waiting {self.max_waiting} is below 0")
-        _require(self.max_worker_slots >= 1, f"max_worker_slots {self.max_worker_slots} is below 1")
-        _require(self.idle_timeout_s > 0, f"idle_timeout_s {self.idle_timeout_s} is not above 0")
-        for name in ("grace_s", "drain_delay_s"):
-            value = getattr(self, name)
-            _require(value >= 0, f"{name} {value} is below 0")
-            _require(math.isfinite(value), f"{name} {value} is not finite")
-        _require(self.stall_timeout_s > 0, f"stall_timeout_s {self.stall_timeout_s} is not above 0")
-        _require(self.pass_timeout_s > 0, f"pass_timeout_s {self.pass_timeout_s} is not above 0")
 
     @property
     def on_loopback(self) -> bool:
@@ -418,32 +445,46 @@ class HttpConfig:
     """How OpenAI's API is served over HTTP.
 
     Attributes:
-        port: 0 takes a free one.
-        per_token: a stream's event carries one token; else all tokens of a target pass.
-        served_model_name: None is the name of the model's directory.
-        max_body_bytes: of a request.
-        page: whether there is a page at /.
+        port: port of the HTTP server.
+        stream_chunk: what a stream's event carries: one token, or all tokens of a target pass.
+        served_model_name: name of the model (default: its directory's).
+        max_body_mib: largest request body in MiB.
+        sse_ping_s: give a stream that is silent for this long an empty chunk, for proxies that would end it; 0:
+            never.
+        no_page: no page at /.
+        tool_call_parser: how the model writes calls of tools; auto: as its chat template says.
+        reasoning_parser: split <think>...</think> off as reasoning_content; auto: where the chat template has it.
         deadline_s: seconds a request may take.
-        sse_ping_s: seconds after which a stream in which nothing happens gets an empty chunk; 0: never.
-        tool_call_parser: one of CALL_PARSERS: how the model writes calls of functions.
-        reasoning_parser: one of REASONING_PARSERS: how it marks what it thinks.
     """
 
-    port: int = 0
-    per_token: bool = True
-    served_model_name: str | None = None
-    max_body_bytes: int = 8 * 1024 * 1024
-    page: bool = True
-    deadline_s: float = 600.0
-    sse_ping_s: float = 0.0
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
+    SECTION: ClassVar = "OpenAI-compatible HTTP"
+
+    port: int = setting(0, "--http_port PORT", within=PORT)
+    stream_chunk: str = setting("token", "--stream_chunk", choices=("token", "pass"))
+    served_model_name: str | None = setting(None, "--served_model_name NAME")
+    max_body_mib: float = setting(8.0, "--max_body_mib MIB", within=Range(0.0, FINITE, above=True))
+    sse_ping_s: float = setting(0.0, "--sse_ping_s S", within=Range(0.0))
+    no_page: bool = setting(False, "--no_page")
+    tool_call_parser: str = setting("auto", "--tool_call_parser", choices=CALL_PARSERS)
+    reasoning_parser: str = setting("auto", "--reasoning_parser", choices=REASONING_PARSERS)
+    deadline_s: float = setting(600.0, within=SECONDS)
 
     def __post_init__(self) -> None:
-        _require(self.sse_ping_s >= 0, f"sse_ping_s {self.sse_ping_s} is below 0")
-        _require(0 <= self.port <= 65535, f"http_port {self.port} is outside 0..65535")
-        _require(self.max_body_bytes > 0, f"max_body {self.max_body_bytes} bytes is not above 0")
-        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s} is not above 0")
+        check(self)
+
+    @property
+    def per_token(self) -> bool:
+        """True if a stream's event carries one token, False if all tokens of a pass."""
+        return self.stream_chunk == "token"
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest request body."""
+        return round(self.max_body_mib * 2**20)
+
+
+OPTIONAL_HTTP_PORT = same(HttpConfig, "port", default=None, help="port of the HTTP server; without it there is none")
+"""For servers of gRPC, which serve HTTP only if a port is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,17 +493,23 @@ class ObserveConfig:
 
     Attributes:
         role: of the process; names its files and spans.
-        profile: write a profile of all requests at the end.
-        timeline: file for a time-line of the model's steps.
-        otlp_endpoint: URL of the collector of OpenTelemetry spans; None is what the environment says.
-        metrics_port: serve Prometheus metrics there.
+        metrics_port: serve Prometheus metrics at /metrics of this port, on the server's host (default: nowhere).
+        otlp_endpoint: send OpenTelemetry traces of requests to this collector, such as http://localhost:4317
+            (default: nowhere).
+        timeline: at the end, write a time-line of the model's steps in Chrome's trace format.
+        profile: at the end, write performance_<role>_<time>.csv and .json into the current directory.
+        log_level: what goes to stderr.
     """
 
     role: str
-    profile: bool = False
-    timeline: Path | None = None
-    otlp_endpoint: str | None = None
-    metrics_port: int | None = None
+    metrics_port: int | None = setting(None, "--metrics_port PORT", section="metrics", within=PORT)
+    otlp_endpoint: str | None = setting(None, "--otlp_endpoint URL", section="traces")
+    timeline: Path | None = setting(None, "--trace FILE", section="time-line")
+    profile: bool = setting(False, "--profile", section="reports")
+    log_level: str = setting("info", "--log_level", choices=("debug", "info", "warning", "error"), section="reports")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def targets(text: str, port: int | None = None) -> tuple[str, ...]:

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from inference.errors import InvalidRequestError
+from inference.errors import IncompatibleDraftError, InvalidRequestError
+from inference.settings import SETTING, Range, described, field_of, same, setting
 
 MAX_SEED = 2**64 - 1
 MAX_COUNT = 2**32 - 1
 """Counts travel as 32 bits."""
 MAX_GAMMA = 64
+GAMMA = Range(0, MAX_GAMMA)
+DEFAULT_MAX_NEW_TOKENS = 128
+"""Where neither request nor server says."""
 MAX_LOGPROBS = 20
 """Best tokens of a position whose log-probabilities can be asked for."""
 MAX_STOP_TOKEN_IDS = 1024
@@ -23,42 +27,9 @@ MAX_GRAMMAR_CHARACTERS = 64 * 1024
 MAX_CACHE_SALT_CHARACTERS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """What a number may be.
-
-    Attributes:
-        low, high: the ends.
-        above: `low` itself is outside.
-    """
-
-    low: float
-    high: float
-    above: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        return (self.low < value if self.above else self.low <= value) and value <= self.high
-
-    def __str__(self) -> str:
-        low, high = (f"{end:g}" if isinstance(end, float) else str(end) for end in (self.low, self.high))
-        if self.low == 0 and self.high > 1 and not self.above:
-            return f"{low}..{high}"  # as counts are written
-        return f"{'(' if self.above else '['}{low}, {high}]"
-
-
-RANGES = {
-    "temperature": Range(0.0, 100.0),
-    "top_k": Range(0, MAX_COUNT),
-    "top_p": Range(0.0, 1.0, above=True),
-    "min_p": Range(0.0, 1.0),
-    "seed": Range(0, MAX_SEED),
-    "repetition_penalty": Range(0.0, 100.0, above=True),
-    "presence_penalty": Range(-2.0, 2.0),
-    "frequency_penalty": Range(-2.0, 2.0),
-}
-"""Of the fields of `SamplingParams` that are numbers; the HTTP schema and the flags read them here."""
 BIAS = Range(-100.0, 100.0)
 """What is added to a token's logit."""
+MAX_NEW_TOKENS = Range(1, MAX_COUNT)
 
 
 def _require(condition: bool, message: str, field: str | None = None) -> None:
@@ -73,28 +44,29 @@ class SamplingParams:
     Bias and penalties change the logits of every choice. Temperature 0 is greedy and ignores what comes after them.
 
     Attributes:
-        temperature: >= 0; logits are divided by it.
-        top_k: keep the k largest logits; 0 keeps all.
-        top_p: keep the smallest set of tokens whose probability reaches top_p; in (0, 1], 1 keeps all.
-        min_p: keep tokens with at least min_p times the largest probability; in [0, 1], 0 keeps all.
+        temperature: 0 is greedy.
+        top_k: keep the K likeliest tokens, 0 for all.
+        top_p: keep this much probability.
+        min_p: keep tokens of this share of the best one.
         seed: 64-bit key of the noise.
-        repetition_penalty: in (0, 100]; divides positive logits of tokens in prompt or output, multiplies others.
-        presence_penalty: in [-2, 2]; subtracted once from tokens in the output.
-        frequency_penalty: in [-2, 2]; subtracted from tokens in the output as often as they occur there.
-        logit_bias: (token id, bias in [-100, 100]) pairs, added to the logits; every token once.
+        repetition_penalty: divide positive logits of tokens in prompt or output by this, multiply others; 1 for
+            none.
+        presence_penalty: subtract this from tokens in the output.
+        frequency_penalty: subtract this from tokens in the output, as often as they occur there.
+        logit_bias: (token id, bias) pairs, added to the logits; every token once.
 
     Raises:
         InvalidRequestError: a value is outside its range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float = setting(0.0, "--temperature T", within=Range(0.0, 100.0))
+    top_k: int = setting(0, "--top_k K", within=Range(0, MAX_COUNT))
+    top_p: float = setting(1.0, "--top_p P", within=Range(0.0, 1.0, above=True))
+    min_p: float = setting(0.0, "--min_p P", within=Range(0.0, 1.0))
+    seed: int = setting(0, within=Range(0, MAX_SEED))
+    repetition_penalty: float = setting(1.0, "--repetition_penalty R", within=Range(0.0, 100.0, above=True))
+    presence_penalty: float = setting(0.0, "--presence_penalty P", within=Range(-2.0, 2.0))
+    frequency_penalty: float = setting(0.0, "--frequency_penalty P", within=Range(-2.0, 2.0))
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -132,6 +104,10 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
+RANGES = {each.name: each.metadata[SETTING].within for each in fields(SamplingParams) if SETTING in each.metadata}
+"""Of the fields of `SamplingParams` that are numbers; the HTTP schema reads them here."""
+
+
 @dataclass(frozen=True, slots=True)
 class HoldingParams(SamplingParams):
     """Sampling parameters of a request that must not end yet: `GenerationRequest.law` makes them, nobody sends them.
@@ -144,6 +120,13 @@ class HoldingParams(SamplingParams):
     until: int = 0
 
 
+def _left_open(name: str, note: str = "") -> Any:
+    """Declare a field of `SamplingParams` that may be None; its help shows the parameter's default, and a note."""
+    parameter = field_of(SamplingParams, name)
+    text = f"{described(SamplingParams, name, parameter).help} ({parameter.default:g}{note})"
+    return same(SamplingParams, name, default=None, help=text)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
     """What a target's operator wants of requests that do not say; None: nobody has said anything.
@@ -154,18 +137,22 @@ class RequestDefaults:
         InvalidRequestError: a value is outside its range.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int | None = None
+    temperature: float | None = _left_open("temperature", "; over HTTP 1, as OpenAI's")
+    top_k: int | None = _left_open("top_k")
+    top_p: float | None = _left_open("top_p")
+    min_p: float | None = _left_open("min_p")
+    repetition_penalty: float | None = _left_open("repetition_penalty")
+    max_new_tokens: int | None = setting(
+        None,
+        "--max_new_tokens N",
+        help=f"output tokens ({DEFAULT_MAX_NEW_TOKENS}; over HTTP as OpenAI has it)",
+        within=MAX_NEW_TOKENS,
+    )
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling)
-        limit = self.max_new_tokens
-        outside = f"max_new_tokens {limit} is outside 1..{MAX_COUNT}"
-        _require(limit is None or 1 <= limit <= MAX_COUNT, outside, "max_new_tokens")
+        if self.max_new_tokens is not None:
+            _check_max_new_tokens(self.max_new_tokens)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -176,8 +163,6 @@ class RequestDefaults:
 LEFT_TO_SERVER = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of `SamplingParams` that a request may leave to the server."""
 NO_DEFAULTS = RequestDefaults()
-DEFAULT_MAX_NEW_TOKENS = 128
-"""Where neither request nor server says."""
 
 
 class GrammarKind(enum.Enum):
@@ -236,17 +221,30 @@ class Schedule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What an output comes from. Whoever goes on with it must agree in all of it, or would write another text.
+    """Origin of an output: a server that goes on with it must agree in every field, or would write another text.
 
     Attributes:
-        model_id: of the model; empty: not known, or nobody can go on, since a device draws the noise.
-        grammar_version: of what masks come from, if the output keeps to a grammar.
+        model_id: hash of what the model's tokens depend on; empty where it is unknown, or where a device draws the
+            noise, so that no other server can go on.
+        grammar_version: of the masks' compiler, if the output keeps to a grammar.
         prompt_digest: of the prompt's token ids.
     """
 
     model_id: str = ""
     grammar_version: str = ""
     prompt_digest: str = ""
+
+    def require_same(self, here: Provenance) -> None:
+        """Refuse to go on with an output of this origin where it would become another text.
+
+        Raises:
+            IncompatibleDraftError: `here` differs, or its model is unknown. The message names both values.
+        """
+        for each in fields(self):
+            there, own = getattr(self, each.name), getattr(here, each.name)
+            if there != own or (each.name == "model_id" and not own):
+                message = f"the output began with {each.name} {there or 'unknown'}, here it is {own or 'unknown'}"
+                raise IncompatibleDraftError(f"{message}: it cannot resume")
 
 
 UNKNOWN = Provenance()
@@ -277,7 +275,7 @@ class GenerationRequest:
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_new_tokens: int = 128
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     stop_token_ids: frozenset[int] = frozenset()
     stop_at_eos: bool = False
     gamma: int | None = None
@@ -293,9 +291,9 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens
         _require(num_prompt_tokens >= 1, "the prompt has no token", "prompt")
-        limit, gamma, logprobs = self.max_new_tokens, self.gamma, self.logprobs
-        _require(1 <= limit <= MAX_COUNT, f"max_new_tokens {limit} is outside 1..{MAX_COUNT}", "max_new_tokens")
-        _require(gamma is None or 0 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 0..{MAX_GAMMA}", "gamma")
+        gamma, logprobs = self.gamma, self.logprobs
+        _check_max_new_tokens(self.max_new_tokens)
+        _require(gamma is None or gamma in GAMMA, f"gamma {gamma} is outside {GAMMA}", "gamma")
         num_stops = len(self.stop_token_ids)
         too_many = f"{num_stops} stop_token_ids exceed {MAX_STOP_TOKEN_IDS}"
         _require(num_stops <= MAX_STOP_TOKEN_IDS, too_many, "stop_token_ids")
@@ -345,6 +343,10 @@ class GenerationRequest:
     def output_start(self) -> int:
         """Position of the first output token, which a resume does not move."""
         return len(self.prompt_token_ids) - self.num_committed_tokens
+
+
+def _check_max_new_tokens(limit: int) -> None:
+    _require(limit in MAX_NEW_TOKENS, f"max_new_tokens {limit} is outside {MAX_NEW_TOKENS}", "max_new_tokens")
 
 
 def _check_num_logprobs(name: str, count: int | None) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from comparison.run.proxy import LinkConditions, delay_proxy, precise_event_loop
 from grpc_comm.channel import open_channel
-from inference.comparison.run.proxy import LinkConditions, delay_proxy, precise_event_loop
 from inference.request import Schedule
 from inference.serving.processes import free_port, server_process
 from inference.workers.completion import CompletionRequest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-HOPS = sorted(set(re.findall(r"`((?:inference|grpc_comm|tests|protos|docs)/[\w./]+?)(?::(\w+))?`", MAP)))
+HOPS = sorted(set(re.findall(r"`((?:inference|comparison|grpc_comm|tests|protos|docs)/[\w./]+?)(?::(\w+))?`", MAP)))
 
 
 @cache

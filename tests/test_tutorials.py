@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
+from comparison.plan import flags as comparison
 from inference.backends.neuron.graphs.parameters import KNOWN, check_names
 from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments, target_arguments
-from inference.cli import settings
 from inference.cli.config_file import ConfigFileParser
-from inference.cli.roles.registry import ROLES, parser_of
-from inference.comparison.plan import flags as comparison
+from inference.cli.roles.registry import ROLES, parser_of, settings_of
 from inference.config import BUNDLED_TARGET, ROOT, model_name
 from inference.errors import ConfigError
 from inference.gateway.schema import ChatBody, CompletionBody
@@ -83,16 +82,18 @@ def check_role(arguments: Sequence[str]) -> None:
     """Flags, and what the backend makes of them before it looks at a model."""
     role = arguments[1]
     assert (arguments[0], role in ROLES) == ("--role", True)
-    args = parser_of(role).parse_args(arguments[2:])
-    if getattr(args, "backend", None) != "neuron":
+    settings = settings_of(role, arguments[2:])
+    models = getattr(settings, "models", getattr(settings, "model", None))
+    if models is None or models.loading.backend != "neuron":
         return
-    is_pair = role == "fused_target" or (role == "compile" and None not in (args.target_model, args.draft_model))
-    is_draft = role == "draft" or (role == "compile" and args.target_model is None)
-    options = settings.neuron_options(args, gamma=0 if is_draft else args.gamma, method="fused" if is_pair else None)
+    is_pair = role == "fused_target" or (role == "compile" and None not in (models.target, models.draft))
+    is_draft = role == "draft" or (role == "compile" and models.target is None)
+    loading, gamma = models.loading, 0 if is_draft else settings.gamma
+    options = loading.neuron_options(gamma=gamma, method="fused" if is_pair else None)
     check_names(options.overrides, KNOWN)
-    config = settings.model_config(args, BUNDLED_TARGET, num_threads=1, neuron=options)
+    config = loading.target(BUNDLED_TARGET, num_threads=1, neuron=options)
     arguments_of = fused_arguments if is_pair else target_arguments if options.device_sampling else slot_arguments
-    arguments_of(config, length=args.sequence_length)
+    arguments_of(config, length=loading.sequence_length)
 
 
 def check_make(words: list[str]) -> None:

@@ -11,10 +11,11 @@ import time
 import urllib.error
 import urllib.request
 
+from inference.cli.roles.registry import ROLES  # found in the folder of main.py, where the image starts
+
 PORT = 18_000
 URL = f"http://127.0.0.1:{PORT}"
 PROMPT = "1, 2, 3, 4,"
-ROLES = ("target", "draft", "fused_target", "fused_client", "gateway", "compile", "artifacts", "token")
 
 
 def _get(path: str, body: object = None) -> bytes:

@@ -12,7 +12,7 @@ _PATTERNS = ("*.safetensors", "*.bin", "*.json")
 _DIGITS = 16
 
 
-def model_identity(path: Path, *facts: str) -> str:
+def model_id_of(path: Path, *facts: str) -> str:
     """16 hex digits over all of a checkpoint's files, and over what else its tokens depend on.
 
     Args:

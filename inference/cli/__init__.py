@@ -1,5 +1,5 @@
 """The command line of main.py: flags, configuration files, roles, and what people see of prompts and answers.
 
-Does not know: models, gRPC, tokens. From `settings.py` on, nobody sees parsed flags any more.
+Does not know: models, gRPC, tokens. Parsed flags end in `flags.py`: roles get typed settings.
 Start reading: `app.py`, then a role in `roles/`.
 """

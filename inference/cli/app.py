@@ -10,11 +10,15 @@ import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import fields, replace
 from typing import Any
 
 from inference.caller import NamesRequests
-from inference.cli.hub_ids import fetch_models
-from inference.cli.roles.registry import ROLES, parser_of
+from inference.cli.models import Models
+from inference.cli.roles.registry import ROLES, settings_of
+from inference.cli.roles.role import SettingsT
+from inference.cli.trial import make_certificates
+from inference.config import ServerConfig
 from inference.errors import ConfigError, InvalidRequestError, SpecDecError
 
 EXIT_USAGE = 2
@@ -27,18 +31,12 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 def main(arguments: Sequence[str]) -> int:
     """Run main.py; returns the exit code: 0, 1 (failed), 2 (wrong flags or files), 130 (Ctrl-C)."""
     role_name, rest = _split_role(arguments)
-    role = ROLES[role_name]
-    args = parser_of(role_name).parse_args(rest, argparse.Namespace(role=role_name))
-    logging.basicConfig(level=args.log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(NamesRequests())
-        if args.log_level != "debug":
-            handler.addFilter(QuietLibraries())
     # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        fetch_models(args)
-        return _run(role.run(args))
+        settings = settings_of(role_name, rest)
+        _set_up_logging(settings.observe.log_level)
+        return _run(ROLES[role_name].run(prepared(settings)))
     except (ConfigError, InvalidRequestError) as exc:
         return _report(exc, EXIT_USAGE)
     except SpecDecError as exc:
@@ -52,6 +50,28 @@ def main(arguments: Sequence[str]) -> int:
         return _report_lost_output(lost)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=LOG_FORMAT)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(NamesRequests())
+        if level != "debug":
+            handler.addFilter(QuietLibraries())
+
+
+def prepared(settings: SettingsT) -> SettingsT:
+    """Return a role's settings when what they ask for is there: models of the hub, and certificates for a trial.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    groups = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    for value in groups.values():
+        if isinstance(value, ServerConfig):
+            make_certificates(value)
+    fetched = {name: value.fetched() for name, value in groups.items() if isinstance(value, Models)}
+    return replace(settings, **fetched)
 
 
 class QuietLibraries(logging.Filter):

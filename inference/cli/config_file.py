@@ -43,13 +43,14 @@ class ConfigFileParser(argparse.ArgumentParser):
     def _arguments(self, file: Path) -> Iterator[str]:
         values = _read(file)
         for key, value in values.items():
-            if key in self._roles:
+            if key in self._roles and isinstance(value, dict):
                 continue
             if (action := self._flag(key)) is not None:
                 yield from _as_arguments(action, key, value)
             elif not self._is_flag_of_any_role(key):
                 raise ConfigError(f"{file}: no role has a flag {key}")
-        for key, value in values.get(self._role, {}).items():
+        own = values.get(self._role)
+        for key, value in own.items() if isinstance(own, dict) else ():  # --role compile has a flag --compile
             action = self._flag(key)
             if action is None:
                 raise ConfigError(f"{file}: role {self._role} has no flag {key}")
@@ -84,6 +85,8 @@ def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str
     if action.nargs == 0:
         if value:
             yield f"--{key}"
+        elif (negated := f"--no-{key}") in action.option_strings:
+            yield negated
         return
     if isinstance(action, argparse._AppendAction) and isinstance(value, list):  # may be repeated
         yield from (f"--{key}={item}" for item in value)
@@ -102,6 +105,8 @@ def _as_value(value: Any) -> str:
         return f"[{', '.join(map(_as_value, value))}]"
     if isinstance(value, tuple):
         return _as_value(",".join(str(getattr(item, "value", item)) for item in value))
+    if isinstance(value, dict):
+        return _as_value(json.dumps(value))
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -13,6 +13,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inference.config import ServerConfig
+from inference.errors import ConfigError
+
 if TYPE_CHECKING:
     import trustme
 
@@ -24,6 +27,20 @@ _FILES = ("server.key", "server.pem", "client.key", "client.pem", "ca.pem")
 _CA_KEY = "trial_ca.key"  # never in a folder that an operator filled, whose certificates are therefore left alone
 _LABEL = r"(?!-|..--)[a-z0-9-]{1,63}(?<!-)"
 _DNS_NAME = re.compile(rf"(?!.*\.arpa$){_LABEL}(\.{_LABEL})*")
+
+
+def make_certificates(server: ServerConfig) -> None:
+    """Make the certificates that a server's settings want to find in a folder.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    folder = server.security.self_signed
+    try:
+        if folder is not None:
+            make_trial(folder, server.host)
+    except OSError as exc:
+        raise ConfigError(f"--tls_self_signed {folder}: {exc}") from exc
 
 
 def make_trial(folder: Path, host: str) -> None:

@@ -86,7 +86,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     _add_generation(app, gateway)
     _add_tokens(app, gateway)
     _add_operation(app, gateway)
-    if gateway.config.page:
+    if not gateway.config.no_page:
         _add_page(app)
     _add_failures(app)
     max_bytes = gateway.config.max_body_bytes

@@ -16,6 +16,8 @@ from inference.workers.status import REFUSED_BEHIND
 
 logger = logging.getLogger(__name__)
 
+DIALLED_AGAIN_S = 5.0
+"""A server that is gone is dialled that often at least (grpc_comm/options.py)."""
 INVALID_REQUEST = "invalid_request_error"
 _RENAMED = {
     "max_new_tokens": "max_tokens",
@@ -89,7 +91,15 @@ def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
         error = errors.UnavailableError(REFUSED_BEHIND)
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
     param = _param(error.field, chat=chat) if isinstance(error, errors.InvalidRequestError) else None
-    return ApiError(status, _message(error), kind, param, code, getattr(error, "retry_after_s", None))
+    return ApiError(status, _message(error), kind, param, code, _retry_after_s(error))
+
+
+def _retry_after_s(error: errors.SpecDecError) -> float | None:
+    """Return the seconds until a retry has a fair chance; None if it has none, or if the error does not say."""
+    if isinstance(error, errors.CapacityError):
+        return error.retry_after_s
+    is_gone = type(error) is errors.UnavailableError and error.address is not None
+    return DIALLED_AGAIN_S if is_gone else None
 
 
 def _message(error: errors.SpecDecError) -> str:

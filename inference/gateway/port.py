@@ -119,7 +119,15 @@ class HttpPort:
 
 
 class SidePort(HttpPort):
-    """One for whoever watches: it stays while the server drains, to show that it does."""
+    """Port for metrics and probes. It may open before the server can serve, and stays open while the server drains."""
+
+    _is_open = False
+
+    async def open(self) -> None:
+        """See `Front`. A port that is open stays as it is."""
+        if not self._is_open:
+            self._is_open = True
+            await super().open()
 
     async def refuse_new(self) -> None:
         """Nothing: scrapes and probes are welcome to the end."""

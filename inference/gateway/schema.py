@@ -23,9 +23,9 @@ from inference.request import (
     MAX_LOGPROBS,
     RANGES,
     Grammar,
-    Range,
     SamplingParams,
 )
+from inference.settings import Range
 from inference.text.chat import MAX_MESSAGES, Chat
 from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from inference.backends.identity import model_identity
+from inference.backends.identity import model_id_of
 from inference.backends.registry import load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
@@ -74,10 +74,10 @@ class RunningTarget:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.tokenizer.fingerprint, self.engine.vocab_size)
 
-    def identity(self, model: ModelConfig) -> str:
-        """The id that all servers of this target have, alone or with a draft beside it, and no other."""
+    def model_id(self, model: ModelConfig) -> str:
+        """Return the id that all servers of this target have, alone or with a draft beside it, and no other model."""
         ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too
-        return model_identity(model.path, self.arithmetic, ends)
+        return model_id_of(model.path, self.arithmetic, ends)
 
 
 @asynccontextmanager

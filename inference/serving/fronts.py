@@ -9,9 +9,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from grpc_comm.moving import MoveInterceptor
-from grpc_comm.server import Gate, PortTakenError, Server, Servicer, listener
-from grpc_comm.stall import StallInterceptor
+from grpc_comm.guard import Gate
+from grpc_comm.server import PortTakenError, Server, Servicer, listener
 from grpc_comm.tls import ServerTls
 from grpc_comm.watched import UnusableError
 from inference.caller import Right
@@ -43,20 +42,12 @@ async def _always() -> bool:
 class GrpcFront(Server):
     """A gRPC server that says in the log where it serves."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        servicers: Sequence[Servicer],
-        observers: Observers,
-        gate: Gate,
-    ) -> None:
+    def __init__(self, config: ServerConfig, servicers: Sequence[Servicer], gate: Gate) -> None:
         self._host = config.host
-        self._moving = MoveInterceptor()
         self._moves = config.drain == "move"
         where = address(config.host, config.port)
-        inner = [*observers.interceptors(), self._moving, StallInterceptor(config.stall_timeout_s)]
         try:
-            super().__init__(where, servicers, status_of=told_status, inner=inner, gate=gate)
+            super().__init__(where, servicers, status_of=told_status, gate=gate)
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 
@@ -76,7 +67,7 @@ class GrpcFront(Server):
         """See `Front`. Requests that can go on elsewhere do, unless they end in a moment."""
         await super().refuse_new()
         if self._moves:
-            asyncio.get_running_loop().call_later(MOVE_AFTER_S, self._moving.move)
+            asyncio.get_running_loop().call_later(MOVE_AFTER_S, self.move)
 
 
 class Ports:
@@ -112,7 +103,7 @@ class Ports:
         for servicer in servicers:
             if isinstance(servicer, GenerationServicer) and self._http is not None:
                 fronts.append(self.http_front(_gateway(self._http, servicer, metrics, observers, is_healthy)))
-        front = GrpcFront(self.server, servicers, observers, self._gate())
+        front = GrpcFront(self.server, servicers, self._gate(observers))
         if changes is not None:
             front.follow(changes)
         return [*fronts, front]
@@ -121,23 +112,29 @@ class Ports:
         self, observers: Observers, metrics: Metrics, is_healthy: Callable[[], Awaitable[bool]] = _always
     ) -> list[Front]:
         """Ports for Prometheus and for probes, each if it is asked for; `is_healthy` as in `fronts`."""
-        metrics.watch_security(self._tls, self._access)
-        port, probe_port, fronts = observers.config.metrics_port, self.server.probe_port, list[Front]()
-        if port is None and probe_port is None:
-            return fronts
+        self.show_security(metrics)
+        port, probes = observers.config.metrics_port, self.probe_fronts(is_healthy)
+        if port is None:
+            return probes
         from prometheus_client import make_asgi_app
 
         from inference.gateway.middleware import HttpGate
-        from inference.gateway.port import Probes, SidePort, nothing  # uvicorn takes a while to import
+        from inference.gateway.port import Probes, SidePort  # uvicorn takes a while to import
 
-        if port is not None:
-            scrape = HttpGate(
-                make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS})
-            )
-            fronts.append(SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls))
-        if probe_port is not None:
-            fronts.append(SidePort("probes", Probes(nothing, is_healthy), probe_port, self.server, None))
-        return fronts
+        scrape = HttpGate(make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS}))
+        return [SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls), *probes]
+
+    def probe_fronts(self, is_healthy: Callable[[], Awaitable[bool]]) -> list[Front]:
+        """Return the port for probes if it is asked for; `is_healthy` as in `fronts`."""
+        if self.server.probe_port is None:
+            return []
+        from inference.gateway.port import Probes, SidePort, nothing
+
+        return [SidePort("probes", Probes(nothing, is_healthy), self.server.probe_port, self.server, None)]
+
+    def show_security(self, metrics: Metrics) -> None:
+        """Add the state of certificates and tokens to the metrics."""
+        metrics.watch_security(self._tls, self._access)
 
     def http_front(self, gateway: Gateway) -> Front:
         """OpenAI's API."""
@@ -151,9 +148,9 @@ class Ports:
         if self._web is not None:
             self._web.show(card)
 
-    def _gate(self) -> Gate:
-        security = self.server.security
-        gate = Gate(admit=admission(self._access))
+    def _gate(self, observers: Observers) -> Gate:
+        security, stall_timeout_s = self.server.security, self.server.stall_timeout_s
+        gate = Gate(admit=admission(self._access), open_span=observers.open_span, stall_timeout_s=stall_timeout_s)
         if self._tls is None:
             return gate
         gate = replace(gate, credentials=self._tls.grpc_credentials())

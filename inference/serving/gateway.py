@@ -3,44 +3,119 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 
+from grpc_comm.secured import Headers
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
-from inference.errors import SpecDecError
+from inference.errors import HandshakeError, SpecDecError, UnavailableError
 from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
 from inference.serving.fronts import Ports
-from inference.serving.host import Host
-from inference.serving.observers import observed
+from inference.serving.host import Front, Host, opened
+from inference.serving.observers import Observers, observed
+from inference.serving.signals import stop_signal
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet, connected
 from inference.workers.remote import CARD_TIMEOUT_S
+
+logger = logging.getLogger(__name__)
+
+ATTEMPT_S, RETRY_S = 10.0, 1.0
+"""How long servers are dialled at start before their names are looked up again, and the pause before that."""
 
 
 async def serve_gateway(
     connection: ConnectionConfig, http: HttpConfig, server: ServerConfig, observe: ObserveConfig
 ) -> None:
-    """Serve until a signal.
+    """Serve until a signal. The port for probes opens at once, all others when a server has answered.
 
     Raises:
         ConfigError: the port is taken.
         UnavailableError: no server behind it answers.
     """
     ports = Ports(server, observe)
-    with observed(observe) as observers:
-        async with connected(connection, observers.headers) as fleet:
-            remote = FailoverCompleter(fleet, connection)
-            card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
-            metrics = Metrics(card.name, role="gateway")
-            completer = observers.around(remote, metrics, model=card.name)
-            metrics.watch(completer)
-            gateway = Gateway(completer, card, metrics, fleet.is_serving, http, observers.spans, remote)
-            following = asyncio.create_task(_follow_model(gateway, remote, fleet))
-            try:
-                fronts = [*ports.side_fronts(observers, metrics, fleet.is_serving), ports.http_front(gateway)]
-                await Host(completer, fronts, config=server, metrics=metrics).run()
-            finally:
-                following.cancel()
+    fleet: Fleet | None = None
+
+    async def is_serving() -> bool:
+        return fleet is not None and await fleet.is_serving()
+
+    async with AsyncExitStack() as stack:
+        observers = stack.enter_context(observed(observe))
+        for front in (probes := ports.probe_fronts(is_serving)):
+            await stack.enter_async_context(opened(front))
+        stopped = asyncio.create_task(_stopped())
+        stack.callback(stopped.cancel)
+        fleet = await _reached(connection, observers.headers, stack, stopped)
+        if fleet is not None:
+            await _serve(fleet, connection, http, ports, observers, probes, stopped)
+
+
+async def _stopped() -> None:
+    """Wait for a signal. A container's first process ignores one that nothing waits for."""
+    await stop_signal()
+
+
+async def _reached(
+    connection: ConnectionConfig, headers: Headers, stack: AsyncExitStack, stopped: asyncio.Task[None]
+) -> Fleet | None:
+    """Enter the fleet of a connection once a server answers; None if a signal came first."""
+    dialling = asyncio.create_task(_dialled(connection, headers, stack))
+    stopped.add_done_callback(lambda _: dialling.cancel())
+    try:
+        return await dialling
+    except asyncio.CancelledError:
+        if not stopped.done() or stopped.cancelled():
+            raise
+        return None
+
+
+async def _dialled(connection: ConnectionConfig, headers: Headers, stack: AsyncExitStack) -> Fleet:
+    """Dial until a server answers. A name may not be known, or lead elsewhere, until its server has been started.
+
+    Raises:
+        UnavailableError: no server answers within the connection's time for it, or one that does is not trusted.
+    """
+    loop, complaint = asyncio.get_running_loop(), ""
+    ends_at = loop.time() + connection.connect_timeout_s
+    while True:
+        attempt = replace(connection, connect_timeout_s=min(ATTEMPT_S, max(RETRY_S, ends_at - loop.time())))
+        try:
+            return await stack.enter_async_context(connected(attempt, headers))
+        except UnavailableError as exc:
+            if isinstance(exc, HandshakeError) or loop.time() + RETRY_S > ends_at:
+                raise
+            if str(exc) != complaint:
+                logger.warning("not ready, dialling until a server answers: %s", exc)
+            complaint = str(exc)
+        await asyncio.sleep(RETRY_S)
+
+
+async def _serve(
+    fleet: Fleet,
+    connection: ConnectionConfig,
+    http: HttpConfig,
+    ports: Ports,
+    observers: Observers,
+    probes: Sequence[Front],
+    stopped: asyncio.Task[None],
+) -> None:
+    """Serve with servers that are there."""
+    remote = FailoverCompleter(fleet, connection)
+    card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
+    metrics = Metrics(card.name, role="gateway")
+    completer = observers.around(remote, metrics, model=card.name)
+    metrics.watch(completer)
+    ports.show_security(metrics)
+    gateway = Gateway(completer, card, metrics, fleet.is_serving, http, observers.spans, remote)
+    following = asyncio.create_task(_follow_model(gateway, remote, fleet))
+    try:
+        fronts = [*probes, ports.http_front(gateway)]
+        await Host(completer, fronts, config=ports.server, metrics=metrics).run(until=stopped)
+    finally:
+        following.cancel()
 
 
 async def _follow_model(gateway: Gateway, remote: FailoverCompleter, fleet: Fleet) -> None:

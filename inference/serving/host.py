@@ -19,10 +19,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from signal import Signals
 from typing import Any, Protocol
 
-from grpc_comm.server import end_at_once_on_signal, stdin_ended, stop_signal
 from inference.config import ServerConfig
 from inference.errors import InternalError
 from inference.observe.metrics import Metrics
+from inference.serving.signals import end_at_once_on_signal, stdin_ended, stop_signal
 from inference.workers.operation import Operation
 
 logger = logging.getLogger(__name__)

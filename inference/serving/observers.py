@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from grpc_comm.spans import SpanInterceptor
 from inference.config import ObserveConfig
 from inference.engine.loop import Engine
 from inference.errors import ConfigError
@@ -47,9 +46,11 @@ class Observers:
         """Return the observer of draft workers' sessions, which notes their cost in the span of their call."""
         return Observer(metrics, self.profile, None if self.spans is None else self.spans.annotate)
 
-    def interceptors(self) -> list[SpanInterceptor]:
-        """Return the interceptors that make a span of every incoming call."""
-        return [] if self.spans is None else [SpanInterceptor(self.spans.serving)]
+    def open_span(
+        self, name: str, headers: Mapping[str, str], attributes: dict[str, str]
+    ) -> AbstractContextManager[object]:
+        """Open the span of an incoming call, if spans are asked for; see `OpenSpan`."""
+        return nullcontext() if self.spans is None else self.spans.serving(name, headers, attributes)
 
     def headers(self) -> dict[str, str]:
         """What makes the receiver of a call continue the current span, if there are any."""

@@ -17,7 +17,7 @@ from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.operation import Operation
 from inference.workers.remote import TARGET
-from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from inference.workers.target.verification import VerificationServicer
 
 
 async def serve_target(
@@ -64,19 +64,18 @@ async def _serve(
 
 
 def _host(running: RunningTarget, model: ModelConfig, topology: str, ports: Ports, observers: Observers) -> Host:
-    engine, server, model_id = running.engine, ports.server, running.identity(model)
+    engine, server, model_id = running.engine, ports.server, running.model_id(model)
     metrics = Metrics(model.name, role=observers.config.role)
     metrics.watch(engine)
     generator: Generator = engine
+    card = model_card(model.name, topology, generator, running.tokenizer, server.defaults, model_id)
     servicers: list[Servicer] = []
     if topology == TARGET:
         generator = pool = DraftPool(engine, max_worker_slots=server.max_worker_slots)
-        identity = TargetIdentity(running.vocabulary, model_id)
         idle_timeout_s, observer = server.idle_timeout_s, observers.of_sessions(metrics)
-        servicers.append(VerificationServicer(engine, pool, identity, idle_timeout_s=idle_timeout_s, observer=observer))
+        servicers.append(VerificationServicer(engine, pool, card, idle_timeout_s=idle_timeout_s, observer=observer))
     local = LocalCompleter(generator, running.tokenizer, server.defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=model.name)
-    card = model_card(model.name, topology, generator, running.tokenizer, server.defaults, model_id)
     operation = Operation(engine, may_drain=server.ends_by_call)
     servicers.append(GenerationServicer(completer, card, local.codec, operation))
     fronts = ports.fronts(observers, metrics, servicers)

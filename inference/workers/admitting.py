@@ -1,47 +1,39 @@
-"""Who asks, as calls of gRPC say it: to servers that have it from here, and from clients that pass it on."""
+"""Admission of gRPC calls: their callers and request ids, read from metadata here and passed on with calls."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
-from grpc_comm.errors import StatusError
-from grpc_comm.interceptors import REQUEST_ID, Admit
+from grpc_comm.guard import Admit, Trailers
 from grpc_comm.secured import AUTHORIZATION
 from inference.caller import Caller, account_for, caller, harmless_id, is_accounted, request_id, serving
 from inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
 from inference.workers.access import ASSIST, DRAIN, Access, rights_of_call
-from inference.workers.status import code_name, to_status
+from inference.workers.status import code_name
 
+REQUEST_ID = "x-request-id"
 USER = "x-specdec-user"
 MAX_USER_CHARACTERS = 64
 ASK_AGAIN_S = 5.0
-"""Between two looks whether a pool worker is still one."""
+"""Interval of the checks that the caller of an `Assist` may still make it."""
 _NOTED = (ASSIST, DRAIN)
-"""Calls that leave a line however they end: who was sent everybody's prompts, and who ended the server."""
+"""Methods whose calls always leave an audit line: one reads the prompts of all clients, one ends the server."""
 
 
 def admission(access: Access) -> Admit:
-    """What lets calls in as `access` says, and makes known who asks while they are served."""
+    """Return the function that admits calls as `access` says, and makes their callers known while they are served."""
 
-    def admit(method: str, headers: Mapping[str, str], names: Sequence[str] | None) -> AbstractContextManager[str]:
+    def admit(
+        method: str, headers: Mapping[str, str], names: Sequence[str] | None
+    ) -> tuple[Trailers, AbstractContextManager[None]]:
         id_ = harmless_id(headers.get(REQUEST_ID, ""))
-        try:
-            who = _caller(access, method, headers.get(AUTHORIZATION, ""), names)
-            who = _for_user(who, headers.get(USER, ""))
-        except (UnauthenticatedError, ForbiddenError, InvalidRequestError) as exc:
-            with serving(caller(), id_):
-                account_for(f"{code_name(exc)} at {method}: {exc}")
-            status = to_status(exc)
-            assert status is not None
-            raise StatusError(status, request_id=id_) from None
-        admitted = _accounted(who, id_, method)
-        if method != ASSIST:
-            return admitted
-        return _while_welcome(admitted, lambda: _caller(access, method, headers.get(AUTHORIZATION, ""), names))
+        identify = partial(_caller, access, method, headers.get(AUTHORIZATION, ""), names)
+        return ((REQUEST_ID, id_),), _admitted(identify, headers.get(USER, ""), id_, method)
 
     return admit
 
@@ -60,8 +52,26 @@ def _for_user(who: Caller, user: str) -> Caller:
 
 
 @contextmanager
-def _while_welcome(admitted: AbstractContextManager[str], ask: Callable[[], object]) -> Generator[str, None, None]:
-    """A call that may last for ever; it ends when `ask` finds that its caller would not be let in any more."""
+def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) -> Generator[None, None, None]:
+    """Serve a call during the block.
+
+    Raises:
+        UnauthenticatedError, ForbiddenError: the caller may not make it.
+        InvalidRequestError: the name of the user is too long.
+    """
+    try:
+        who = _for_user(identify(), user)
+    except (UnauthenticatedError, ForbiddenError, InvalidRequestError) as exc:
+        with serving(caller(), id_):
+            account_for(f"{code_name(exc)} at {method}: {exc}")
+        raise
+    with _accounted(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():
+        yield
+
+
+@contextmanager
+def _while_welcome(identify: Callable[[], Caller]) -> Generator[None, None, None]:
+    """End a call that may last for ever when its caller would not be admitted any more."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     refusal: Exception | None = None
     timer: asyncio.TimerHandle
@@ -69,7 +79,7 @@ def _while_welcome(admitted: AbstractContextManager[str], ask: Callable[[], obje
     def look() -> None:
         nonlocal refusal, timer
         try:
-            ask()
+            identify()
         except (UnauthenticatedError, ForbiddenError) as exc:
             refusal = exc
             if task is not None:
@@ -78,24 +88,23 @@ def _while_welcome(admitted: AbstractContextManager[str], ask: Callable[[], obje
             timer = loop.call_later(ASK_AGAIN_S, look)
 
     timer = loop.call_later(ASK_AGAIN_S, look)
-    with admitted as id_:
-        try:
-            yield id_
-        except asyncio.CancelledError:
-            if refusal is None or (task is not None and task.uncancel() > 0):
-                raise
-            raise refusal from None
-        finally:
-            timer.cancel()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if refusal is None or (task is not None and task.uncancel() > 0):
+            raise
+        raise refusal from None
+    finally:
+        timer.cancel()
 
 
 @contextmanager
-def _accounted(who: Caller, id_: str, method: str) -> Generator[str, None, None]:
-    """A call that is served; one of ours that fails before anybody has accounted for it leaves a line all the same."""
+def _accounted(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
+    """Serve a call; one of ours that fails without a line in the audit log gets one."""
     with serving(who, id_):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
         try:
-            yield id_
+            yield
             status = "OK"
         except Exception as exc:
             status = code_name(exc)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 
-from inference.commit import Delta, Event, Finished, FinishReason, Started
+from inference.commit import Event, Finished, FinishReason, Started
 from inference.config import ConnectionConfig
 from inference.errors import SpecDecError, UnavailableError
 from inference.text.chat import Chat
 from inference.workers.completion import CompletionRequest, ModelCard, Resume
 from inference.workers.fleet import Fleet, Replica
 from inference.workers.remote import RemoteCompleter
-from inference.workers.resuming import RESUMABLE, Resuming
+from inference.workers.resuming import Resuming
 
 PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
 """Of a prompt: by them the server is found that may have read it already."""
@@ -32,26 +31,16 @@ class FailoverCompleter:
         self._fleet = fleet
         self._connection = connection
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
-        """See `Completer`. What has begun waits for a server to go on at; what has not is refused if none is there."""
-        answer, prefix = _Answer(request), prefix_of(request.prompt)
-        resuming = Resuming(answer, self._fleet, self._connection, deadline=request.deadline)
-        while answer.reason is None:
-            try:
-                with resuming.attempt(prefix) as replica:
-                    answer.answered = self._fleet.is_ready(replica)
-                    completer = self._at(replica, deadline_s=resuming.left_s)
-                    async with aclosing(completer.complete(answer.rest())) as events:
-                        async for event in events:
-                            if isinstance(event, Delta) and event.token_ids:
-                                resuming.progressed()
-                            if answer.takes(event):
-                                yield event
-            except RESUMABLE as exc:
-                if answer.reason is None:
-                    answer.require_model(exc)
-                    await resuming.pause(exc)
-        yield Finished(answer.reason)
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        """See `Completer`. A request that has begun waits for a server to go on at; a new one is refused without."""
+        answer = _Answer(request)
+        resuming: Resuming[Event] = Resuming(answer, self._fleet, self._connection, deadline=request.deadline)
+
+        def attempt(replica: Replica) -> AsyncGenerator[Event, None]:
+            answer.answered = self._fleet.is_ready(replica)
+            return self._at(replica, deadline_s=resuming.left_s).complete(answer.rest())
+
+        return resuming.events(attempt, prefix_of(request.prompt))
 
     def _at(self, replica: Replica, *, deadline_s: float | None = None) -> RemoteCompleter:
         deadline_s = self._connection.deadline_s if deadline_s is None else deadline_s
@@ -79,35 +68,49 @@ class FailoverCompleter:
 
 
 class _Answer:
-    """What has come of a request, from however many servers.
+    """`Progress` of a completion.
 
     Attributes:
-        reason: why it is complete; None: it is not.
         answered: whether the server asked last was there.
     """
 
     def __init__(self, request: CompletionRequest) -> None:
         self._request = request
-        self.reason: FinishReason | None = None
         self.answered = False
         self._started: Started | None = None
         self._token_ids: list[int] = []
+        self._reason: FinishReason | None = None
 
     @property
     def has_begun(self) -> bool:
         return self._started is not None
 
-    def takes(self, event: Event) -> bool:
-        """Take an event in; whether it is news for who asked."""
+    @property
+    def has_ended(self) -> bool:
+        return self._reason is not None
+
+    @property
+    def closing(self) -> Event | None:
+        """See `Progress`; every answer ends with one Finished, whether or not the last server sent it."""
+        return None if self._reason is None else Finished(self._reason)
+
+    def take(self, event: Event) -> bool:
+        """See `Progress`."""
         if isinstance(event, Started):
             is_news, self._started = self._started is None, self._started or event
             return is_news
         if isinstance(event, Finished):
-            self.reason = event.reason
+            self._reason = event.reason
             return False
         self._token_ids += event.token_ids
-        self.reason = event.finish_reason
+        self._reason = event.finish_reason
         return True
+
+    def lost(self, exc: SpecDecError) -> None:
+        """See `Progress`; an answer that has begun can only go on where its model is known."""
+        if self._started is not None and not self._started.provenance.model_id:
+            why = "no other server can go on: this one draws its noise on a device, or names no model"
+            raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
 
     def rest(self) -> CompletionRequest:
         """What to ask the next server: all parameters as the first one resolved them."""
@@ -117,12 +120,6 @@ class _Answer:
         said = self._request if defaults is None else self._request.resolved(defaults)
         resume = Resume(tuple(self._token_ids), self._started.provenance)
         return replace(said, seed=self._started.seed, prompt_logprobs=None, resume=resume)
-
-    def require_model(self, exc: SpecDecError) -> None:
-        """Raises UnavailableError, instead of another: what has begun can only go on where it began."""
-        if self._started is not None and not self._started.provenance.model_id:
-            why = "no other server can go on: this one draws its noise on a device, or names no model"
-            raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
 
 
 def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import grpc
 
-from grpc_comm.interceptors import Context, deadline_of
+from grpc_comm.call import Call
 from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
@@ -51,34 +51,34 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         """See `Servicer`."""
         rpc.add_GenerationServiceServicer_to_server(self, server)
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+    async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Stream one request's events."""
-        completion = replace(completion_from_message(request), deadline=deadline_of(context))
+        completion = replace(completion_from_message(request), deadline=call.deadline)
         async with aclosing(self.completer.complete(completion)) as events:
             async for event in events:
-                await self._writer.write(context, event_to_message, event, getattr(event, "prompt_logprobs", ()))
+                await self._writer.write(call, event_to_message, event, getattr(event, "prompt_logprobs", ()))
 
-    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+    async def GetModel(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         """Say what is served."""
         return card_to_message(self.card)
 
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+    async def Tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         """Token ids of a prompt."""
         prompt, special = tokenize_from_message(request), not request.without_special_tokens
         return pb.TokenizeResponse(token_ids=await self._codec().encode(prompt, special=special))
 
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+    async def Detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
         """Text of token ids."""
         return pb.DetokenizeResponse(text=await self._codec().decode(request.token_ids))
 
-    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+    async def GetLoad(self, request: pb.GetLoadRequest, call: Call) -> pb.GetLoadResponse:
         """Say how busy the server is."""
         operation = self._operated()
         load = operation.load
         counts = {name: getattr(load, name) for name in ("num_slots", "num_running", "num_waiting")}
         return pb.GetLoadResponse(**counts, draining=operation.is_draining)
 
-    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+    async def Drain(self, request: pb.DrainRequest, call: Call) -> pb.DrainResponse:
         """Let the server drain, and end."""
         self._operated().drain()
         return pb.DrainResponse()

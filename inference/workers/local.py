@@ -24,7 +24,7 @@ from inference.commit import (
     TokenLogprobs,
 )
 from inference.engine.target import check_token_ids
-from inference.errors import IncompatibleDraftError, InvalidRequestError
+from inference.errors import InvalidRequestError
 from inference.model import check_seed, is_seed_invariant
 from inference.request import (
     NO_DEFAULTS,
@@ -135,7 +135,7 @@ class LocalCompleter:
             IncompatibleDraftError: here it would become another text.
             InvalidRequestError: there is no rest.
         """
-        _check_same(resume.provenance, self._provenance(generation))
+        resume.provenance.require_same(self._provenance(generation))
         check_token_ids(resume.token_ids, vocab_size=self._generator.vocab_size)
         limit = generation.max_new_tokens
         _check_rest(resume, f"max_new_tokens is {limit}" if len(resume.token_ids) >= limit else "")
@@ -152,7 +152,7 @@ class LocalCompleter:
         if opened.provenance is not None:
             origin = replace(opened.provenance, prompt_digest=started.provenance.prompt_digest)
             if resume is not None:
-                _check_same(resume.provenance, origin)
+                resume.provenance.require_same(origin)
             started = replace(started, provenance=origin)
         if generation.prompt_logprobs is not None:
             started = replace(started, prompt_logprobs=await self._of_prompt(generation, opened))
@@ -213,20 +213,6 @@ class LocalCompleter:
 def _digest(token_ids: Sequence[int]) -> str:
     """16 hex digits of SHA-256 over token ids, 32 bits each, little-endian."""
     return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()[:16]
-
-
-def _check_same(begun: Provenance, here: Provenance) -> None:
-    """Refuse to go on with an output in any other way than it began.
-
-    Raises:
-        IncompatibleDraftError: naming both.
-    """
-    for what in ("model_id", "grammar_version", "prompt_digest"):
-        there, own = getattr(begun, what), getattr(here, what)
-        if there != own or (what == "model_id" and not own):
-            raise IncompatibleDraftError(
-                f"the output began with {what} {there or 'unknown'}, here it is {own or 'unknown'}: it cannot resume"
-            )
 
 
 def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import grpc
 
-from grpc_comm.moving import CAN_MOVE
+from grpc_comm.call import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Event, Started
@@ -20,7 +20,7 @@ from inference.errors import (
     UnauthenticatedError,
 )
 from inference.text.chat import Chat
-from inference.workers.completion import CompletionRequest, ModelCard, Resume
+from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.convert import (
     card_from_message,
     completion_to_message,
@@ -68,7 +68,7 @@ class RemoteCompleter:
                         fault = "grammar: this server knows none, and would have answered without"
                         raise InvalidRequestError(fault, field="grammar", address=self._address)
                     if isinstance(event, Started) and request.resume is not None:
-                        _check_resumed(event, request.resume, self._address)
+                        request.resume.provenance.require_same(event.provenance)
                     answer.check(event)
                     yield event
             answer.check_end()
@@ -101,16 +101,6 @@ class RemoteCompleter:
         message = pb.DetokenizeRequest(token_ids=token_ids)
         with calls_to(self._address):
             return str((await self._stub.Detokenize(message, timeout=self._deadline_s)).text)
-
-
-def _check_resumed(started: Started, resume: Resume, address: str) -> None:
-    """A server that knows of no resuming would begin the answer anew, behind what is there already.
-
-    Raises:
-        IncompatibleDraftError: it does not say that it goes on with the same.
-    """
-    if started.provenance != resume.provenance:
-        raise IncompatibleDraftError("the server is of before: it cannot go on with another's answer", address=address)
 
 
 async def card_of_target(fleet: Fleet) -> ModelCard | None:

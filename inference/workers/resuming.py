@@ -1,4 +1,8 @@
-"""Whether, when, where and how often one request asks again behind its committed tokens, whoever it is that asks."""
+"""The resume loop: one request's answer, over as many servers as it takes.
+
+A gateway, a client and a draft worker use the same loop. It decides whether, when, where and how often the rest of an
+answer is asked for after a server was lost; what a server is asked, and how its events are checked, is the `attempt`'s.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, contextmanager
+from typing import Generic, Protocol, TypeVar
 
+from inference.commit import Commit, Delta
 from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
@@ -35,8 +40,11 @@ MAX_BARREN_RESUMES = 3
 RESUMABLE = (UnavailableError, CapacityError, InternalError, DeadlineError)
 
 
-class Progress(Protocol):
-    """How far a request has come."""
+EventT = TypeVar("EventT")
+
+
+class Progress(Protocol[EventT]):
+    """Answer of one request so far, from all servers that gave a part of it."""
 
     @property
     def has_begun(self) -> bool:
@@ -46,8 +54,26 @@ class Progress(Protocol):
     def answered(self) -> bool:
         """Whether the latest server has, or would have: if the stream broke then, it was not for want of a server."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no token is missing."""
 
-class Resuming:
+    @property
+    def closing(self) -> EventT | None:
+        """The last event of an answer that has ended, if no server has sent it."""
+
+    def take(self, event: EventT) -> bool:
+        """Note an event; return False if the client has it already."""
+
+    def lost(self, exc: SpecDecError) -> None:
+        """Note that the latest server was lost.
+
+        Raises:
+            SpecDecError: no other server can go on.
+        """
+
+
+class Resuming(Generic[EventT]):
     """One request's attempts.
 
     Args:
@@ -61,7 +87,7 @@ class Resuming:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: Progress[EventT],
         fleet: Fleet,
         connection: ConnectionConfig,
         *,
@@ -95,9 +121,37 @@ class Resuming:
         """Whether there is a server where it has not failed."""
         return self._fleet.has_other(*self._failed, *self._unfit)
 
+    async def events(
+        self, attempt: Callable[[Replica], AsyncGenerator[EventT, None]], prefix: str
+    ) -> AsyncGenerator[EventT, None]:
+        """Yield the answer's events to the last one.
+
+        Args:
+            attempt: asks one server for what is missing, and yields its events.
+            prefix: hash of the prompt's beginning; a server that has read it is preferred.
+
+        Raises:
+            SpecDecError: no server can go on, or the request's time is over.
+        """
+        while not self._progress.has_ended:
+            try:
+                with self._leased(prefix) as replica:
+                    async with aclosing(attempt(replica)) as events:
+                        async for event in events:
+                            if isinstance(event, Delta | Commit) and event.token_ids:
+                                self._progressed()
+                            if self._progress.take(event):
+                                yield event
+            except RESUMABLE as exc:
+                if not self._progress.has_ended:
+                    self._progress.lost(exc)
+                    await self._pause(exc)
+        if (closing := self._progress.closing) is not None:
+            yield closing
+
     @contextmanager
-    def attempt(self, prefix: str) -> Generator[Replica, None, None]:
-        """The server to ask now; what fails inside the block is one of RESUMABLE if another one may do better."""
+    def _leased(self, prefix: str) -> Generator[Replica, None, None]:
+        """Lease the server to ask now; a failure in the block is one of RESUMABLE if another one may do better."""
         replica: Replica | None = None
         self._latest = None
         try:
@@ -116,8 +170,8 @@ class Resuming:
                 self._failed.add(replica.address)
             raise
 
-    def progressed(self) -> None:
-        """A token has come."""
+    def _progressed(self) -> None:
+        """Note that a token has come."""
         self._has_tokens = True
         if self._lost_at is not None:
             logger.info("a request goes on after %.1f s", time.monotonic() - self._lost_at)
@@ -126,7 +180,7 @@ class Resuming:
         self._num_dials = self._num_barren = 0
         self._failed.clear()
 
-    async def pause(self, exc: SpecDecError) -> None:
+    async def _pause(self, exc: SpecDecError) -> None:
         """Wait before the next attempt, after one of RESUMABLE: not at all if another server is there, but for a turn.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from grpc_comm.interceptors import Context
+from grpc_comm.call import Call
 from inference.commit import TokenLogprobs
 from inference.errors import CapacityError
 from inference.workers.convert import converted
@@ -28,7 +28,7 @@ class ScoreWriter:
         self._num_unread = 0
 
     async def write(
-        self, context: Context, convert: Callable[[_In], Any], item: _In, scores: Sequence[TokenLogprobs]
+        self, call: Call, convert: Callable[[_In], Any], item: _In, scores: Sequence[TokenLogprobs]
     ) -> None:
         """Convert an item and write it; return when the peer has taken it, as far as gRPC can tell.
 
@@ -39,13 +39,13 @@ class ScoreWriter:
             CapacityError: it has no room. One that is alone always has.
         """
         if not scores:
-            return await context.write(convert(item))
+            return await call.write(convert(item))
         num_scores = sum(len(each.token_ids) for each in scores)
         if self._num_unread and self._num_unread + num_scores > MAX_UNREAD_SCORES:
             message = f"prompt_logprobs: {self._num_unread} of this server wait to be read (limit {MAX_UNREAD_SCORES})"
             raise CapacityError(message, retry_after_s=RETRY_AFTER_S)
         self._num_unread += num_scores
         try:
-            await context.write(await converted(convert, item, scores))
+            await call.write(await converted(convert, item, scores))
         finally:
             self._num_unread -= num_scores

@@ -13,17 +13,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from comparison.plan.flags import BUNDLED_PROMPT_FILES
 from inference.cli.roles.registry import parser_of
-from inference.config import ROOT
 from inference.errors import SpecDecError
-from inference.serving.hub import is_hub_id, model_directory
-from inference.text.tokenizer import Tokenizer
 from scripts.trainium_report.bundle import write_bundle
-from scripts.trainium_report.load import Load, prompts_of
 from scripts.trainium_report.tables import report
-from scripts.trainium_report.variant import Variant, measure
-
-PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / "open_ended.txt")
+from scripts.trainium_report.variant import Variant
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,26 +37,28 @@ def main(arguments: Sequence[str]) -> int:
     (output / "report.md").write_text(text, encoding="utf-8")
     print(text)
     print(f"send this file with a report of a fault: {write_bundle(output, variants, _files(args))}")
-    return 1 if failure or any(result.error for variant in variants for result in variant.results) else 0
+    return 1 if failure or any(variant.failures for variant in variants) else 0
 
 
 async def _measure_all(args: argparse.Namespace, variants: Sequence[Variant]) -> None:
-    prompts = _prompts(args)
-    load = Load(prompts, args.output_tokens, args.concurrency, args.temperature, args.deadline_s)
     for variant in variants:
         print(f"{variant.name}: main.py {' '.join(variant.arguments)}", file=sys.stderr, flush=True)
-        await measure(variant, load, args.output, start_timeout_s=args.start_timeout_s)
+        await variant.measure(_load(args), args.output, start_timeout_s=args.start_timeout_s)
 
 
-def _prompts(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
-    """(kind, token ids) of every request."""
-    target = args.target_model
-    tokenizer = Tokenizer.load(model_directory(target) if is_hub_id(target) else Path(target))
-    return [
-        (file.stem, prompt)
-        for file in args.prompt_file or PROMPT_FILES
-        for prompt in prompts_of(file, tokenizer, num_tokens=args.prompt_tokens, number=args.num_requests)
-    ]
+def _load(args: argparse.Namespace) -> list[str]:
+    """The preset: what the comparison is asked to send, as its own flags."""
+    values = {
+        "tokenizer": args.target_model,
+        "input_tokens": args.prompt_tokens,
+        "max_new_tokens": args.output_tokens,
+        "num_prompts": args.num_requests,
+        "concurrency": args.concurrency,
+        "temperature": args.temperature,
+        "deadline_s": args.deadline_s,
+    }
+    files = [f"--prompt_file={file}" for file in args.prompt_file or BUNDLED_PROMPT_FILES]
+    return [*files, *(f"--{name}={value}" for name, value in values.items()), "--ignore_eos", "--num_runs=1"]
 
 
 def _variants(args: argparse.Namespace) -> list[Variant]:
@@ -106,10 +103,12 @@ def parser() -> argparse.ArgumentParser:
     built.add_argument("--baseline_config", type=Path, action="append", metavar="FILE", help="instead of --config")
     built.add_argument("--output", type=Path, default=Path("reports") / time.strftime("trainium_%Y%m%d_%H%M%S"))
     built.add_argument("--prompt_file", type=Path, action="append", metavar="FILE", help="one kind of prompts each")
-    built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="(%(default)s)")
+    built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="of a text (%(default)s)")
     built.add_argument("--output_tokens", type=int, default=512, metavar="N", help="exactly so many (%(default)s)")
-    built.add_argument("--num_requests", type=int, default=10, metavar="N", help="of each kind (%(default)s)")
-    built.add_argument("--concurrency", type=int, default=1, metavar="N", help="in flight at once (%(default)s)")
+    built.add_argument("--num_requests", type=int, default=10, metavar="N", help="prompts of each kind (%(default)s)")
+    built.add_argument(
+        "--concurrency", type=int, default=1, metavar="N", help="clients, each with two requests (%(default)s)"
+    )
     built.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
     built.add_argument("--deadline_s", type=float, default=1200.0, help="of a request (%(default)s)")
     built.add_argument("--start_timeout_s", type=float, default=6 * 3600.0, help="compiling included (%(default)s)")

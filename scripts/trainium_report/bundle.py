@@ -17,7 +17,7 @@ from typing import Any
 
 from inference.backends.neuron.storage.artifacts import artifacts_root
 from inference.backends.neuron.storage.store import MANIFEST, publications
-from scripts.trainium_report.tables import figures, kinds
+from scripts.trainium_report.tables import by_kind
 from scripts.trainium_report.variant import Variant
 
 PREFIXES = ("NEURON_", "XLA_", "UNSAFE_FP8FNCAST", "BASE_COMPILE_WORK_DIR")
@@ -28,7 +28,7 @@ TIMEOUT_S = 60
 
 def write_bundle(output: Path, variants: Sequence[Variant], configs: Sequence[Path]) -> Path:
     """Write results.json and system.json into the folder, and pack it with the configuration files."""
-    cells = [figures(variant, kind) for kind in kinds(variants) for variant in variants]
+    cells = [cell for cells in by_kind(variants).values() for cell in cells]
     (output / "results.json").write_text(json.dumps(cells, indent=1) + "\n")
     (output / "system.json").write_text(json.dumps(_system(variants), indent=1) + "\n")
     bundle = output.with_name(f"{output.name}.tar.gz")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from inference.cli.prompts.results import Result
-from inference.comparison.report.distribution import describe
-from scripts.trainium_report.distribution import acceptance, samples
+from comparison.report.service import values_of
 from scripts.trainium_report.variant import Variant
 
 SHOWN = ("p50", "p99")
+COUNTED = ("acceptance_rate", "num_completed_requests", "num_completed_requests_per_min", "number_errors")
 
 
 def report(variants: Sequence[Variant], failure: str | None) -> str:
@@ -21,52 +20,30 @@ def report(variants: Sequence[Variant], failure: str | None) -> str:
         lines.append(f"- {variant.name}: `main.py {' '.join(variant.arguments)}` ({start})")
     if failure:
         lines += ["", "Failed:", "", *(f"    {line}" for line in failure.splitlines())]
-    for kind in kinds(variants):
-        lines += ["", f"## {kind}", "", *_table(variants, kind)]
+    for kind, cells in by_kind(variants).items():
+        lines += ["", f"## {kind}", "", *_table(cells)]
     return "\n".join([*lines, "", *_answers(variants), ""])
 
 
-def kinds(variants: Sequence[Variant]) -> list[str]:
-    """Of prompts that were answered, in their order."""
-    return list(dict.fromkeys(result.prompt for variant in variants for result in variant.results))
+def by_kind(variants: Sequence[Variant]) -> dict[str, list[dict[str, Any]]]:
+    """Figures of all variants that were measured, by kind of prompts."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for variant in variants:
+        for kind, cell in variant.figures().items():
+            found.setdefault(kind, []).append(cell)
+    return found
 
 
-def figures(variant: Variant, kind: str) -> dict[str, Any]:
-    """All of one variant and kind, as results.json has it."""
-    results = _of(variant, kind)
-    errors = [str(result.error) for result in results if result.error is not None]
-    return {
-        "variant": variant.name,
-        "kind": kind,
-        **{name: describe(values) for name, values in samples(results).items()},
-        "acceptance_rate": acceptance(results),
-        "num_completed_requests": len(results) - len(errors),
-        "num_completed_requests_per_min_all_kinds": _per_minute(variant),
-        "errors": errors,
-    }
-
-
-def _per_minute(variant: Variant) -> float:
-    done = sum(result.error is None for result in variant.results)
-    return 60 * done / variant.load_s if variant.load_s else 0.0
-
-
-def _of(variant: Variant, kind: str) -> list[Result]:
-    return [result for result in variant.results if result.prompt == kind]
-
-
-def _table(variants: Sequence[Variant], kind: str) -> Iterator[str]:
-    cells = [figures(variant, kind) for variant in variants]
+def _table(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
     columns = [f"{cell['variant']}, {name}" for cell in cells for name in SHOWN]
     yield "| figure | " + " | ".join(columns) + " | p50 ratio |"
     yield "|---|" + "---|" * (len(cells) * len(SHOWN) + 1)
-    for figure in samples([]):
+    for figure in values_of([]):
         values = [cell[figure].get(name) for cell in cells for name in SHOWN]
         yield f"| {figure} | " + " | ".join(map(_number, values)) + f" | {_ratio(values)} |"
-    for figure in ("acceptance_rate", "num_completed_requests"):
+    for figure in COUNTED:
         texts = [text for cell in cells for text in (_number(cell[figure]), "")]
         yield f"| {figure} | " + " | ".join(texts) + " |  |"
-    yield "| errors | " + " | ".join(text for cell in cells for text in (str(len(cell["errors"])), "")) + " |  |"
 
 
 def _ratio(values: Sequence[float | None]) -> str:
@@ -81,8 +58,7 @@ def _number(value: float | None) -> str:
 
 def _answers(variants: Sequence[Variant]) -> Iterator[str]:
     """Whether they are equal: in bfloat16 a near-tie may flip, in float32 none was seen."""
-    first, *others = [variant.results for variant in variants]
+    first, *others = [variant.answers for variant in variants]
     for other in others:
-        pairs = [pair for pair in zip(first, other, strict=False) if not any(result.error for result in pair)]
-        equal = sum(one.token_ids == two.token_ids for one, two in pairs)
-        yield f"Equal answers: {equal} of {len(pairs)}."
+        both = first.keys() & other.keys()
+        yield f"Equal answers: {sum(first[key] == other[key] for key in both)} of {len(both)}."

@@ -1,16 +1,22 @@
-"""One way to serve the target, and what came of the load there."""
+"""One way to serve the target, and what the comparison measured there."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from grpc_comm.channel import open_channel
-from inference.cli.prompts.results import Result
+from rich.console import Console
+
+from comparison.app import samples_of
+from comparison.plan.flags import parse_config
+from comparison.plan.grid import WARM_UP, Sample
+from comparison.plan.slo import Slo
+from comparison.report.service import Service
+from comparison.run.record import RequestRecord
 from inference.serving.processes import free_port, server_process
-from inference.workers.remote import RemoteCompleter
-from scripts.trainium_report.load import Load, run
 
 
 @dataclass(slots=True)
@@ -22,7 +28,7 @@ class Variant:
         flags: of its role.
         artifacts: folder of its compiled models; None is the default one.
         start_s: until it served, compiling included.
-        load_s: of all requests together.
+        samples: one per kind of prompts.
     """
 
     name: str
@@ -30,30 +36,54 @@ class Variant:
     flags: tuple[str, ...]
     artifacts: Path | None = None
     start_s: float | None = None
-    load_s: float = 0.0
-    results: list[Result] = field(default_factory=list)
+    samples: Sequence[Sample] = ()
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Of main.py."""
         return ("--role", self.role, *self.flags)
 
+    @property
+    def answers(self) -> dict[tuple[str, int], tuple[int, ...]]:
+        """Token ids by kind and number of the prompt."""
+        return {(it.cell.kind, record.prompt_index): record.token_ids for it in self.samples for record in it.records}
 
-async def measure(variant: Variant, load: Load, output: Path, *, start_timeout_s: float) -> None:
-    """Start its server, run the load, stop it; its log stays in `output`.
+    @property
+    def failures(self) -> list[RequestRecord]:
+        """Requests that were not answered."""
+        return [record for sample in self.samples for record in sample.failures]
 
-    Raises:
-        UnavailableError: the server ended, or did not serve in time.
-    """
-    port, started = free_port(), time.monotonic()
-    flags = (*variant.flags, "--port", str(port))
-    log = output / f"{variant.role}.log"
-    async with server_process(
-        variant.name, variant.role, *flags, port=port, ready_timeout_s=start_timeout_s, log_file=log
-    ) as server:
-        variant.start_s = time.monotonic() - started
-        async with open_channel(server.address) as channel:
-            began = time.monotonic()
-            completer = RemoteCompleter(channel, server.address, deadline_s=load.deadline_s)
-            variant.results = await run(load, completer)
-            variant.load_s = time.monotonic() - began
+    async def measure(self, load: Sequence[str], output: Path, *, start_timeout_s: float) -> None:
+        """Start the server, let the comparison send it the load, stop it; its log stays in `output`.
+
+        Args:
+            load: flags of the comparison.
+
+        Raises:
+            SpecDecError: the server ended, or did not serve in time; a prompt is too long for it.
+        """
+        port = free_port()
+        config = parse_config([f"--endpoint={self.role}=grpc://127.0.0.1:{port}", *load])
+        flags = (*self.flags, "--port", str(port))
+        log, started = output / f"{self.role}.log", time.monotonic()
+        async with server_process(
+            self.name, self.role, *flags, port=port, ready_timeout_s=start_timeout_s, log_file=log
+        ):
+            self.start_s = time.monotonic() - started
+            found = await samples_of(config, Console(stderr=True))
+        self.samples = [sample for sample in found if sample.repeat != WARM_UP]
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """All figures by kind, as results.json of a comparison names them."""
+        return {sample.cell.kind: {"variant": self.name, **_figures(sample)} for sample in self.samples}
+
+
+def _figures(sample: Sample) -> dict[str, Any]:
+    stats = [record.stats for record in sample.records]
+    drafted = sum(it.num_draft_tokens for it in stats)
+    return {
+        "kind": sample.cell.kind,
+        **Service.of([sample], Slo()).statistics(),
+        "acceptance_rate": sum(it.num_accepted_tokens for it in stats) / drafted if drafted else None,
+        "errors": [record.error_message for record in sample.failures],
+    }

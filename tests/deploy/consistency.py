@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from inference.config import ROOT
+from inference.config import ROOT, targets
 from inference.errors import ConfigError
 from tests.deploy.kustomize import Manifest, of_kind
 from tests.test_tutorials import check_role
@@ -31,6 +31,7 @@ BY_HAND = "access"
 def faults(documents: list[Manifest]) -> list[str]:
     """All that is wrong, as sentences."""
     found = [*_unmatched_selectors(documents), *_missing_references(documents)]
+    found += _impatience(documents)
     for workload in of_kind(documents, *WORKLOADS):
         name = f"{workload['kind']} {workload['metadata']['name']}"
         found += [f"{name}: {fault}" for fault in _workload_faults(workload, documents)]
@@ -213,27 +214,36 @@ def _argument_faults(arguments: Mapping[str, str], documents: list[Manifest]) ->
         yield f"{role} does not take its flags: {error} {complaint.getvalue().strip().splitlines()[-1:]}"
     yield from (f"{name} is {value}: a variable is not set" for name, value in arguments.items() if "$(" in value)
     if of_kind(documents, "Service"):
-        yield from (f"there is nothing at {address}" for address in _dialled(arguments) - _served(documents))
+        yield from (f"no replica has the name {address}" for address in _dialled(arguments) - _replicas(documents))
 
 
 def _dialled(arguments: Mapping[str, str]) -> set[str]:
-    addresses = {each for each in arguments.get("--attach", "").split(",") if each}
-    if "--target_host" in arguments:
-        addresses.add(f"{arguments['--target_host']}:{arguments['--port']}")
-    return addresses
+    named = arguments.get("--attach", arguments.get("--target_host", ""))
+    return set(targets(named, int(arguments.get("--port", 50051))))
 
 
-def _served(documents: list[Manifest]) -> set[str]:
-    """HOST:PORT of all gRPC ports, by Service and by replica."""
+def _replicas(documents: list[Manifest]) -> set[str]:
+    """Return HOST:PORT of all gRPC ports, by replica. One address of a Service does not tell replicas apart."""
     served = set()
     for service in of_kind(documents, "Service"):
         name, ports = service["metadata"]["name"], [port["port"] for port in service["spec"]["ports"]]
-        hosts = [name]
+        hosts = [f"dns:///{name}"] if service["spec"].get("clusterIP") == "None" else []
         for each in of_kind(documents, "StatefulSet"):
             if each["spec"]["serviceName"] == name:
                 hosts += [f"{each['metadata']['name']}-{i}.{name}" for i in range(each["spec"].get("replicas", 1))]
         served |= {f"{host}:{port}" for host in hosts for port in ports}
     return served
+
+
+def _impatience(documents: list[Manifest]) -> Iterator[str]:
+    """A gateway waits for a target as long as that may take to load."""
+    for target in of_kind(documents, "StatefulSet"):
+        probe = pod_of(target)["containers"][0]["startupProbe"]
+        loading_s = probe["periodSeconds"] * probe["failureThreshold"]
+        for gateway in of_kind(documents, "Deployment"):
+            waits_s = float(arguments_of(gateway, documents).get("--connect_timeout_s", "inf"))
+            if waits_s < loading_s:
+                yield f"{gateway['metadata']['name']} ends after {waits_s:g} s, while a target may load for {loading_s}"
 
 
 def _port_faults(container: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
-import urllib.request
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from inference.config import ROOT
-from inference.serving.processes import free_port, server_process
+from inference.serving.processes import ServerProcess, free_port, server_process
 from tests.deploy.consistency import arguments_of
 from tests.deploy.kustomize import KUBERNETES, manifests, of_kind
 from tests.deploy.test_scripts import KUBECTL, stand_in
@@ -41,46 +43,159 @@ def access(tmp_path: Path) -> str:
     return str(kept)
 
 
+@dataclass(frozen=True)
+class Pod:
+    """A server, and where it listens on this machine."""
+
+    server: ServerProcess
+    grpc: int
+    http: int
+    probe: int
+
+    async def is_ready(self) -> bool:
+        """Whether a Service may lead there: one failed probe is none, as the manifests have it."""
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.probe}", timeout=5) as kubelet:
+            for _ in range(2):
+                with suppress(httpx.TransportError):
+                    if (await kubelet.get("/readyz")).status_code == 200:
+                        return True
+        return False
+
+
 @asynccontextmanager
-async def deployed(access: str) -> AsyncGenerator[int]:
-    """One of each; yields the gateway's port."""
-    grpc, http, probe, front, front_probe = (free_port() for _ in range(5))
-    here = {"/access": access, "--drain_delay_s": "0"}
-    target = flags_of("target", {**here, "--port": str(grpc), "--http_port": str(http), "--probe_port": str(probe)})
-    draft = flags_of("draft", {**here, "--attach": f"127.0.0.1:{grpc}"})
-    gateway = flags_of(
-        "gateway",
-        {
-            **here,
-            "--target_host": "127.0.0.1",
-            "--port": str(grpc),
-            "--http_port": str(front),
-            "--probe_port": str(front_probe),
-        },
-    )
-    async with (
-        server_process("target", *target, "--no-lookup", port=grpc, ready_line="serving on"),
-        server_process("draft", *draft, port=grpc, ready_line="attached as"),
-        server_process("gateway", *gateway, port=front, ready_line=f":{front}"),
-    ):
-        for port in (probe, front_probe):
-            assert (await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/readyz")).status == 200
-        yield front
+async def pod_of(name: str, access: str, given: Mapping[str, str], *more: str) -> AsyncGenerator[Pod]:
+    """A pod of a workload, with these addresses in its flags."""
+    grpc, http, probe = (free_port() for _ in range(3))
+    ports = {"--http_port": str(http), "--probe_port": str(probe)}
+    ports |= {"--port": str(grpc)} if name == "target" else {}
+    flags = flags_of(name, {"/access": access, "--drain_delay_s": "0", **ports, **given})
+    last_line = {"target": "serving on", "draft": "attached as", "gateway": "HTTP on http"}[name]
+    async with server_process(name, *flags, *more, port=http, ready_line=last_line) as server:
+        yield Pod(server, grpc, http, probe)
 
 
-def ask(port: int, prompt: str) -> dict[str, Any]:
-    body = json.dumps({"prompt": prompt, "max_tokens": 48, "temperature": 0}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return dict(json.load(answer))
+class Service:
+    """One address of several pods, as kube-proxy makes it: a new connection leads to one that is ready, the first."""
+
+    def __init__(self, pods: Sequence[Pod], *, grpc: bool = False) -> None:
+        self._pods = pods
+        self._grpc = grpc
+
+    async def __aenter__(self) -> int:
+        """Listen; returns the port."""
+        self._listening = await asyncio.start_server(self._lead, "127.0.0.1", 0)
+        return int(self._listening.sockets[0].getsockname()[1])
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listening.close()
+
+    async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            for pod in self._pods:
+                if await pod.is_ready():
+                    there = await asyncio.open_connection("127.0.0.1", pod.grpc if self._grpc else pod.http)
+                    await asyncio.gather(_pass_on(reader, there[1]), _pass_on(there[0], writer))
+                    return
+        writer.close()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
+
+
+async def dialled(targets: Sequence[Pod], stack: AsyncExitStack) -> dict[str, str]:
+    """Return flags of the gateway: the replicas that its manifest names, or else the one address of a Service."""
+    host = next(flag for flag in flags_of("gateway", {"/access": ""}) if flag.startswith("--target_host"))
+    if numbers := [int(number) for number in re.findall(r"target-(\d+)\.targets:50051", host)]:
+        return {"--target_host": ",".join(f"127.0.0.1:{targets[i].grpc}" for i in numbers if i < len(targets))}
+    port = await stack.enter_async_context(Service(targets, grpc=True))
+    return {"--target_host": "127.0.0.1", "--port": str(port)}
+
+
+def body(prompt: str, num_tokens: int, **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, **more}
 
 
 async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool draft is let in by its token; without one, a target on a network gives nobody prompts."""
     monkeypatch.chdir(ROOT)
-    async with deployed(access) as port:
-        answer = await asyncio.to_thread(ask, port, "1, 2, 3, 4,")
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(pod_of("target", access, {}, "--no-lookup"))
+        await stack.enter_async_context(pod_of("draft", access, {"--attach": f"127.0.0.1:{target.grpc}"}))
+        gateway = await stack.enter_async_context(pod_of("gateway", access, await dialled([target], stack)))
+        assert await target.is_ready()
+        assert await gateway.is_ready()
+        url = f"http://127.0.0.1:{gateway.http}/v1/completions"
+        answer = (await asyncio.to_thread(httpx.post, url, json=body("1, 2, 3, 4,", 48), timeout=60)).json()
     assert answer["choices"][0]["text"].startswith(" 5, 6, 7")
     assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+
+
+STREAMS = [body(f"{number}, ", 150, temperature=0.8, seed=number, ignore_eos=True) for number in range(4)]
+"""At one token a pass of 30 ms, each is under way for longer than a target that drains keeps what can move."""
+
+
+class Stream:
+    """One long answer."""
+
+    def __init__(self, url: str, asked: dict[str, Any]) -> None:
+        self.begun = asyncio.Event()
+        self.answer = asyncio.create_task(self._read(url, asked))
+
+    async def _read(self, url: str, asked: dict[str, Any]) -> str:
+        text = ""
+        async with (
+            httpx.AsyncClient(timeout=60) as client,
+            client.stream("POST", url, json={**asked, "stream": True}) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+                    self.begun.set()
+        return text
+
+
+async def status_of(url: str) -> int | str:
+    """What a short request of a client without open connections comes to."""
+    try:
+        async with httpx.AsyncClient(timeout=60) as client:
+            return (await client.post(url, json=body("1, 2, 3,", 2))).status_code
+    except httpx.TransportError as error:
+        return repr(error)
+
+
+async def undisturbed(target: Pod, token: str) -> list[str]:
+    """Return the answers of a target alone."""
+    url = f"http://127.0.0.1:{target.http}/v1/completions"
+    async with httpx.AsyncClient(timeout=60, headers={"Authorization": f"Bearer {token}"}) as client:
+        answers = await asyncio.gather(*(client.post(url, json=asked) for asked in STREAMS))
+    return [answer.json()["choices"][0]["text"] for answer in answers]
+
+
+async def test_nothing_is_refused_while_a_target_drains(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: gateways dialled a Service's one address. Each had one connection, to one target, which it could not
+    leave while that target drained: 47 of 61 requests of a rolling restart were refused, while the other target was
+    idle."""
+    monkeypatch.chdir(ROOT)
+    token = (Path(access) / "gateway").read_text().strip()
+    async with AsyncExitStack() as stack:
+        slow = ("--no-lookup", "--emulate=target:30ms")
+        starting = (stack.enter_async_context(pod_of("target", access, {}, *slow)) for _ in range(2))
+        targets = await asyncio.gather(*starting)
+        gateway = await stack.enter_async_context(pod_of("gateway", access, await dialled(targets, stack)))
+        url = f"http://127.0.0.1:{await stack.enter_async_context(Service([gateway]))}/v1/completions"
+        streams = [Stream(url, asked) for asked in STREAMS]
+        await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), 60)
+        targets[0].server.process.terminate()
+        statuses = []
+        while not all(stream.answer.done() for stream in streams):
+            statuses.append(await status_of(url))
+            await asyncio.sleep(1)
+        answers = [await stream.answer for stream in streams]
+        assert answers == await undisturbed(targets[1], token)
+    assert set(statuses) == {200}

@@ -206,6 +206,21 @@ def wrong_service(documents: list[Manifest]) -> None:
     of_kind(documents, "ConfigMap")[0]["data"]["TARGETS"] = "target-0.target:50051"
 
 
+def gateway_arguments(documents: list[Manifest]) -> list[str]:
+    gateway = next(each for each in of_kind(documents, "Deployment") if each["metadata"]["name"] == "gateway")
+    arguments: list[str] = pod_of(gateway)["containers"][0]["args"]
+    return arguments
+
+
+def dial_one_address(documents: list[Manifest]) -> None:
+    arguments = gateway_arguments(documents)
+    arguments[arguments.index("--target_host=$(TARGETS)")] = "--target_host=api"
+
+
+def wait_less(documents: list[Manifest]) -> None:
+    gateway_arguments(documents).append("--connect_timeout_s=240")
+
+
 def one_replica_less(documents: list[Manifest]) -> None:
     of_kind(documents, "StatefulSet")[0]["spec"]["replicas"] = 1
 
@@ -236,8 +251,10 @@ def lose_volume(documents: list[Manifest]) -> None:
         ("cpu-demo", wrong_port, "port http is 8001, --http_port 8000"),
         ("cpu-demo", unknown_flag, "--max-model-len"),
         ("cpu-demo", unset_variable, "a variable is not set"),
-        ("cpu-demo", wrong_service, "there is nothing at target-0.target:50051"),
-        ("cpu-demo", one_replica_less, "there is nothing at target-1.targets:50051"),
+        ("cpu-demo", wrong_service, "no replica has the name target-0.target:50051"),
+        ("cpu-demo", one_replica_less, "no replica has the name target-1.targets:50051"),
+        ("cpu-demo", dial_one_address, "gateway: no replica has the name api:50051"),
+        ("trn2-distributed", wait_less, "gateway ends after 240 s, while a target may load for 3600"),
         ("cpu-demo", short_grace, "may need 67"),
         ("cpu-demo", run_as_root, "it may run as root"),
     ],

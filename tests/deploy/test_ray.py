@@ -14,9 +14,8 @@ from deploy.ray.child import DRAIN_S
 from deploy.ray.demo import Answers, Clients, Town, processes_of, town
 from deploy.ray.registry import ANSWER_S, BEAT_S, LEASE_S, Leases
 from deploy.ray.scaling import by_slots
-from inference.cli import settings
-from inference.cli.roles.registry import parser_of
-from inference.config import ROOT
+from inference.cli.roles.registry import settings_of
+from inference.config import ROOT, ServerConfig
 from tests.deploy.consistency import FORCED_END_S
 from tests.test_tutorials import check_role
 
@@ -116,7 +115,7 @@ def test_every_command_line_is_one(application: dict[str, Any]) -> None:
     args = application["args"]
     words = [*OWN_FLAGS[application["name"]], *args["flags"], "--host", args.get("host", "10.0.0.1")]
     check_role(words)
-    server = settings.server_config(parser_of(words[1]).parse_args(words[2:]), 0)
+    server: ServerConfig = settings_of(words[1], words[2:]).server
     assert server.grace_s + FORCED_END_S < DRAIN_S
     if words[1] == "target":
         assert server.ends_by_call, "and others than this machine attach: worker is a role of the auth file"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.comparison.plan.config import OPEN_LOOP_BATCH
+from comparison.plan.config import OPEN_LOOP_BATCH
 from tests.conftest import ModelDirectories
 from tests.support.servers import command
 

@@ -45,7 +45,7 @@ async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, t
         code, results, errors = await _compare(flags)
         assert code == 0, errors
         assert (results["same_tokens"], results["not_comparable"]) == (True, ["c"])
-        assert results["warnings"] == ["c does not count tokens: one is assumed in each of its messages"]
+        assert "c does not count tokens: one is assumed in each of its messages" in results["warnings"]
         cells = {(cell["endpoint"], cell["kind"]): cell for cell in results["statistics"]}
         assert set(cells) == {(name, kind) for name in "abc" for kind in ("texts", "chats")}
         for kind in ("texts", "chats"):

@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 from transformers import AutoModelForCausalLM
 
+from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from grpc_comm.server import Server
 from inference.backends.emulation import asleep
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Delta
-from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
@@ -35,9 +35,9 @@ from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.observer import Observer
 from inference.workers.status import to_status
-from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from inference.workers.target.verification import VerificationServicer
 from tests.conftest import ModelDirectories
-from tests.support.servers import Completion, complete_all
+from tests.support.servers import Completion, card_of, complete_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -59,7 +59,7 @@ async def far_target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
         card = ModelCard("target", "target", 512, backend.vocab_size, tokenizer.fingerprint)
 
         verifier = VerificationServicer(
-            engine, pool, TargetIdentity(words, "m"), idle_timeout_s=60.0, observer=Observer(Metrics("target"))
+            engine, pool, card_of(words), idle_timeout_s=60.0, observer=Observer(Metrics("target"))
         )
         generation = GenerationServicer(LocalCompleter(pool, tokenizer), card)
         server = Server("127.0.0.1:0", [verifier, generation], status_of=to_status)

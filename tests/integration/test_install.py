@@ -21,7 +21,8 @@ from tests.support.servers import until_healthy
 
 pytestmark = pytest.mark.slow
 
-SOURCES = ("inference", "grpc_comm", "models", "prompts", "pyproject.toml", "README.md", "LICENSE", "specdec.py")
+PACKAGES = ("inference", "grpc_comm", "comparison")
+SOURCES = (*PACKAGES, "models", "prompts", "pyproject.toml", "README.md", "LICENSE", "specdec.py")
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,14 @@ def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
         )
         assert run.returncode == 0
         assert "--served_model_name" in run.stdout
+
+
+def test_all_packages_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
+    code = f"import {', '.join(PACKAGES)}, comparison.report.html as html, comparison.app as app; html.template()\n"
+    code += "app.main(['--help'])"
+    command: list[str | Path] = [environment / "bin" / "python", "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables())
+    assert (run.returncode, "--topologies" in run.stdout) == (0, True), run.stderr
 
 
 def test_another_package_of_that_name_is_named(environment: Path, tmp_path: Path) -> None:

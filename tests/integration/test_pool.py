@@ -14,12 +14,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from comparison.run.proxy import delay_proxy
 from grpc_comm.channel import open_channel
 from grpc_comm.health import is_serving
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta
-from inference.comparison.run.proxy import delay_proxy
 from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest

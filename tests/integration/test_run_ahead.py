@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
+from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from grpc_comm.channel import open_channel
 from inference.commit import Delta
-from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.errors import UnavailableError
 from inference.request import SamplingParams, Schedule
 from inference.serving.processes import ServerProcess

@@ -17,12 +17,12 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta, FinishReason
-from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.pool import DraftPool
 from inference.errors import IncompatibleDraftError, InvalidRequestError
@@ -38,9 +38,9 @@ from inference.workers.local import LocalCompleter
 from inference.workers.observer import Observer
 from inference.workers.remote import RemoteCompleter
 from inference.workers.status import to_status
-from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from inference.workers.target.verification import VerificationServicer
 from tests.conftest import ModelDirectories
-from tests.support.servers import Completion, complete_all
+from tests.support.servers import Completion, card_of, complete_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -99,8 +99,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
     async with target_engine(model(models.target), max_waiting=64) as loaded:
         pool, words = DraftPool(loaded.engine), loaded.vocabulary
         observer = Observer(Metrics("target"))
-        identity = TargetIdentity(words, "m")
-        verifier = VerificationServicer(loaded.engine, pool, identity, idle_timeout_s=60.0, observer=observer)
+        verifier = VerificationServicer(loaded.engine, pool, card_of(words), idle_timeout_s=60.0, observer=observer)
         card = ModelCard("target", "target", 128, words.size, words.fingerprint)
         generation = GenerationServicer(LocalCompleter(pool, loaded.tokenizer), card)
         server = Server("127.0.0.1:0", [verifier, generation], status_of=to_status)

@@ -32,7 +32,7 @@ def test_a_free_draft_beside_a_slow_target_is_to_draft_far_and_not_over_a_slow_l
         *("--target_model", str(models.target), "--draft_models", str(models.target), "--emulate", "target:30ms"),
         *("--prompt_file", str(tmp_path / "prompts.txt"), "--temperature", "1", "--max_new_tokens", "24"),
         *("--rtt_ms", "900", "--gamma", "8,1", "--schedule", "sync", "--concurrency", "1", "--num_runs", "2"),
-        *("--budget", "5m", "--price_per_hour", "20", "--output", str(tmp_path / "study")),
+        *("--anyway", "--budget", "5m", "--price_per_hour", "20", "--output", str(tmp_path / "study")),
     ]
     command = [sys.executable, str(ROOT / "compare_architectures.py"), "study", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

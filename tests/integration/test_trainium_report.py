@@ -56,11 +56,11 @@ def test_tables_and_a_bundle(models: ModelDirectories, nxdi: Nxdi, tmp_path: Pat
         (variant, kind) for kind in ("structured", "open_ended") for variant in ("without a draft", "with a draft")
     ]
     for cell in cells:
-        assert cell["number_input_tokens"]["mean"] == 12
+        assert 10 <= cell["number_input_tokens"]["mean"] <= 13
         assert cell["number_output_tokens"]["mean"] == 10
         assert 0 < cell["ttft_s"]["p50"] <= cell["ttft_s"]["p99"] < cell["end_to_end_latency_s"]["p99"]
         assert cell["inter_token_latency_s"]["min"] > 0
-        assert cell["num_completed_requests"] == 2
+        assert cell["num_completed_requests"] == 4
         assert (cell["acceptance_rate"] is None) == (cell["variant"] == "without a draft")
     assert "Equal answers: 4 of 4." in done.stdout
     assert "| ttft_s |" in (output / "report.md").read_text()

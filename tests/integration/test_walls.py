@@ -16,12 +16,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm import first_message
+from grpc_comm import guard
 from grpc_comm.channel import open_channel
+from grpc_comm.guard import Gate
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from grpc_comm.stall import StallInterceptor
 from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.observe.metrics import Metrics
@@ -33,10 +33,11 @@ from inference.workers.local import LocalCompleter
 from inference.workers.observer import Observer
 from inference.workers.status import to_status
 from inference.workers.target import assist
-from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from inference.workers.target.verification import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
+from tests.support.servers import card_of
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
 HARD_OF_HEARING: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]
@@ -69,12 +70,12 @@ async def serving(
     engine.start()
     pool, metrics = DraftPool(engine), Metrics("tiny")
     verification = VerificationServicer(
-        engine, pool, TargetIdentity(WORDS, "m"), idle_timeout_s=idle_timeout_s, observer=Observer(metrics)
+        engine, pool, card_of(WORDS), idle_timeout_s=idle_timeout_s, observer=Observer(metrics)
     )
     completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
     generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))
     server = Server(
-        "127.0.0.1:0", [verification, generation], status_of=to_status, inner=[StallInterceptor(stall_timeout_s)]
+        "127.0.0.1:0", [verification, generation], status_of=to_status, gate=Gate(stall_timeout_s=stall_timeout_s)
     )
     await server.open()
     try:
@@ -196,7 +197,7 @@ SILENT = (
 @pytest.mark.parametrize("method", SILENT)
 async def test_a_first_message_that_never_comes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: gRPC waits for a single request for as long as the connection lasts, and for a stream's too."""
-    monkeypatch.setattr(first_message, "FIRST_MESSAGE_S", 0.3)
+    monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 0.3)
     async with serving() as target, open_channel(target.address) as channel:
         call = channel.stream_stream(method, **RAW)()
         async with asyncio.timeout(20):
@@ -231,7 +232,7 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
 
 async def test_calls_that_say_nothing_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """There could be as many as one liked, each 20 KB and what a full garbage collection looks at."""
-    monkeypatch.setattr(first_message, "FIRST_MESSAGE_S", 60.0)
+    monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 60.0)
     num_calls = 700
     async with serving() as target, AsyncExitStack() as stack:
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -243,7 +244,7 @@ async def test_calls_that_say_nothing_are_ended(monkeypatch: pytest.MonkeyPatch)
         watching = asyncio.create_task(worst_health(good))
         assert await tokens(good) == tokens_at(3, 40)
         ended = [asyncio.create_task(call.code()) for call in calls]
-        await until(lambda: sum(task.done() for task in ended) >= num_calls - first_message.MAX_WAITING)
+        await until(lambda: sum(task.done() for task in ended) >= num_calls - guard.MAX_WAITING)
         watching.cancel()
         codes = {task.result() for task in ended if task.done()}
         for call in calls:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import grpc
 import httpx
 
-from grpc_comm.interceptors import Context
+from grpc_comm.call import Call
 from grpc_comm.server import Servicer
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
@@ -38,11 +38,11 @@ class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
     def add_to(self, server: grpc.aio.Server) -> None:
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
-    async def Verify(self, _: object, context: Context) -> None:
-        await context.write(pb.VerifyResponse())
+    async def Verify(self, _: object, call: Call) -> None:
+        await call.write(pb.VerifyResponse())
 
-    async def Assist(self, _: object, context: Context) -> None:
-        await context.write(pb.AssistResponse())
+    async def Assist(self, _: object, call: Call) -> None:
+        await call.write(pb.AssistResponse())
 
 
 def entry(name: str, role: str, more: str = "") -> str:

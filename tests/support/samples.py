@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.commit import Timings
-from inference.comparison.plan.config import (
+from comparison.plan.config import (
     STARTED,
     ComparisonConfig,
     Contender,
@@ -16,12 +15,16 @@ from inference.comparison.plan.config import (
     Topology,
     WorkloadConfig,
 )
-from inference.comparison.plan.grid import Sample, walk
-from inference.comparison.report.findings import Findings, find
-from inference.comparison.run.record import RequestRecord, Round
+from comparison.plan.grid import Sample, walk
+from comparison.report.findings import Findings, find
+from comparison.run.host_load import HostLoad
+from comparison.run.record import RequestRecord, Round
+from inference.commit import Timings
 from inference.request import Schedule
 
 STEP_S, PASS_S, VERIFY_S = 0.002, 0.020, 0.024
+QUIET = HostLoad(before=0.1, after=1.5, num_cores=2, other_cores=0.05)
+BUSY = HostLoad(before=24.0, after=23.0, num_cores=2, other_cores=1.1)
 TOKENS = tuple(range(100, 112))
 
 
@@ -84,5 +87,5 @@ def samples(config: ComparisonConfig) -> list[Sample]:
     return found
 
 
-def findings(config: ComparisonConfig, measured: Sequence[Sample] | None = None) -> Findings:
-    return find(config, samples(config) if measured is None else measured, duration_s=1.0)
+def findings(config: ComparisonConfig, measured: Sequence[Sample] | None = None, load: HostLoad = QUIET) -> Findings:
+    return find(config, samples(config) if measured is None else measured, duration_s=1.0, load=load)

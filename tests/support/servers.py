@@ -21,7 +21,8 @@ from grpc_comm.channel import open_channel
 from inference.commit import Delta, Finished, FinishReason, Started
 from inference.config import ROOT
 from inference.serving.processes import ServerProcess, free_port, server_process
-from inference.workers.completion import CompletionRequest
+from inference.text.vocabulary import Vocabulary
+from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.remote import RemoteCompleter
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -167,3 +168,8 @@ async def result_of(process: asyncio.subprocess.Process) -> CommandResult:
     stdout, stderr = await process.communicate()
     assert process.returncode is not None
     return CommandResult(process.returncode, stdout.decode(), stderr.decode())
+
+
+def card_of(words: Vocabulary) -> ModelCard:
+    """The card of a target that has this vocabulary."""
+    return ModelCard("target", "target", 128, words.size, words.fingerprint, model_id="m")

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import httpx
 
+from comparison.run.proxy import DelayProxy, delay_proxy
 from grpc_comm.channel import open_channel
 from grpc_comm.health import is_serving
-from inference.comparison.run.proxy import DelayProxy, delay_proxy
 from inference.serving.processes import ServerProcess, free_port, server_process
 from tests.support.clients import touch
 from tests.support.vitals import Vitals, vitals

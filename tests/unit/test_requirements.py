@@ -83,8 +83,8 @@ def test_a_wheel_asks_for_whatever_it_imports() -> None:
     for extra in ("tracing", "endpoints"):
         declared |= {name_of(spec) for spec in PROJECT["optional-dependencies"][extra]}
     owners = packages_distributions()
-    ours = {"inference", "grpc_comm", "specdec", "loadtest"}
-    for package in ("inference", "grpc_comm"):
+    ours = {"inference", "grpc_comm", "comparison", "specdec", "loadtest"}
+    for package in ("inference", "grpc_comm", "comparison"):
         for path in (ROOT / package).rglob("*.py"):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             for name in {each.split(".")[0] for each in imports_of(module, path.read_text())}:

@@ -1,53 +1,47 @@
-"""Figures and prompts of the Trainium report."""
+"""Figures of the Trainium report: the comparison's, of two servers side by side."""
 
 from __future__ import annotations
 
-from inference.cli.prompts.results import Result
-from inference.config import BUNDLED_TARGET, ROOT
-from inference.errors import UnavailableError
-from inference.text.tokenizer import Tokenizer
-from scripts.trainium_report.distribution import samples
-from scripts.trainium_report.load import prompts_of
-from scripts.trainium_report.tables import figures, report
+from dataclasses import replace
+
+from comparison.plan.config import Contender, Topology
+from comparison.plan.grid import Cell, Sample
+from comparison.run.record import RequestRecord
+from scripts.trainium_report.tables import by_kind, report
 from scripts.trainium_report.variant import Variant
+from tests.support.samples import record
+
+TARGET, FUSED = Contender(Topology.TARGET), Contender(Topology.FUSED)
+FAILED = RequestRecord(1, 0.0, 0, (), (), "UNAVAILABLE", "gone", failed_s=1.0)
 
 
-def answered(*arrivals_s: float) -> Result:
-    result = Result("kind")
-    result.stats.started = 0.0
-    result.stats.arrivals = [(arrived_s, 2) for arrived_s in arrivals_s]
-    return result
-
-
-def failed() -> Result:
-    return Result("kind", error=UnavailableError("gone"))
-
-
-def test_figures_are_llmperf_s() -> None:
-    """One token per pass, but two in each message: gaps between messages are not gaps between tokens."""
-    values = samples([answered(1.0, 2.0, 4.0)])
-    assert values["ttft_s"] == [1.0]
-    assert values["inter_token_latency_s"] == [3.0 / 5]
-    assert values["message_gap_s"] == [1.0, 2.0]
-    assert values["request_output_throughput_token_per_s"] == [6 / 4.0]
-    assert values["number_output_tokens"] == [6.0]
+def variant(contender: Contender, *failures: RequestRecord) -> Variant:
+    sample = Sample(
+        Cell(contender, "kind", 0.0, 1), 0, (record(contender), record(contender, prompt_index=2)), failures
+    )
+    return Variant(contender.name, contender.name, (), samples=[sample])
 
 
 def test_failed_requests_are_counted_and_not_measured() -> None:
-    variant = Variant("with", "fused_target", (), results=[answered(1.0, 2.0), failed()], load_s=30.0)
-    cell = figures(variant, "kind")
-    assert cell["errors"] == ["gone"]
-    assert (cell["num_completed_requests"], cell["num_completed_requests_per_min_all_kinds"]) == (1, 2.0)
-    assert cell["ttft_s"]["max"] == 1.0
-    other = Variant("without", "target", (), results=[answered(2.0, 4.0), answered(2.0, 4.0)])
-    text = report([other, variant], None)
-    assert "| errors | 0 |  | 1 |  |  |" in text
-    assert "| ttft_s | 2 | 2 | 1 | 1 | 0.5 |" in text
-    assert "Equal answers: 1 of 1." in text
+    alone, pair = variant(TARGET), variant(FUSED, FAILED)
+    cells = by_kind([alone, pair])["kind"]
+    assert [cell["errors"] for cell in cells] == [[], ["gone"]]
+    assert [cell["num_completed_requests"] for cell in cells] == [2, 2]
+    assert [cell["acceptance_rate"] for cell in cells] == [None, 2 / 3]
+    text = report([alone, pair], None)
+    assert "| number_errors | 0 |  | 1 |  |  |" in text
+    assert "| ttft_s | 0.02 | 0.02 | 0.03 | 0.03 | 1.5 |" in text
+    assert "Equal answers: 2 of 2." in text
 
 
-def test_prompts_have_exactly_so_many_tokens_and_differ() -> None:
-    file = ROOT / "prompts" / "structured.txt"
-    prompts = prompts_of(file, Tokenizer.load(BUNDLED_TARGET), num_tokens=3000, number=3)
-    assert {len(prompt) for prompt in prompts} == {3000}
-    assert len(set(prompts)) == 3
+def test_answers_that_differ_are_counted() -> None:
+    alone, pair = variant(TARGET), variant(FUSED)
+    (sample,) = pair.samples
+    pair.samples = [replace(sample, records=(replace(sample.records[0], token_ids=(1,)), sample.records[1]))]
+    assert "Equal answers: 1 of 2." in report([alone, pair], None)
+
+
+def test_a_server_that_did_not_start_leaves_a_page() -> None:
+    text = report([variant(TARGET), Variant("with", "fused_target", ())], "no device")
+    assert "(did not start)" in text
+    assert "    no device" in text

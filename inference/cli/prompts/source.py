@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-from inference.config import ObserveConfig
+from inference.config import BUNDLED_PROMPTS, ObserveConfig
 from inference.errors import ConfigError
+from inference.request import (
+    DEFAULT_MAX_NEW_TOKENS,
+    MAX_NEW_TOKENS,
+    RANGES,
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+)
+from inference.settings import group, setting
 from inference.text.unicode import check_unicode
 from inference.workers.completion import CompletionRequest
 
@@ -32,6 +44,91 @@ class PromptJob:
     deadline_s: float = math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarSettings:
+    """What the output must look like, by one flag at most.
+
+    Attributes:
+        json_schema: the output is JSON that fits this schema.
+        regex: the output matches this as a whole.
+        choice: the output is this text, or another one: give it several times.
+        grammar: the output keeps to this grammar, in Lark or GBNF.
+    """
+
+    SECTION: ClassVar = "structured output (docs/structured.md)"
+
+    json_schema: Path | None = setting(None, "--json_schema FILE", exclusive=True)
+    regex: str | None = setting(None, "--regex REGEX", exclusive=True)
+    choice: tuple[str, ...] | None = setting(None, "--choice TEXT", exclusive=True)
+    grammar: Path | None = setting(None, "--grammar FILE", exclusive=True)
+
+    def read(self) -> Grammar | None:
+        """Return the grammar of the one flag that is given.
+
+        Raises:
+            ConfigError: a file cannot be read.
+            InvalidRequestError: the grammar is empty or too long.
+        """
+        if self.regex is not None:
+            return Grammar(GrammarKind.REGEX, self.regex)
+        if self.choice is not None:
+            return Grammar(GrammarKind.CHOICE, json.dumps(self.choice))
+        for kind, path in ((GrammarKind.JSON_SCHEMA, self.json_schema), (GrammarKind.GRAMMAR, self.grammar)):
+            if path is not None:
+                return Grammar(kind, text_of(path))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """Prompts, and what is asked of each.
+
+    Attributes:
+        prompt: one prompt.
+        prompt_text: a UTF-8 file with one prompt per line.
+        max_new_tokens: output tokens.
+        format: json: one object per prompt, a line each.
+        stop: the output ends before this text; may be given several times.
+        seed: key of the noise, 0 .. 2^64-1 (default: drawn at random).
+    """
+
+    SECTION: ClassVar = "prompts and output"
+
+    prompt: str | None = setting(None, "--prompt TEXT", exclusive=True)
+    prompt_text: Path = setting(BUNDLED_PROMPTS, "--prompt_text FILE", exclusive=True)
+    max_new_tokens: int = setting(DEFAULT_MAX_NEW_TOKENS, "--max_new_tokens N", within=MAX_NEW_TOKENS)
+    format: str = setting("text", "--format", choices=("text", "json"))
+    sampling: SamplingParams = group(SamplingParams, "sampling")
+    stop: tuple[str, ...] = setting((), "--stop TEXT", section="sampling")
+    seed: int | None = setting(None, "--seed N", section="sampling", within=RANGES["seed"])
+    grammar: GrammarSettings = group(GrammarSettings)
+
+    def job(
+        self, *, concurrency: int, observe: ObserveConfig, gamma: int | None = None, deadline_s: float = math.inf
+    ) -> PromptJob:
+        """Return the prompts to complete, and how.
+
+        Raises:
+            ConfigError: a file cannot be read.
+            InvalidRequestError: a value is outside its range.
+        """
+        prompts = tuple(read_prompts(self.prompt, self.prompt_text))
+        return PromptJob(prompts, self._template(gamma), concurrency, self.format == "json", observe, deadline_s)
+
+    def _template(self, gamma: int | None) -> CompletionRequest:
+        sampling = replace(self.sampling, seed=self.seed or 0)
+        GenerationRequest((0,), sampling, self.max_new_tokens, gamma=gamma)  # refuses now what is out of range
+        return CompletionRequest(
+            prompt="",
+            sampling=sampling,
+            seed=self.seed,
+            max_new_tokens=self.max_new_tokens,
+            gamma=gamma,
+            stop=self.stop,
+            grammar=self.grammar.read(),
+        )
+
+
 def read_prompts(prompt: str | None, file: Path) -> list[str]:
     """The prompt itself, or every line of the file that is not blank.
 
@@ -50,3 +147,15 @@ def read_prompts(prompt: str | None, file: Path) -> list[str]:
     if not prompts:
         raise ConfigError(f"prompt file {file} has no prompt: one per line is expected")
     return prompts
+
+
+def text_of(path: Path) -> str:
+    """The grammar that a file holds.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"grammar file {path} cannot be read: {exc}") from exc

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 
-from inference.cli import flags, settings
+from inference.cli.models import OneModel
+from inference.cli.prompts.source import PromptSettings
 from inference.cli.roles.compile import compile_ahead
 from inference.cli.roles.role import Role
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, usable_cores
+from inference.config import BUNDLED_DRAFT, SERVICE_FLAGS, ObserveConfig, usable_cores
+from inference.settings import group, setting
+
+DRAFT_DIRECTORY = setting(BUNDLED_DRAFT, "--model --draft_model DIR", help="draft model directory")
 
 
-def flags_of(default: Path, what: str) -> Callable[[argparse.ArgumentParser], None]:
-    def add_flags(parser: argparse.ArgumentParser) -> None:
-        flags.add_model(parser, default=default, what=what)
-        flags.add_prompts(parser)
-        flags.add_sampling(parser)
-        flags.add_trace(parser)
+@dataclass(frozen=True, slots=True)
+class VerifyTargetSettings:
+    """Settings of --role verify_target."""
 
-    return add_flags
+    model: OneModel = group(OneModel)
+    prompts: PromptSettings = group(PromptSettings)
+    observe: ObserveConfig = group(ObserveConfig, role="verify_target", without=SERVICE_FLAGS)
 
 
-async def run(args: argparse.Namespace) -> int:
-    neuron = settings.neuron_options(args)
-    model = settings.model_config(args, args.model, num_threads=usable_cores(), neuron=neuron)
-    if args.compile == "only":
+@dataclass(frozen=True, slots=True)
+class VerifyDraftSettings(VerifyTargetSettings):
+    """Settings of --role verify_draft."""
+
+    model: OneModel = group(OneModel, path=DRAFT_DIRECTORY)
+    observe: ObserveConfig = group(ObserveConfig, role="verify_draft", without=SERVICE_FLAGS)
+
+
+async def run(settings: VerifyTargetSettings) -> int:
+    model, loading = settings.model.config(num_threads=usable_cores()), settings.model.loading
+    if loading.only_compiles:
         return await compile_ahead(model, None)
-    job = settings.prompt_job(args, trace=args.trace)
+    job = settings.prompts.job(concurrency=loading.num_slots, observe=settings.observe)
 
     from inference.cli.prompts.topologies import run_alone
 
     return await run_alone(job, model)
 
 
-TARGET = Role("verify_target", "Run the target alone, here.", flags_of(BUNDLED_TARGET, "target"), run)
-DRAFT = Role("verify_draft", "Run the draft alone, here.", flags_of(BUNDLED_DRAFT, "draft"), run)
+TARGET = Role("verify_target", "Run the target alone, here.", VerifyTargetSettings, run)
+DRAFT = Role("verify_draft", "Run the draft alone, here.", VerifyDraftSettings, run)

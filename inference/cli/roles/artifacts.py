@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
-from inference.cli import flags
 from inference.cli.roles.role import Role
+from inference.config import SERVICE_FLAGS, NeuronOptions, ObserveConfig
+from inference.settings import REQUIRED, group, same, setting
+
+SECTION = "compiled models"
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("compiled models")
-    text = "ls: each with all that it was compiled for; verify: read every file; clean: delete what nobody loads"
-    group.add_argument("action", choices=("ls", "verify", "clean"), help=text)
-    flags.add_compiled_model_path(group)
-    text = "clean spares what was begun less than this ago: it may not be finished yet (%(default)s)"
-    group.add_argument("--older_than_h", type=float, default=24.0, metavar="HOURS", help=text)
+@dataclass(frozen=True, slots=True)
+class ArtifactSettings:
+    """Settings of --role artifacts.
+
+    Attributes:
+        action: ls: each with all that it was compiled for; verify: read every file; clean: delete what nobody loads.
+        older_than_h: clean spares what was begun less than this ago: it may not be finished yet.
+    """
+
+    action: str = setting(REQUIRED, "action", choices=("ls", "verify", "clean"), section=SECTION)
+    root: Path | None = same(NeuronOptions, "artifacts", section=SECTION)
+    older_than_h: float = setting(24.0, "--older_than_h HOURS", section=SECTION)
+    observe: ObserveConfig = group(ObserveConfig, role="artifacts", without=(*SERVICE_FLAGS, "trace"))
 
 
-async def run(args: argparse.Namespace) -> int:
+async def run(settings: ArtifactSettings) -> int:
     """Print a report; 1 if a model is damaged, or the store lets nothing be deleted."""
-    return int(not await asyncio.to_thread(_report, args.action, args.compiled_model_path, args.older_than_h))
+    return int(not await asyncio.to_thread(_report, settings.action, settings.root, settings.older_than_h))
 
 
 def _report(action: str, root: Path | None, older_than_h: float) -> bool:
@@ -34,4 +43,4 @@ def _report(action: str, root: Path | None, older_than_h: float) -> bool:
     return is_well
 
 
-ROLE = Role("artifacts", "List, verify or clean a folder of compiled models.", add_flags, run)
+ROLE = Role("artifacts", "List, verify or clean a folder of compiled models.", ArtifactSettings, run)

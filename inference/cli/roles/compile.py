@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
-from inference.cli import flags, settings
+from inference.cli.models import CompiledModels
 from inference.cli.roles.role import Role
-from inference.config import ModelConfig, usable_cores
+from inference.config import SERVICE_FLAGS, DraftConfig, ModelConfig, NeuronOptions, ObserveConfig, usable_cores
 from inference.errors import ConfigError
+from inference.settings import group, same
 
 logger = logging.getLogger(__name__)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_compiled_models(parser)
-    flags.add_verification(parser)
+@dataclass(frozen=True, slots=True)
+class CompileSettings:
+    """Settings of --role compile."""
+
+    models: CompiledModels = group(CompiledModels)
+    gamma: int = same(
+        DraftConfig,
+        "gamma",
+        help="draft tokens that a compiled pass has room for, 0 for none (%(default)s; other backends take any number)",
+        section="verification",
+    )
+    observe: ObserveConfig = group(ObserveConfig, role="compile", without=(*SERVICE_FLAGS, "trace"))
 
 
-async def run(args: argparse.Namespace) -> int:
+async def run(settings: CompileSettings) -> int:
     """Compile one model, or both: into one graph if the method is a fused one, else each for itself."""
-    target, draft = args.target_model, args.draft_model
-    method = settings.method_of_pair(args, has_draft=target is not None and draft is not None)
-    ours = settings.neuron_options(args, gamma=args.gamma, method=method)
-    drafts = settings.neuron_options(args, method=method, tp_degree=args.draft_tp_degree)
-    ours_and_drafts = [
-        None if path is None else settings.model_config(args, path, num_threads=usable_cores(), neuron=neuron)
-        for path, neuron in ((target, ours), (draft, drafts))
-    ]
-    return await compile_ahead(*ours_and_drafts)
+    models, loading = settings.models, settings.models.loading
+    method = loading.method_of_pair(has_draft=models.target is not None and models.draft is not None)
+
+    def config(path: Path | None, neuron: NeuronOptions) -> ModelConfig | None:
+        return None if path is None else loading.target(path, num_threads=usable_cores(), neuron=neuron)
+
+    target = config(models.target, loading.neuron_options(gamma=settings.gamma, method=method))
+    drafts = loading.neuron_options(method=method, tp_degree=models.draft_tp_degree)
+    return await compile_ahead(target, config(models.draft, drafts))
 
 
 async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -> int:
@@ -49,4 +60,4 @@ async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -
     return 0
 
 
-ROLE = Role("compile", "Compile models ahead of time for backend neuron.", add_flags, run)
+ROLE = Role("compile", "Compile models ahead of time for backend neuron.", CompileSettings, run)

@@ -2,86 +2,128 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from inference.cli import flags, settings
+from inference.cli.models import DraftModel
+from inference.cli.prompts.source import PromptSettings
 from inference.cli.roles.compile import compile_ahead
 from inference.cli.roles.role import Role
-from inference.config import DEFAULT_GAMMA, ProposerConfig, check_gamma, targets
+from inference.config import (
+    BRANCHES,
+    DEFAULT_BRANCHES,
+    DEFAULT_SERVE_PORT,
+    OPTIONAL_HTTP_PORT,
+    REPLICAS,
+    ConnectionConfig,
+    DraftConfig,
+    HttpConfig,
+    ObserveConfig,
+    ProposerConfig,
+    ServerConfig,
+    targets,
+)
 from inference.errors import ConfigError
-from inference.request import Schedule
+from inference.settings import group, same, setting
+
+SERVICE = "service (instead of prompts)"
+OF_TARGETS = ("port", "lookup", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
+"""Flags of a server that a draft worker lacks."""
+
+TARGET_HOST = same(ConnectionConfig, "host", help=f"host of the target{REPLICAS}")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_draft_model(parser)
-    flags.add_connection(parser, what="host of the target")
-    flags.add_speculation(parser, default=DEFAULT_GAMMA)
-    flags.add_schedule(parser)
-    flags.add_prompts(parser)
-    flags.add_sampling(parser)
-    flags.add_serve(parser)
-    flags.add_http(parser, default_port=None)
-    flags.add_metrics(parser)
-    flags.add_spans(parser)
-    flags.add_attach(parser)
-    flags.add_trace(parser)
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """Settings of --role draft.
+
+    Attributes:
+        branches: run-ahead: prepare so many branches beside a chain at most, where the round trip makes them pay;
+            each takes a slot of the draft model, 0 is none.
+        attach: draft for these targets' sessions until stopped; dns:///NAME:PORT: all of a name, file:///PATH: of a
+            list.
+    """
+
+    model: DraftModel = group(DraftModel)
+    draft: DraftConfig = group(DraftConfig, connection=group(ConnectionConfig, host=TARGET_HOST))
+    branches: int = setting(DEFAULT_BRANCHES, "--branches N", section="link to the target", within=BRANCHES)
+    prompts: PromptSettings = group(PromptSettings)
+    serve: int | None = setting(
+        None,
+        "--serve PORT",
+        help=f"serve clients on this port ({DEFAULT_SERVE_PORT} if none is named) instead of reading prompts; with "
+        "--attach only the health service",
+        section=SERVICE,
+        bare=DEFAULT_SERVE_PORT,
+    )
+    server: ServerConfig | None = group(ServerConfig, SERVICE, needs=("serve", "attach"), without=OF_TARGETS)
+    http: HttpConfig | None = group(HttpConfig, needs=("http_port",), port=OPTIONAL_HTTP_PORT)
+    attach: str | None = setting(None, "--attach HOST:PORT[,...]", section="pool (instead of prompts)")
+    observe: ObserveConfig = group(ObserveConfig, role="draft")
 
 
-async def run(args: argparse.Namespace) -> int:
-    proposer = _proposer_config(args)
-    if args.compile == "only":
+async def run(settings: DraftSettings) -> int:
+    proposer = proposer_config(settings)
+    if settings.model.loading.only_compiles:
         return await compile_ahead(None, proposer.model)
-    if args.attach is not None:
-        return await _attach(args, proposer)
-    if args.serve is not None:
-        return await _serve(args, proposer)
-    job = settings.prompt_job(args, gamma=args.gamma, trace=args.trace)
-    draft = settings.draft_config(args, max_waiting=len(job.prompts))
-
-    from inference.cli.prompts.topologies import run_draft
-
-    return await run_draft(job, proposer, draft)
-
-
-def _proposer_config(args: argparse.Namespace) -> ProposerConfig:
-    from inference.backends.registry import CANNOT_FORK
-
-    neuron = settings.neuron_options(args)
-    config = settings.proposer_config(args, args.model, tokenizer=args.tokenizer, num_threads=1, neuron=neuron)
-    runs_ahead = args.attach is not None or Schedule(args.schedule).runs_ahead
-    if not runs_ahead or args.backend in CANNOT_FORK:  # rounds have no use for them
-        return config
-    return replace(config, branches=args.branches)
-
-
-async def _serve(args: argparse.Namespace, proposer: ProposerConfig) -> int:
-    server = settings.server_config(args, args.serve)
-    draft, observe = settings.draft_config(args, max_waiting=server.max_waiting), settings.observe_server(args)
+    if settings.server is None:
+        return await _complete(settings, proposer)
+    server = replace(settings.server, port=settings.serve or 0)
+    if settings.attach is not None:
+        return await _attach(settings, settings.attach, proposer, server)
 
     from inference.serving.draft import serve_draft
 
-    await serve_draft(proposer, draft, server, settings.optional_http(args), observe)
+    draft = replace(settings.draft, max_waiting=server.max_waiting)
+    await serve_draft(proposer, draft, server, settings.http, settings.observe)
     return 0
 
 
-async def _attach(args: argparse.Namespace, proposer: ProposerConfig) -> int:
-    if not (attached := targets(args.attach)):
+def proposer_config(settings: DraftSettings) -> ProposerConfig:
+    """Return the configuration of the draft, with branches where they are of use."""
+    from inference.backends.registry import CANNOT_FORK
+
+    config = settings.model.config()
+    runs_ahead = settings.attach is not None or settings.draft.schedule.runs_ahead
+    if not runs_ahead or settings.model.loading.backend in CANNOT_FORK:
+        return config
+    return replace(config, branches=settings.branches)
+
+
+async def _complete(settings: DraftSettings, proposer: ProposerConfig) -> int:
+    job = settings.prompts.job(
+        concurrency=settings.model.loading.num_slots,
+        observe=settings.observe,
+        gamma=settings.draft.gamma,
+        deadline_s=settings.draft.connection.deadline_s,
+    )
+
+    from inference.cli.prompts.topologies import run_draft
+
+    return await run_draft(job, proposer, replace(settings.draft, max_waiting=len(job.prompts)))
+
+
+async def _attach(settings: DraftSettings, attach: str, proposer: ProposerConfig, server: ServerConfig) -> int:
+    if not (attached := targets(attach)):
         raise ConfigError("--attach names no target")
-    gamma = check_gamma(args.gamma)
-    for flag, given in (("--profile", args.profile), ("--http_port", args.http_port is not None)):
+    for flag, given in (("--profile", settings.observe.profile), ("--http_port", settings.http is not None)):
         if given:
             raise ConfigError(f"{flag} with --attach: the requests live at the target; give it there")
-    server = settings.server_config(args, args.serve or 0)
-    observe, security = settings.observe_server(args), settings.dial_security(args)
+    security = settings.draft.connection.security
     for where in attached:
         security.check(where)
 
     from inference.serving.draft import help_targets
 
-    tells_health = args.serve is not None
-    await help_targets(proposer, attached, server, observe, gamma=gamma, security=security, tells_health=tells_health)
+    await help_targets(
+        proposer,
+        attached,
+        server,
+        settings.observe,
+        gamma=settings.draft.gamma,
+        security=security,
+        tells_health=settings.serve is not None,
+    )
     return 0
 
 
-ROLE = Role("draft", "Draft here, verify at a target: complete prompts, or --serve clients.", add_flags, run)
+ROLE = Role("draft", "Draft here, verify at a target: complete prompts, or --serve clients.", DraftSettings, run)

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 
-from inference.cli import flags, settings
+from inference.cli.prompts.source import PromptSettings
 from inference.cli.roles.role import Role
+from inference.config import SERVICE_FLAGS, ConnectionConfig, DraftConfig, Loading, ObserveConfig
+from inference.settings import group, same
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_connection(parser, what="host of the server", serves=False)
-    flags.add_concurrency(parser)
-    flags.add_speculation(parser, default=None, text=flags.GAMMA_OF_A_SERVER)
-    flags.add_prompts(parser)
-    flags.add_sampling(parser)
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Settings of --role fused_client."""
+
+    connection: ConnectionConfig = group(ConnectionConfig)
+    batch: int = same(Loading, "num_slots", help="prompts in flight at once", section="load")
+    gamma: int | None = same(
+        DraftConfig, "gamma", default=None, help="draft tokens per round, 0 for none (default: the server's)"
+    )
+    prompts: PromptSettings = group(PromptSettings)
+    observe: ObserveConfig = group(ObserveConfig, role="fused_client", without=(*SERVICE_FLAGS, "trace"))
 
 
-async def run(args: argparse.Namespace) -> int:
-    job, connection = settings.prompt_job(args, gamma=args.gamma), settings.connection_config(args)
+async def run(settings: ClientSettings) -> int:
+    job = settings.prompts.job(
+        concurrency=settings.batch,
+        observe=settings.observe,
+        gamma=settings.gamma,
+        deadline_s=settings.connection.deadline_s,
+    )
 
     from inference.cli.prompts.topologies import run_client
 
-    return await run_client(job, connection)
+    return await run_client(job, settings.connection)
 
 
-ROLE = Role("fused_client", "Complete prompts at any of our servers.", add_flags, run)
+ROLE = Role("fused_client", "Complete prompts at any of our servers.", ClientSettings, run)

@@ -2,58 +2,63 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from inference.cli import flags, settings
+from inference.cli.models import NGRAM, DefaultSettings, ModelPair
 from inference.cli.roles.compile import compile_ahead
 from inference.cli.roles.role import Role
-from inference.config import DEFAULT_GAMMA, FUSED_GAMMA, FusedConfig, usable_cores
+from inference.config import (
+    DEFAULT_GAMMA,
+    FUSED_GAMMA,
+    OPTIONAL_HTTP_PORT,
+    FusedConfig,
+    HttpConfig,
+    ObserveConfig,
+    ServerConfig,
+    usable_cores,
+)
+from inference.settings import group, same
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_model_pair(parser)
-    flags.add_speculation(parser, default=None, text=flags.GAMMA_THAT_PAYS)
-    flags.add_adaptive_gamma(parser)
-    flags.add_lookup(parser)
-    flags.add_listen(parser)
-    flags.add_watchdog(parser)
-    flags.add_http(parser, default_port=None)
-    flags.add_defaults(parser)
-    flags.add_metrics(parser)
-    flags.add_spans(parser)
-    flags.add_trace(parser)
+@dataclass(frozen=True, slots=True)
+class FusedSettings:
+    """Settings of --role fused_target."""
+
+    models: ModelPair = group(ModelPair)
+    gamma: int | None = same(FusedConfig, "gamma", default=None)
+    adaptive_gamma: bool = same(FusedConfig, "adaptive_gamma")
+    server: ServerConfig = group(ServerConfig, without=("idle_timeout_s", "max_worker_slots"))
+    http: HttpConfig | None = group(HttpConfig, needs=("http_port",), port=OPTIONAL_HTTP_PORT)
+    defaults: DefaultSettings = group(DefaultSettings)
+    observe: ObserveConfig = group(ObserveConfig, role="fused_target")
 
 
-async def run(args: argparse.Namespace) -> int:
-    config, defaults = _fused_config(args), settings.request_defaults(args, args.target_model)
-    if args.compile == "only":
+async def run(settings: FusedSettings) -> int:
+    config, defaults = _fused_config(settings), settings.defaults.of(settings.models.target)
+    if settings.models.loading.only_compiles:
         return await compile_ahead(config.target, config.draft.model)
-    server = replace(settings.server_config(args, args.port), defaults=defaults)
-    observe = settings.observe_server(args)
 
     from inference.serving.target import serve_fused
 
-    await serve_fused(config, server, settings.optional_http(args), observe)
+    await serve_fused(config, replace(settings.server, defaults=defaults), settings.http, settings.observe)
     return 0
 
 
-def _fused_config(args: argparse.Namespace) -> FusedConfig:
+def _fused_config(settings: FusedSettings) -> FusedConfig:
     """Both models may use all cores: one process runs one of them at a time."""
-    method = settings.method_of_pair(args, has_draft=args.draft_model != flags.NGRAM)
-    gamma = args.gamma
+    models, loading, gamma = settings.models, settings.models.loading, settings.gamma
+    method = loading.method_of_pair(has_draft=models.draft != NGRAM)
     if gamma is None:
-        gamma = DEFAULT_GAMMA if args.backend == "neuron" else FUSED_GAMMA
-    neuron = settings.neuron_options(args, gamma=gamma, method=method)
-    target = settings.model_config(args, args.target_model, num_threads=usable_cores(), neuron=neuron)
-    draft = settings.proposer_config(
-        args,
-        str(args.target_model) if method == "medusa" else args.draft_model,  # Medusa's draft is in the target
-        tokenizer=args.target_model,
+        gamma = DEFAULT_GAMMA if loading.backend == "neuron" else FUSED_GAMMA
+    neuron = loading.neuron_options(gamma=gamma, method=method)
+    target = loading.target(models.target, num_threads=usable_cores(), neuron=neuron)
+    draft = loading.proposer(
+        str(models.target) if method == "medusa" else models.draft,  # Medusa's draft is in the target
+        tokenizer=models.target,
         num_threads=usable_cores(),
-        neuron=settings.neuron_options(args, method=method, tp_degree=args.draft_tp_degree),
+        neuron=loading.neuron_options(method=method, tp_degree=models.draft_tp_degree),
     )
-    return FusedConfig(target, draft, gamma, args.adaptive_gamma)
+    return FusedConfig(target, draft, gamma, settings.adaptive_gamma)
 
 
-ROLE = Role("fused_target", "Serve both models from one process.", add_flags, run)
+ROLE = Role("fused_target", "Serve both models from one process.", FusedSettings, run)

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from inference.cli import flags, settings
 from inference.cli.roles.role import Role
-from inference.config import ObserveConfig
+from inference.config import REPLICAS, ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
+from inference.settings import group, same
+
+OF_GRPC = ("port", "max_waiting", "drain", "tls_client_ca", "mtls_port")
+OF_MODELS = ("lookup", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
+"""Flags of a server that a gateway lacks."""
+
+TARGET_HOST = same(ConnectionConfig, "host", help=f"host of the server behind it{REPLICAS}")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_connection(parser, what="host of the server behind it")
-    flags.add_http(parser, default_port=8000)
-    flags.add_http_listen(parser)
-    flags.add_spans(parser)
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Settings of --role gateway."""
+
+    connection: ConnectionConfig = group(ConnectionConfig, host=TARGET_HOST)
+    http: HttpConfig = group(HttpConfig, port=8000)
+    server: ServerConfig = group(ServerConfig, without=(*OF_GRPC, *OF_MODELS))
+    observe: ObserveConfig = group(ObserveConfig, role="gateway", without=("metrics_port", "trace"))
 
 
-async def run(args: argparse.Namespace) -> int:
-    connection, http = settings.connection_config(args), replace(settings.http_config(args), deadline_s=args.deadline_s)
-    server = settings.server_config(args, args.http_port)
-    observe = ObserveConfig(args.role, args.profile, otlp_endpoint=args.otlp_endpoint)
+async def run(settings: GatewaySettings) -> int:
+    http = replace(settings.http, deadline_s=settings.connection.deadline_s)
+    server = replace(settings.server, port=http.port)
 
     from inference.serving.gateway import serve_gateway
 
-    await serve_gateway(connection, http, server, observe)
+    await serve_gateway(settings.connection, http, server, settings.observe)
     return 0
 
 
-ROLE = Role("gateway", "Serve OpenAI's HTTP API in front of any of our servers.", add_flags, run)
+ROLE = Role("gateway", "Serve OpenAI's HTTP API in front of any of our servers.", GatewaySettings, run)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from inference.cli import flags
+from collections.abc import Sequence
+from typing import Any
+
 from inference.cli.config_file import ConfigFileParser
+from inference.cli.flags import add_group, read
 from inference.cli.roles import (
     alone,
     artifacts,
@@ -16,8 +19,9 @@ from inference.cli.roles import (
     target,
     token,
 )
+from inference.cli.roles.role import Role
 
-_ALL = (
+_ALL: tuple[Role[Any], ...] = (
     target.ROLE,
     draft.ROLE,
     fused_target.ROLE,
@@ -30,7 +34,17 @@ _ALL = (
     alone.TARGET,
     alone.DRAFT,
 )
-ROLES = {role.name: role for role in _ALL}
+ROLES: dict[str, Role[Any]] = {role.name: role for role in _ALL}
+
+
+def settings_of(name: str, arguments: Sequence[str]) -> Any:
+    """Return the settings that a role's arguments say, an instance of its `Role.settings`.
+
+    Raises:
+        ConfigError, InvalidRequestError: a value is out of range.
+        SystemExit: --help, or a flag that does not exist.
+    """
+    return read(ROLES[name].settings, parser_of(name).parse_args(arguments))
 
 
 def parser_of(name: str) -> ConfigFileParser:
@@ -43,6 +57,5 @@ def parser_of(name: str) -> ConfigFileParser:
         description=role.summary,
         allow_abbrev=False,
     )
-    role.add_flags(parser)
-    flags.add_reports(parser)
+    add_group(parser, role.settings)
     return parser

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+from inference.cli.models import Models
 from inference.cli.roles.role import Role
+from inference.config import SERVICE_FLAGS, ObserveConfig
+from inference.settings import REQUIRED, group, setting
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("checkpoints")
-    text = "directory of a checkpoint in OCP's E4M3 (safetensors, with scales), or its hub id"
-    group.add_argument("--model", type=Path, required=True, metavar="DIR", help=text)
-    text = "directory to write: as large again. A run that was killed goes on there"
-    group.add_argument("--output", type=Path, required=True, metavar="DIR", help=text)
+@dataclass(frozen=True, slots=True)
+class Checkpoints(Models):
+    """A checkpoint to read, and one to write.
+
+    Attributes:
+        model: directory of a checkpoint in OCP's E4M3 (safetensors, with scales), or its hub id.
+        output: directory to write: as large again. A run that was killed goes on there.
+    """
+
+    SECTION: ClassVar = "checkpoints"
+    REVISIONS: ClassVar = {"model": None}
+
+    model: Path = setting(REQUIRED, "--model DIR")
+    output: Path = setting(REQUIRED, "--output DIR")
 
 
-async def run(args: argparse.Namespace) -> int:
+@dataclass(frozen=True, slots=True)
+class RescaleSettings:
+    """Settings of --role rescale_fp8."""
+
+    checkpoints: Checkpoints = group(Checkpoints)
+    observe: ObserveConfig = group(ObserveConfig, role="rescale_fp8", without=(*SERVICE_FLAGS, "trace"))
+
+
+async def run(settings: RescaleSettings) -> int:
     """Print a line per file. Ctrl-C ends it behind the file that is being written."""
     from inference.backends.registry import rescale_fp8
 
-    lines = rescale_fp8(args.model, args.output)
+    lines = rescale_fp8(settings.checkpoints.model, settings.checkpoints.output)
     while (line := await asyncio.to_thread(next, lines, None)) is not None:
         print(line, flush=True)
     return 0
 
 
-ROLE = Role("rescale_fp8", "Make a public fp8 checkpoint one for Neuron.", add_flags, run)
+ROLE = Role("rescale_fp8", "Make a public fp8 checkpoint one for Neuron.", RescaleSettings, run)

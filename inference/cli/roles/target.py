@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from inference.cli import flags, settings
-from inference.cli.roles.compile import compile_ahead
+from inference.cli.models import DefaultSettings, OneModel
+from inference.cli.roles.compile import CompileSettings, compile_ahead
 from inference.cli.roles.role import Role
-from inference.config import BUNDLED_TARGET, usable_cores
+from inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
+from inference.settings import group, same
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_model(parser, default=BUNDLED_TARGET, what="target")
-    flags.add_verification(parser)
-    flags.add_lookup(parser)
-    flags.add_listen(parser)
-    flags.add_sessions(parser)
-    flags.add_http(parser, default_port=None)
-    flags.add_defaults(parser)
-    flags.add_watchdog(parser)
-    flags.add_metrics(parser)
-    flags.add_spans(parser)
-    flags.add_trace(parser)
+@dataclass(frozen=True, slots=True)
+class TargetSettings:
+    """Settings of --role target."""
+
+    model: OneModel = group(OneModel)
+    gamma: int = same(CompileSettings, "gamma")
+    server: ServerConfig = group(ServerConfig)
+    http: HttpConfig | None = group(HttpConfig, needs=("http_port",), port=OPTIONAL_HTTP_PORT)
+    defaults: DefaultSettings = group(DefaultSettings)
+    observe: ObserveConfig = group(ObserveConfig, role="target")
 
 
-async def run(args: argparse.Namespace) -> int:
-    defaults = settings.request_defaults(args, args.model)
-    server = replace(settings.server_config(args, args.port), defaults=defaults)
+async def run(settings: TargetSettings) -> int:
     # On loopback the draft runs beside it; two busy processes on one core slow each other down many times over.
-    num_threads = max(1, usable_cores() - 1) if server.on_loopback else usable_cores()
-    neuron = settings.neuron_options(args, gamma=args.gamma)
-    model = settings.model_config(args, args.model, num_threads=num_threads, neuron=neuron)
-    if args.compile == "only":
+    num_threads = max(1, usable_cores() - 1) if settings.server.on_loopback else usable_cores()
+    model = settings.model.config(num_threads=num_threads, gamma=settings.gamma)
+    server = replace(settings.server, defaults=settings.defaults.of(model.path))
+    if settings.model.loading.only_compiles:
         return await compile_ahead(model, None)
-    observe = settings.observe_server(args)
 
     from inference.serving.target import serve_target
 
-    await serve_target(model, server, settings.optional_http(args), observe)
+    await serve_target(model, server, settings.http, settings.observe)
     return 0
 
 
-ROLE = Role("target", "Serve the target to draft workers, and to clients without any draft.", add_flags, run)
+ROLE = Role("target", "Serve the target to draft workers, and to clients without any draft.", TargetSettings, run)

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from inference.caller import Right
 from inference.cli.roles.role import Role
+from inference.config import SERVICE_FLAGS, ObserveConfig
 from inference.errors import ConfigError
+from inference.settings import REQUIRED, group, setting
+
+SECTION = "token"
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("token")
-    text = "file of those who may do something; made if it is not there (docs/security.md)"
-    group.add_argument("--auth_file", type=Path, required=True, metavar="FILE", help=text)
-    group.add_argument("--name", required=True, help="whose token it is, for the log")
-    text = "what its owner may do; give it several times"
-    roles = [right.value for right in Right]
-    group.add_argument("--grant", action="append", choices=roles, required=True, metavar="ROLE", help=text)
-    text = "for a gateway or a serving draft: servers believe the account that it names with each request"
-    group.add_argument("--speaks_for_others", action="store_true", help=text)
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """Settings of --role token.
+
+    Attributes:
+        auth_file: file of those who may do something; made if it is not there (docs/security.md).
+        name: whose token it is, for the log.
+        grant: what its owner may do; give it several times.
+        speaks_for_others: for a gateway or a serving draft: servers believe the account that it names with each
+            request.
+    """
+
+    auth_file: Path = setting(REQUIRED, "--auth_file FILE", section=SECTION)
+    name: str = setting(REQUIRED, "--name", section=SECTION)
+    grant: tuple[str, ...] = setting(
+        REQUIRED, "--grant ROLE", choices=tuple(right.value for right in Right), section=SECTION
+    )
+    speaks_for_others: bool = setting(False, "--speaks_for_others", section=SECTION)
+    observe: ObserveConfig = group(ObserveConfig, role="token", without=(*SERVICE_FLAGS, "trace"))
 
 
-async def run(args: argparse.Namespace) -> int:
+async def run(settings: TokenSettings) -> int:
     """Print the token, and nothing else, to stdout; running servers know it from their next request on."""
     token = f"specdec-{secrets.token_urlsafe(32)}"
-    entry = _entry(args.name, args.grant, hashlib.sha256(token.encode()).hexdigest())
-    _add(args.auth_file, entry + "speaks_for_others = true\n" * args.speaks_for_others)
+    entry = _entry(settings.name, settings.grant, hashlib.sha256(token.encode()).hexdigest())
+    _add(settings.auth_file, entry + "speaks_for_others = true\n" * settings.speaks_for_others)
     print(token)
     return 0
 
 
-def _entry(name: str, roles: list[str], digest: str) -> str:
+def _entry(name: str, roles: Iterable[str], digest: str) -> str:
     quoted = ", ".join(f'"{role}"' for role in dict.fromkeys(roles))
     return f'\n[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = [{quoted}]\n'
 
@@ -67,4 +81,4 @@ def _add(file: Path, entry: str) -> None:
         raise ConfigError(f"{file}: {exc.strerror or exc}") from exc
 
 
-ROLE = Role("token", "Make a token for the auth file of servers.", add_flags, run)
+ROLE = Role("token", "Make a token for the auth file of servers.", TokenSettings, run)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from grpc_comm.moving import CAN_MOVE
+from grpc_comm.call import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import NOTHING_COUNTED, Commit, Counts, Opened
 from inference.errors import IncompatibleDraftError, UnavailableError
-from inference.request import GenerationRequest, Provenance
+from inference.request import UNKNOWN, GenerationRequest, Provenance
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import all_logprobs, commit_from_message, open_to_message
@@ -28,28 +28,21 @@ _FRAME_BYTES = 5  # gRPC's length prefix of each message
 
 
 @dataclass(slots=True)
-class Origin:
-    """Where a request's tokens come from, over all of its streams.
+class StreamState:
+    """What each of a request's streams takes over from the one before it.
 
     Attributes:
-        model_id: of the model; empty before the first target says.
-        grammar_version: of the request's grammar, if it has one; likewise.
-        has_begun: whether any target has opened it.
+        provenance: of its tokens; fields are empty until the first target has named them.
+        has_begun: whether any target has opened the session.
         answered: whether the latest stream was opened: if it breaks then, it was not for want of a target.
         is_cautious: the next stream waits for the answer to Open. Drafting ahead of it saves a round trip, but a write
             that meets a refusal takes its place (gRPC's 36066): a stream that broke so early is asked again, slowly.
     """
 
-    model_id: str = ""
-    grammar_version: str = ""
+    provenance: Provenance = UNKNOWN
     has_begun: bool = False
     answered: bool = False
     is_cautious: bool = False
-
-    @classmethod
-    def of(cls, provenance: Provenance) -> Origin:
-        """Of a request that may have begun at another server."""
-        return cls(provenance.model_id, provenance.grammar_version)
 
 
 class VerifyStream:
@@ -59,11 +52,11 @@ class VerifyStream:
         self,
         call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse],
         address: str,
-        origin: Origin,
+        state: StreamState,
     ) -> None:
         self._call = call
         self._address = address
-        self._origin = origin
+        self._state = state
         self.round_trip = RoundTrip()
         self.proposals = ProposalSender(self._propose, self.round_trip)
         self._bytes_up = 0
@@ -76,16 +69,16 @@ class VerifyStream:
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
         """Open the session; does not wait for the answer, unless it must, so that drafting begins at once."""
         self._opened_at = time.monotonic()
-        self._origin.answered = False
+        self._state.answered = False
         self._vocab_size, self._num_prompt_tokens = vocabulary.size, len(request.prompt_token_ids)
         self._output = Output(self._address, limit=request.max_new_tokens, position=self._num_prompt_tokens)
         message = open_to_message(request, fingerprint=vocabulary.fingerprint, vocab_size=vocabulary.size)
-        message.model_id = self._origin.model_id
+        message.model_id = self._state.provenance.model_id
         self._has_grammar = request.grammar is not None
         if self._has_grammar:
-            message.grammar.version = self._origin.grammar_version
+            message.grammar.version = self._state.provenance.grammar_version
         await self._write(pb.VerifyRequest(open=message))
-        if self._origin.is_cautious:
+        if self._state.is_cautious:
             self._take_opened(await self._read())
 
     async def commit(self) -> Commit:
@@ -99,8 +92,7 @@ class VerifyStream:
         if self.opened is None:
             scores = message.commit.prompt_logprobs
             scores_of_prompt = await self._output.converted(all_logprobs, scores, scores)
-            provenance = Provenance(self._origin.model_id, self._origin.grammar_version)
-            self.opened = Opened(self._num_cached_tokens, scores_of_prompt, provenance)
+            self.opened = Opened(self._num_cached_tokens, scores_of_prompt, self._state.provenance)
         self.proposals.answered(commit)
         return commit
 
@@ -108,8 +100,8 @@ class VerifyStream:
         """The target answers Open at once: a round trip."""
         self.round_trip.record(time.monotonic() - self._opened_at)
         opened = message.opened
-        self._origin.model_id, self._origin.grammar_version = opened.model_id, opened.grammar_version
-        self._origin.has_begun = self._origin.answered = True
+        self._state.provenance = Provenance(opened.model_id, opened.grammar_version)
+        self._state.has_begun = self._state.answered = True
         self._num_cached_tokens = min(opened.num_cached_tokens, self._num_prompt_tokens)
         if self._has_grammar and not opened.grammar_version:
             raise IncompatibleDraftError(
@@ -171,7 +163,7 @@ class VerifyStream:
 
 @asynccontextmanager
 async def verify_stream(
-    target: Replica, origin: Origin, *, deadline_s: float, can_move: bool
+    target: Replica, state: StreamState, *, deadline_s: float, can_move: bool
 ) -> AsyncGenerator[VerifyStream, None]:
     """Open a Verify stream; leaving the block cancels it, which frees the target's slot.
 
@@ -181,6 +173,6 @@ async def verify_stream(
     stub = rpc.VerificationServiceStub(target.channel)
     call = stub.Verify(timeout=deadline_s, metadata=CAN_MOVE if can_move else None)
     try:
-        yield VerifyStream(call, target.address, origin)
+        yield VerifyStream(call, target.address, state)
     finally:
         call.cancel()

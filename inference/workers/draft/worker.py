@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from inference.commit import Answer, Opened
 from inference.config import DraftConfig
@@ -16,15 +16,15 @@ from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.engine.loop import SHUTTING_DOWN
 from inference.engine.target import check_token_ids
-from inference.errors import UnavailableError
+from inference.errors import SpecDecError, UnavailableError
 from inference.request import GenerationRequest, Schedule
 from inference.text.vocabulary import Vocabulary
 from inference.workers.draft.rounds import rounds
 from inference.workers.draft.run_ahead import run_ahead
-from inference.workers.draft.verify_stream import Origin, verify_stream
+from inference.workers.draft.verify_stream import StreamState, verify_stream
 from inference.workers.failover import prefix_of
 from inference.workers.fleet import Fleet, Replica
-from inference.workers.resuming import RESUMABLE, Resuming
+from inference.workers.resuming import Resuming
 
 
 class DraftWorker:
@@ -71,55 +71,30 @@ class DraftWorker:
             grammar=await self._engine.compiled(request.grammar),
             cache_salt=request.cache_salt,
         )
+        progress = _Progress(request.provenance, draft=draft)
+        resuming = Resuming(progress, self._fleet, self._config.connection, waits_to_begin=True)
+
+        def attempt(replica: Replica) -> AsyncGenerator[Answer, None]:
+            draft.forget_sent()  # the target of a new stream knows none of the chain
+            rest = request.resumed(draft.committed[len(request.prompt_token_ids) :])
+            return self._stream(rest, draft, progress, replica, deadline_s=resuming.left_s)
+
         try:
             await draft.admitted()  # a session at the target without a draft would hold a slot in vain
-            async with aclosing(self._answer(request, draft)) as events:
+            async with aclosing(resuming.events(attempt, prefix_of(request.prompt_token_ids))) as events:
                 async for event in events:
                     yield event
         finally:
             self._engine.close(draft)
 
-    async def _answer(self, request: GenerationRequest, draft: DraftSession) -> AsyncGenerator[Answer, None]:
-        """Yield Opened and all commits, over as many streams as it takes."""
-        origin, prefix = Origin.of(request.provenance), prefix_of(request.prompt_token_ids)
-        resuming = Resuming(origin, self._fleet, self._config.connection, waits_to_begin=True)
-        has_opened = False
-        while True:
-            # 1. Ask for what is not committed yet; the target of a new stream knows none of the chain.
-            draft.forget_sent()
-            rest = request.resumed(draft.committed[len(request.prompt_token_ids) :])
-            try:
-                # 2. Pass on commits, to the last one or for as long as the link holds.
-                with resuming.attempt(prefix) as replica:
-                    async with aclosing(
-                        self._stream(rest, draft, origin, replica, deadline_s=resuming.left_s)
-                    ) as events:
-                        async for event in events:
-                            if isinstance(event, Opened):
-                                if has_opened:
-                                    continue
-                                has_opened = True
-                            elif event.token_ids:
-                                resuming.progressed()
-                            yield event
-                return
-            except RESUMABLE as exc:
-                # 3. Lost: go to another target, or dial again, until it has taken too long.
-                origin.is_cautious = not origin.answered
-                self._require_serving(draft)
-                await resuming.pause(exc)
-
-    def _require_serving(self, draft: DraftSession) -> None:
-        """A draft session that was ended is no fault of the target's.
-
-        Raises:
-            SpecDecError: what it ended with: the server is shutting down, or its draft fails on this request.
-        """
-        if draft.slot is None:
-            raise draft.error or UnavailableError(SHUTTING_DOWN)
-
     async def _stream(
-        self, request: GenerationRequest, draft: DraftSession, origin: Origin, replica: Replica, *, deadline_s: float
+        self,
+        request: GenerationRequest,
+        draft: DraftSession,
+        state: StreamState,
+        replica: Replica,
+        *,
+        deadline_s: float,
     ) -> AsyncGenerator[Answer, None]:
         """Yield Opened and the commits of one stream."""
         gamma = self._config.gamma if request.gamma is None else request.gamma
@@ -128,7 +103,7 @@ class DraftWorker:
             schedule = Schedule.ASYNC  # without drafts, rounds would cost a round trip a token
         opening = replace(request, gamma=gamma, schedule=schedule)
         can_move = self._fleet.has_other(replica.address)
-        async with verify_stream(replica, origin, deadline_s=deadline_s, can_move=can_move) as target:
+        async with verify_stream(replica, state, deadline_s=deadline_s, can_move=can_move) as target:
             await target.open(opening, self._vocabulary)
             if schedule.target_waits:
                 commits = rounds(opening, self._engine, draft, target, gamma=gamma)
@@ -140,3 +115,35 @@ class DraftWorker:
                     if opened is None and (opened := target.opened) is not None:
                         yield opened
                     yield commit
+
+
+@dataclass(slots=True)
+class _Progress(StreamState):
+    """`Progress` of a request that this worker drafts for, with the state that each stream takes over from the last."""
+
+    draft: DraftSession | None = None
+    has_opened: bool = False
+    has_ended: bool = False
+
+    @property
+    def closing(self) -> None:
+        """See `Progress`; the last commit says that it is the last."""
+        return None
+
+    def take(self, event: Answer) -> bool:
+        """See `Progress`."""
+        if isinstance(event, Opened):
+            is_news, self.has_opened = not self.has_opened, True
+            return is_news
+        self.has_ended = event.finish_reason is not None
+        return True
+
+    def lost(self, exc: SpecDecError) -> None:
+        """See `Progress`; a draft session that was ended is no fault of the target's.
+
+        Raises:
+            SpecDecError: what the session ended with: this server is shutting down, or its draft fails on the request.
+        """
+        self.is_cautious = not self.answered
+        if self.draft is not None and self.draft.slot is None:
+            raise self.draft.error or UnavailableError(SHUTTING_DOWN)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import grpc
 
-from grpc_comm.interceptors import Context
+from grpc_comm.call import Call
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Commit
 from inference.engine.pool import DraftPool
@@ -85,16 +85,16 @@ def checked_slots(num_slots: int) -> int:
     return num_slots
 
 
-async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, *, pass_us: int) -> None:
+async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, *, pass_us: int) -> None:
     """Lend the worker out until its stream ends.
 
     Raises:
         InvalidRequestError: it sent what no draft may send.
         UnavailableError: it does not read what it is told.
     """
-    await context.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pass_us)))
+    await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pass_us)))
     pool.attach(worker)
-    jobs = (_read(worker, pool, context), _write(worker, context), _overflow(worker), _beat(worker))
+    jobs = (_read(worker, pool, call), _write(worker, call), _overflow(worker), _beat(worker))
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -106,8 +106,8 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, context: Context, 
         pool.detach(worker)
 
 
-async def _read(worker: StreamWorker, pool: DraftPool, context: Context) -> None:
-    while (message := await context.read()) != grpc.aio.EOF:
+async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
+    while (message := await call.read()) != grpc.aio.EOF:
         kind = message.WhichOneof("message")
         if kind == "decline":
             pool.decline(worker, message.decline.session_id)
@@ -120,9 +120,9 @@ async def _read(worker: StreamWorker, pool: DraftPool, context: Context) -> None
             raise InvalidRequestError("a worker attaches once; what follows must propose, decline or tell its slots")
 
 
-async def _write(worker: StreamWorker, context: Context) -> None:
+async def _write(worker: StreamWorker, call: Call) -> None:
     while True:
-        await context.write(await worker.next_message())
+        await call.write(await worker.next_message())
 
 
 async def _beat(worker: StreamWorker) -> None:

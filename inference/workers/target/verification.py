@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import grpc
 
-from grpc_comm.interceptors import Context, deadline_of
+from grpc_comm.call import Call
 from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
@@ -21,9 +21,11 @@ from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
 from inference.errors import IncompatibleDraftError, InvalidRequestError, UnavailableError
+from inference.request import Provenance
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.completion import ModelCard
 from inference.workers.convert import (
     PROTOCOL_VERSION,
     branches_from_message,
@@ -39,26 +41,13 @@ LINGER_S = 2.0
 meets a closed stream would fail the draft's call as a whole, with the last commits unread."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetIdentity:
-    """Which model a target is.
-
-    Attributes:
-        vocabulary: which drafts it can verify.
-        model_id: hash of what its tokens depend on; a request goes on at another target of the same one alone.
-    """
-
-    vocabulary: Vocabulary
-    model_id: str
-
-
 class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
     """Translates; owns no algorithm.
 
     Args:
         engine: verifies.
         pool: takes in the draft workers that attach.
-        identity: of the target.
+        card: of the target; draft workers must have its vocabulary, and resumed sessions its model.
         idle_timeout_s: seconds a session may hold its slot without a proposal.
         observer: is told of every session.
     """
@@ -69,14 +58,15 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self,
         engine: TargetEngine,
         pool: DraftPool,
-        identity: TargetIdentity,
+        card: ModelCard,
         *,
         idle_timeout_s: float,
         observer: Observer,
     ) -> None:
         self._engine = engine
         self._pool = pool
-        self._identity = identity
+        self._vocabulary = Vocabulary(card.tokenizer_fingerprint, card.vocab_size)
+        self._model_id = card.model_id
         self._idle_timeout_s = idle_timeout_s
         self._observer = observer
         self._writer = ScoreWriter()
@@ -90,22 +80,22 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         """See `Servicer`."""
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
-    async def Verify(self, _: object, context: Context) -> None:
+    async def Verify(self, _: object, call: Call) -> None:
         """Serve one session from Open to its last Commit."""
         # 1. Open: check that draft and target fit, queue for a slot.
-        session = await self._open((await _first(context, "open", of="a session")).open)
+        session = await self._open((await _first(call, "open", of="a session")).open)
         # 2. From here on three things happen at once: proposals come in, silence is watched, commits go out.
-        reading = asyncio.create_task(self._read_proposals(session, context))
+        reading = asyncio.create_task(self._read_proposals(session, call))
         watching = asyncio.create_task(self._watch(session))
         try:
-            await context.write(self._opened(session))
+            await call.write(self._opened(session))
             scores: tuple[TokenLogprobs, ...] = ()  # of the prompt, which go with the first commit
-            async with aclosing(self._answer(session, deadline_of(context))) as events:
+            async with aclosing(self._answer(session, call.deadline)) as events:
                 async for event in events:
                     if isinstance(event, Opened):
                         scores = event.prompt_logprobs
                     else:
-                        await self._writer.write(context, partial(_committed, scores), event, scores)
+                        await self._writer.write(call, partial(_committed, scores), event, scores)
                         scores = ()
             # 3. Finished: a draft that ran ahead has proposals on their way, which must find the stream open.
             if session.runs_ahead:
@@ -125,11 +115,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                     observation.take(event)
                     yield event
 
-    async def Assist(self, _: object, context: Context) -> None:
+    async def Assist(self, _: object, call: Call) -> None:
         """Serve one draft worker of the pool until it leaves."""
-        attach = (await _first(context, "attach", of="a pool worker")).attach
+        attach = (await _first(call, "attach", of="a pool worker")).attach
         self._check_fits(attach)
-        await serve_worker(StreamWorker(attach), self._pool, context, pass_us=self._engine.pass_us)
+        await serve_worker(StreamWorker(attach), self._pool, call, pass_us=self._engine.pass_us)
 
     async def _open(self, message: pb.Open) -> TargetSession:
         self._check_fits(message)
@@ -143,19 +133,13 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             raise IncompatibleDraftError(
                 f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
             )
-        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._identity.vocabulary)
+        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
 
     def _check_resumes(self, message: pb.Open) -> None:
-        """A sequence that one model began is not another's to go on with."""
-        if message.num_committed_tokens and message.model_id not in ("", self._identity.model_id):
-            raise IncompatibleDraftError(
-                f"the session began with model {message.model_id}, here is {self._identity.model_id}: it cannot resume"
-            )
-        if message.num_committed_tokens and message.grammar.version not in ("", GRAMMAR_VERSION):
-            raise IncompatibleDraftError(
-                f"the session began with grammars of {message.grammar.version}, here are those of {GRAMMAR_VERSION}: "
-                "it cannot resume"
-            )
+        """Refuse to go on with a sequence that another model began; a draft worker may leave the origin open."""
+        if message.num_committed_tokens:
+            begun = Provenance(message.model_id or self._model_id, message.grammar.version or GRAMMAR_VERSION)
+            begun.require_same(Provenance(self._model_id, GRAMMAR_VERSION))
 
     def _opened(self, session: TargetSession) -> pb.VerifyResponse:
         opened = pb.Opened(
@@ -163,16 +147,16 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             max_length=self._engine.max_length,
             max_tree_tokens=MAX_TREE_TOKENS,
             pass_us=self._engine.pass_us,
-            model_id=self._identity.model_id,
+            model_id=self._model_id,
             grammar_version=GRAMMAR_VERSION if session.request.grammar is not None else "",
             num_cached_tokens=session.num_cached_tokens,
         )
         return pb.VerifyResponse(opened=opened)
 
-    async def _read_proposals(self, session: TargetSession, context: Context) -> None:
+    async def _read_proposals(self, session: TargetSession, call: Call) -> None:
         """Feed the session until its stream ends; a bad message ends the session."""
         try:
-            while (message := await context.read()) != grpc.aio.EOF:
+            while (message := await call.read()) != grpc.aio.EOF:
                 if message.WhichOneof("message") != "propose":
                     raise InvalidRequestError("a session has one Open; every later message must be Propose")
                 self._engine.propose(session, branches_from_message(message.propose))
@@ -199,9 +183,9 @@ def _committed(scores: Sequence[TokenLogprobs], commit: Commit) -> pb.VerifyResp
     return pb.VerifyResponse(commit=commit_to_message(commit, scores))
 
 
-async def _first(context: Context, kind: str, *, of: str) -> Any:
+async def _first(call: Call, kind: str, *, of: str) -> Any:
     """The first message of a stream, which must be of this kind."""
-    message = await context.read()
+    message = await call.read()
     if message == grpc.aio.EOF or message.WhichOneof("message") != kind:
         raise InvalidRequestError(f"the first message of {of} must be {kind.capitalize()}")
     return message

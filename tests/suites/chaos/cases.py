@@ -7,7 +7,7 @@ import random
 import signal
 from dataclasses import dataclass
 
-from inference.comparison.run.proxy import LinkConditions
+from comparison.run.proxy import LinkConditions
 from tests.support.town import Town
 
 LINK_FAULTS = ("cut", "hole", "throttle")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends.identity import contents, model_identity
+from inference.backends.identity import contents, model_id_of
 from inference.config import ModelConfig
 from inference.engine.target import TargetEngine
 from inference.serving.assembly import RunningTarget
@@ -20,12 +20,12 @@ from tests.support.scripted import ScriptedDecoder
 def test_copies_are_one_model(models: ModelDirectories, tmp_path: Path) -> None:
     copy = shutil.copytree(models.target, tmp_path / "elsewhere")
     (copy / "README.md").write_text("about the model")
-    assert model_identity(copy, "auto") == model_identity(models.target, "auto")
+    assert model_id_of(copy, "auto") == model_id_of(models.target, "auto")
 
 
 def test_other_weights_settings_or_arithmetic_are_another(models: ModelDirectories) -> None:
     directories = (models.target, models.related, models.stranger, models.endless)
-    identities = {model_identity(path, dtype) for path in directories for dtype in ("float32", "int8")}
+    identities = {model_id_of(path, dtype) for path in directories for dtype in ("float32", "int8")}
     assert len(identities) == 2 * len(directories)
 
 
@@ -33,7 +33,7 @@ def test_another_context_is_another_model(models: ModelDirectories) -> None:
     """The story: a request went on at a replica with a shorter --sequence_length, and its answer ended there."""
     tokenizer = Tokenizer.load(models.target)
     contexts = [TargetEngine(ScriptedDecoder(max_length=max_length)) for max_length in (100, 100, 200)]
-    one, same, other = (RunningTarget(each, tokenizer).identity(ModelConfig(models.target)) for each in contexts)
+    one, same, other = (RunningTarget(each, tokenizer).model_id(ModelConfig(models.target)) for each in contexts)
     assert one == same != other
 
 
@@ -41,13 +41,13 @@ def test_every_byte_counts_whatever_the_dates_say(tmp_path: Path) -> None:
     """The story: samples of 4 KiB missed most edits of a layer."""
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(1 << 20))
-    before, status = model_identity(tmp_path), file.stat()
+    before, status = model_id_of(tmp_path), file.stat()
     with file.open("r+b") as opened:
         opened.seek(123_456)
         opened.write(b"x")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert file.stat().st_mtime_ns == status.st_mtime_ns
-    assert model_identity(tmp_path) != before
+    assert model_id_of(tmp_path) != before
 
 
 def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

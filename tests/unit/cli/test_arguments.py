@@ -147,16 +147,17 @@ def test_a_bad_value_is_named_with_its_limit(
     assert captured.err.strip() == f"error: {message}"
 
 
-@pytest.mark.parametrize(("flag", "value"), [
-    ("--max_body_mib", "inf"), ("--max_body_mib", "nan"), ("--max_body_mib", "0"),
-    ("--metrics_port", "70000"), ("--metrics_port", "-1"), ("--http_port", "70000"),
+@pytest.mark.parametrize(("name", "value", "fault"), [
+    ("max_body_mib", "inf", "inf is not finite"), ("max_body_mib", "nan", "nan is not above 0"),
+    ("max_body_mib", "0", "0.0 is not above 0"), ("metrics_port", "70000", "70000 is outside 0..65535"),
+    ("metrics_port", "-1", "-1 is outside 0..65535"), ("http_port", "70000", "70000 is outside 0..65535"),
 ])  # fmt: skip
 def test_servers_refuse_what_they_cannot_use_before_they_load(
-    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+    name: str, value: str, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """These were an OverflowError's traceback after both models were loaded."""
-    usage_error("--role", "fused_target", "--target_model", "/nowhere", flag, value)
-    assert f"error: argument {flag}: " in capsys.readouterr().err
+    usage_error("--role", "fused_target", "--target_model", "/nowhere", "--http_port", "0", f"--{name}", value)
+    assert capsys.readouterr().err == f"error: {name} {fault}\n"
 
 
 @pytest.mark.parametrize(("name", "flags"), [

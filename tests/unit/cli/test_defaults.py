@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from inference.cli.roles.registry import parser_of
-from inference.cli.settings import request_defaults
+from inference.cli.roles.fused_target import FusedSettings
+from inference.cli.roles.registry import parser_of, settings_of
+from inference.cli.roles.target import TargetSettings
 from inference.errors import ConfigError, InvalidRequestError
 from inference.request import RequestDefaults
 
 
 def defaults(model: Path, *flags: str, role: str = "target") -> RequestDefaults:
-    return request_defaults(parser_of(role).parse_args(list(flags)), model)
+    settings: TargetSettings | FusedSettings = settings_of(role, flags)
+    return settings.defaults.of(model)
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def model(tmp_path: Path) -> Path:
 def test_the_commands_of_the_textbook_are_taken() -> None:
     """`--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2."""
     args = ["--port", "50051", "--sequence_length", "128", "--batch", "2", "--profile", "--top_p", "1.0"]
-    assert request_defaults(parser_of("target").parse_args(args), Path("nowhere")) == RequestDefaults(top_p=1.0)
+    assert defaults(Path("nowhere"), *args) == RequestDefaults(top_p=1.0)
 
 
 TEXTBOOK = (

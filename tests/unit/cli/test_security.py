@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from grpc_comm.channel import HandshakeError, check_handshake
-from grpc_comm.server import Gate, Server
+from grpc_comm.guard import Gate
+from grpc_comm.server import Server
 from grpc_comm.tls import ClientTls, ServerTls
 from inference.caller import Right
-from inference.cli import settings
-from inference.cli.app import main
-from inference.cli.roles.registry import parser_of
+from inference.cli.app import main, prepared
+from inference.cli.roles.registry import settings_of
+from inference.cli.roles.target import TargetSettings
 from inference.config import ServerConfig
 from inference.errors import ConfigError
 from inference.workers.access import Access
@@ -69,8 +70,8 @@ def test_a_file_that_servers_could_not_use_is_not_written(tmp_path: Path, capsys
 
 
 def server(*arguments: str | Path) -> ServerConfig:
-    args = parser_of("target").parse_args([str(argument) for argument in arguments])
-    return settings.server_config(args, args.port)
+    settings: TargetSettings = prepared(settings_of("target", [str(argument) for argument in arguments]))
+    return settings.server
 
 
 def test_trial_certificates_are_made_once_and_fit_each_other(tmp_path: Path) -> None:

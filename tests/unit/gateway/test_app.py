@@ -104,13 +104,13 @@ async def test_every_field_reaches_the_completer() -> None:
     assert [request.prompt for request in (first, second, third, fourth)] == [(5, 6), (5, 6), (7,), (7,)]
 
 
-@pytest.mark.parametrize(("per_token", "texts"), [
-    (True, ["Once", " upon", " a", " time", "", "!"]),
-    (False, ["Once upon", " a time", "!"]),
+@pytest.mark.parametrize(("chunk", "texts"), [
+    ("token", ["Once", " upon", " a", " time", "", "!"]),
+    ("pass", ["Once upon", " a time", "!"]),
 ])  # fmt: skip
-async def test_a_stream_has_one_event_per_token_or_pass(per_token: bool, texts: list[str]) -> None:
+async def test_a_stream_has_one_event_per_token_or_pass(chunk: str, texts: list[str]) -> None:
     body = {"prompt": "x", "stream": True}
-    response = await post(ScriptedCompleter(PASSES), "/v1/completions", body, per_token=per_token)
+    response = await post(ScriptedCompleter(PASSES), "/v1/completions", body, stream_chunk=chunk)
     assert response.headers["content-type"].startswith("text/event-stream")
     chunks = events(response)
     assert [chunk["choices"][0]["text"] for chunk in chunks] == texts
@@ -284,7 +284,8 @@ FAILURES = {
     ),
     "full": (errors.CapacityError("all 8 slots are busy", retry_after_s=1.2), 429, None, "2"),
     "gone": (errors.UnavailableError("the server is shutting down"), 503, None, None),
-    "unreachable": (UNREACHABLE, 503, None, None),
+    "unreachable": (UNREACHABLE, 503, None, "5"),
+    "untrusted": (errors.HandshakeError("certificate has expired", address="127.0.0.1:5"), 503, None, None),
     "late": (errors.DeadlineError("too late"), 504, None, None),
     "ours": (errors.InternalError("the model failed"), 500, None, None),
     "unexpected": (RuntimeError("secret"), 500, None, None),
@@ -353,7 +354,7 @@ async def test_a_body_above_the_limit_is_refused() -> None:
             yield b"x" * 100
             await asyncio.sleep(0)
 
-    async with client_of(ScriptedCompleter(PASSES), max_body_bytes=500) as client:
+    async with client_of(ScriptedCompleter(PASSES), max_body_mib=500 / 2**20) as client:
         told = await client.post("/v1/completions", json={"prompt": "x" * 600})
         untold = await client.post("/v1/completions", content=endless())
     for response in (told, untold):
@@ -389,7 +390,7 @@ async def test_paths_beside_generation() -> None:
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
         wrong = await client.get("/v1/completions")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-    async with client_of(ScriptedCompleter(PASSES), page=False) as client:
+    async with client_of(ScriptedCompleter(PASSES), no_page=True) as client:
         assert (await client.get("/")).status_code == 404
 
 

@@ -13,15 +13,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm import health
+from grpc_comm.call import Call
 from grpc_comm.channel import open_channel
 from grpc_comm.errors import Status
+from grpc_comm.guard import Gate
 from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING
-from grpc_comm.interceptors import Context
 from grpc_comm.options import MIN_REQUEST_BYTES, max_request_bytes
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from grpc_comm.stall import StallInterceptor
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
 """A receive window of five bytes: whoever opens a channel so never reads."""
@@ -47,29 +47,29 @@ class TalkativeServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         handler: Any = grpc.stream_stream_rpc_method_handler(self.read, pb.VerifyRequest.FromString)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self.service_name, {"Read": handler}),))
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+    async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:
         self.num_streams += 1
         try:
             while True:
-                await context.write(pb.GenerateResponse(delta=pb.Delta(text="x" * 10_000)))
+                await call.write(pb.GenerateResponse(delta=pb.Delta(text="x" * 10_000)))
         finally:
             self.num_streams -= 1
             self.ended.set()
 
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        watched: Any = context
-        watched.add_done_callback(lambda _: self.ended.set())
+    async def Detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
+        task: Any = asyncio.current_task()
+        task.add_done_callback(lambda _: self.ended.set())  # with the call, which has the task to itself
         return pb.DetokenizeResponse(text="x" * 10_000)
 
-    async def read(self, _: object, context: Context) -> None:
-        while await context.read() != grpc.aio.EOF:
+    async def read(self, _: object, call: Call) -> None:
+        while await call.read() != grpc.aio.EOF:
             pass
 
 
 @asynccontextmanager
 async def serving() -> AsyncGenerator[tuple[TalkativeServicer, Server], None]:
     servicer = TalkativeServicer()
-    server = Server("127.0.0.1:0", [servicer], status_of=status_of, inner=[StallInterceptor(STALL_S)])
+    server = Server("127.0.0.1:0", [servicer], status_of=status_of, gate=Gate(stall_timeout_s=STALL_S))
     await server.open()
     try:
         yield servicer, server

@@ -11,9 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm import health
 from grpc_comm import server as module
+from grpc_comm.call import Call
 from grpc_comm.channel import open_channel
+from grpc_comm.errors import Status, StatusError
 from grpc_comm.health import HealthServicer, served
-from grpc_comm.interceptors import Context
 from grpc_comm.server import Server
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -59,11 +60,11 @@ class Cut(HealthServicer):
 
     status = grpc.StatusCode.UNAVAILABLE
 
-    async def Watch(self, request: Any, context: Context) -> None:
+    async def Watch(self, request: Any, call: Call) -> None:
         if self.status is grpc.StatusCode.UNAVAILABLE:
-            await context.write(await self.Check(request, context))
+            await call.write(await self.Check(request, call))
             await asyncio.sleep(0.05)
-        await context.abort(self.status, "the stream was idle for too long")
+        raise StatusError(Status(self.status, "the stream was idle for too long"))
 
 
 async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

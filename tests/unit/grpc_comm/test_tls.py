@@ -12,9 +12,10 @@ import grpc
 import pytest
 
 from grpc_comm.channel import HandshakeError, UnreachableError, open_channel, wait_until_ready
+from grpc_comm.guard import Gate
 from grpc_comm.health import is_serving
 from grpc_comm.secured import Credentials, watched_token
-from grpc_comm.server import Gate, Server
+from grpc_comm.server import Server
 from grpc_comm.tls import ClientTls, ServerTls
 from grpc_comm.watched import UnusableError
 from tests.support.certificates import Pki, pki

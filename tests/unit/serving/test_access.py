@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from grpc_comm.call import Call
 from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
@@ -224,8 +225,8 @@ async def test_a_revoked_pool_worker_is_let_go(
     """The story: its one call lasts for ever, so that its owner went on reading everybody's prompts for as long as the
     connection held, whatever the file said."""
 
-    async def attached(_: object, message: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.write(pb.AssistResponse())
+    async def attached(_: object, message: object, call: Call) -> None:
+        await call.write(pb.AssistResponse())
         await asyncio.sleep(600)
 
     caplog.set_level(logging.INFO)

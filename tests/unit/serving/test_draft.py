@@ -27,13 +27,12 @@ from inference.observe.metrics import Metrics
 from inference.serving.draft import serve_draft
 from inference.serving.processes import free_port
 from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary
 from inference.workers import fleet
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
 from inference.workers.observer import Observer
 from inference.workers.status import to_status
-from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from inference.workers.target.verification import VerificationServicer
 from tests.support.completers import ScriptedCompleter
 from tests.support.models import save_tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
@@ -74,9 +73,12 @@ class Refusing(GenerationServicer):
 async def target(card: ModelCard, port: int, *errors: SpecDecError) -> AsyncGenerator[None, None]:
     engine = TargetEngine(ScriptedDecoder(num_slots=2))
     engine.start()
-    identity = TargetIdentity(Vocabulary(card.tokenizer_fingerprint, card.vocab_size), card.model_id)
     verification = VerificationServicer(
-        engine, DraftPool(engine), identity, idle_timeout_s=60.0, observer=Observer(Metrics("target"))
+        engine,
+        DraftPool(engine),
+        card,
+        idle_timeout_s=60.0,
+        observer=Observer(Metrics("target")),
     )
     servicers: list[Servicer] = [verification, Refusing(ScriptedCompleter([]), card, errors=list(errors))]
     server = Server(f"127.0.0.1:{port}", servicers, status_of=to_status)

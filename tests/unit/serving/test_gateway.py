@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, Server
 from inference.errors import DeadlineError
 from inference.gateway.app import create_app
 from inference.observe.metrics import Metrics
-from inference.serving.gateway import _follow_model, serve_gateway
+from inference.serving import gateway as gateway_module
+from inference.serving.gateway import _dialled, _follow_model, serve_gateway
 from inference.serving.processes import free_port
 from inference.workers import fleet as fleet_module
 from inference.workers.completion import ModelCard
@@ -28,6 +30,7 @@ from inference.workers.remote import RemoteCompleter
 from inference.workers.scope import SupervisedCompleter
 from inference.workers.status import to_status
 from tests.support.completers import CARD, ScriptedCompleter, gateway
+from tests.unit.workers.test_fleet import NAME, Resolver
 
 OTHER = replace(CARD, name="other", max_length=64)
 BUSY = replace(CARD, name="busy")
@@ -118,6 +121,53 @@ async def test_a_gateway_is_as_ready_as_what_is_behind_it_on_every_port() -> Non
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     await server.close()
+
+
+async def test_a_gateway_without_a_server_is_alive_and_waits_for_one() -> None:
+    """The story: a gateway opened no port before a target answered, and ended after --connect_timeout_s. While a large
+    model was loaded, which may take an hour, Kubernetes restarted its gateways again and again, ever more slowly."""
+    port, probe_port = free_port(), free_port()
+    config, connection = ServerConfig(probe_port=probe_port), ConnectionConfig("127.0.0.1", free_port(), 600.0)
+    serving = asyncio.create_task(serve_gateway(connection, HttpConfig(port), config, ObserveConfig("gateway")))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{probe_port}") as client, asyncio.timeout(60):
+        while not await _listens(probe_port):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
+        asked = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
+        assert (asked, await _listens(port)) == ([200, 503], False)
+        server = await started(CARD, connection.port)
+        while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    await server.close()
+
+
+async def test_a_gateway_looks_a_name_up_again_until_its_server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a pod is not known before the pod has an address."""
+    monkeypatch.setattr(gateway_module, "RETRY_S", 0.02)
+    resolver = Resolver(monkeypatch)
+    resolver.hosts = None
+    server = await started(CARD)
+    connection = ConnectionConfig(f"dns:///{NAME}", server.port, 600.0)
+    async with AsyncExitStack() as stack:
+        dialling = asyncio.create_task(_dialled(connection, dict, stack))
+        await resolver.until_asked(2)
+        assert not dialling.done()
+        resolver.hosts = ("127.0.0.1",)
+        async with asyncio.timeout(60):
+            assert (await dialling).addresses == (f"127.0.0.1:{server.port}",)
+    await server.close()
+
+
+async def test_a_gateway_that_waits_ends_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of a container ignores a signal that it has no handler for, and would be killed 90 s later."""
+    asked = asyncio.Event()
+    monkeypatch.setattr(gateway_module, "stop_signal", asked.wait)
+    connection = ConnectionConfig("127.0.0.1", free_port(), 600.0)
+    serving = serve_gateway(connection, HttpConfig(free_port()), ServerConfig(), ObserveConfig("gateway"))
+    asyncio.get_running_loop().call_later(0.05, asked.set)
+    async with asyncio.timeout(60):
+        await serving
 
 
 async def _listens(port: int) -> bool:

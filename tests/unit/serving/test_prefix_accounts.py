@@ -37,9 +37,10 @@ from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet, connected
 from inference.workers.local import LocalCompleter
 from inference.workers.observer import Observer
-from inference.workers.target.verification import TargetIdentity, VerificationServicer
+from inference.workers.target.verification import VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model, tiny_tokenizer
 from tests.support.ports import Served, entry, served, token_of
+from tests.support.servers import card_of
 
 WORDS = Vocabulary("f", DEFAULT_VOCAB_SIZE)
 SYSTEM = "Alice's safe opens with the code "
@@ -116,7 +117,7 @@ class Scene:
         if helper is not None:
             pool.attach(helper)
         verification = VerificationServicer(
-            engine, pool, TargetIdentity(WORDS, "m"), idle_timeout_s=60.0, observer=Observer(Metrics("tiny"))
+            engine, pool, card_of(WORDS), idle_timeout_s=60.0, observer=Observer(Metrics("tiny"))
         )
         security = self.port_security("target", auth)
         return await self.stack.enter_async_context(served(security, LocalCompleter(pool, tokenizer()), verification))

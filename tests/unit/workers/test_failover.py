@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.moving import MoveInterceptor
 from grpc_comm.server import Server
 from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
 from inference.config import ConnectionConfig
@@ -82,13 +81,12 @@ class Place:
 
     def __init__(self, completer: Any, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
-        self.moving = MoveInterceptor()
         self._host = host
         self.server = self._made(f"{host}:{port}")
 
     def _made(self, address: str) -> Server:
         servicers = [GenerationServicer(self.completer, CARD)] if getattr(self.completer, "serves", True) else []
-        return Server(address, servicers, status_of=to_status, inner=[self.moving])
+        return Server(address, servicers, status_of=to_status)
 
     @property
     def address(self) -> str:
@@ -136,7 +134,7 @@ async def interrupted(
         events.append(event)
         if len(events) == 2:
             if move:
-                place.moving.move()
+                place.server.move()
             else:
                 await place.die()
     return events
@@ -165,7 +163,7 @@ async def test_a_drain_moves_a_request_that_can_move() -> None:
 
 async def test_a_drain_leaves_a_request_alone_that_has_nowhere_to_go() -> None:
     async with places(Counting()) as (completer, (only,)):
-        only.moving.move()
+        only.server.move()
         assert await answer(completer) == WHOLE
         assert len(only.completer.asked) == 1
 

@@ -14,9 +14,10 @@ import pytest
 
 from grpc_comm import health, names, secured
 from grpc_comm.channel import UnreachableError
+from grpc_comm.guard import Gate
 from grpc_comm.names import addresses_of
 from grpc_comm.options import MAX_STREAMS_PER_CONNECTION
-from grpc_comm.server import Gate, Server
+from grpc_comm.server import Server
 from grpc_comm.tls import ServerTls
 from inference.config import ConnectionConfig, DialSecurity
 from inference.workers.failover import FailoverCompleter

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inference.backends.registry import load_backend
-from inference.commit import Delta, Event, Finished, Started, TokenLogprobs
+from inference.commit import Delta, Event, Started, TokenLogprobs
 from inference.config import ModelConfig
 from inference.engine.grammars import Grammars
 from inference.engine.target import EngineLimits, TargetEngine
@@ -76,7 +76,7 @@ async def cut(completer: LocalCompleter, request: CompletionRequest, num_deltas:
             if isinstance(event, Delta) and num_deltas == 0:
                 break
             num_deltas -= isinstance(event, Delta)
-            if answer.takes(event_from_message(event_to_message(event))):
+            if answer.take(event_from_message(event_to_message(event))):
                 seen.append(event)
     return answer, seen
 
@@ -136,10 +136,10 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
             answer, seen = await cut(first, request, place)
             if not seen:
                 continue
-            if answer.reason is None:  # a pass may take more tokens than the last time: then nothing is left to cut
-                seen += [event for event in await events_of(second, answer.rest()) if answer.takes(event)]
+            if not answer.has_ended:  # a pass may take more tokens than the last time: then nothing is left to cut
+                seen += [event for event in await events_of(second, answer.rest()) if answer.take(event)]
             assert shown(seen) == shown(whole)
-            assert Finished(answer.reason or whole[-1].reason) == whole[-1]  # type: ignore[union-attr]
+            assert answer.closing == whole[-1]
 
 
 async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
@@ -154,8 +154,8 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
         assert "".join(each.text for each in whole if isinstance(each, Delta)) == text[: text.index(stops[0])]
         for place in range(1, sum(isinstance(event, Delta) for event in whole)):
             answer, seen = await cut(first, request, place)
-            if answer.reason is None:
-                rest = [event for event in await events_of(second, answer.rest()) if answer.takes(event)]
+            if not answer.has_ended:
+                rest = [event for event in await events_of(second, answer.rest()) if answer.take(event)]
                 assert shown([*seen, *rest]) == shown(whole)
 
 

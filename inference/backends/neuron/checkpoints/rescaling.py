@@ -18,7 +18,7 @@ from inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, r
 from inference.errors import ConfigError
 
 PROGRESS = "fp8_rescaling.progress"
-"""JSON, but not by name: it holds times, and `model_identity` hashes *.json."""
+"""JSON, but not by name: it holds times, and `model_id_of` hashes *.json."""
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # what they hold was not rescaled
 
 

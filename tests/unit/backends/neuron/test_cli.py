@@ -12,10 +12,10 @@ import pytest
 
 from inference.backends.neuron.graphs.parameters import KNOWN, check_names
 from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments
-from inference.cli import settings
 from inference.cli.app import main
-from inference.cli.roles import draft as draft_role
-from inference.cli.roles.registry import parser_of
+from inference.cli.models import LoadingSettings
+from inference.cli.roles.draft import DraftSettings, proposer_config
+from inference.cli.roles.registry import parser_of, settings_of
 from inference.config import ROOT
 from tests.conftest import ModelDirectories
 
@@ -92,10 +92,10 @@ def test_what_compile_made_is_what_the_servers_find(
 @pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])
 def test_a_draft_that_cannot_fork_takes_no_slots_for_branches(models: ModelDirectories, flags: tuple[str, ...]) -> None:
     """It took four times the memory, and was another model than the one compiled ahead for `--batch 2`."""
-    on_neuron = parsed("draft", "--model", models.related, *COMMON, *flags)
-    assert draft_role._proposer_config(on_neuron).branches == 0
-    on_torch = parsed("draft", "--model", models.related, "--backend", "torch", *flags)
-    assert draft_role._proposer_config(on_torch).branches == (0 if "sync" in flags else on_torch.branches)
+    drafts = ("--model", str(models.related), *flags)
+    assert proposer_config(settings_of("draft", [*drafts, *COMMON])).branches == 0
+    on_torch: DraftSettings = settings_of("draft", [*drafts, "--backend", "torch"])
+    assert proposer_config(on_torch).branches == (0 if "sync" in flags else on_torch.branches)
 
 
 def test_compile_without_a_model_or_a_compiler(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,13 +170,15 @@ def test_the_tutorials_are_there() -> None:
     ],
 )
 def test_a_tutorial_s_file_is_a_valid_configuration(models: ModelDirectories, file: Path, role: str) -> None:
-    args = parsed(role, "--config", file, "--neuron_config", '{"quantized_checkpoints_path": "there"}')
-    gamma = 0 if role == "draft" else args.gamma
-    neuron = settings.neuron_options(args, gamma=gamma)
-    config = settings.model_config(args, models.target, num_threads=1, neuron=neuron)
+    flags = ("--config", str(file), "--neuron_config", '{"quantized_checkpoints_path": "there"}')
+    settings = settings_of(role, flags)
+    gamma = 0 if role == "draft" else settings.gamma
+    named = settings.models if role in ("fused_target", "compile") else settings.model
+    loading: LoadingSettings = named.loading
+    config = loading.target(models.target, num_threads=1, neuron=loading.neuron_options(gamma=gamma))
     check_names(config.neuron.overrides, KNOWN)
     arguments: dict[str, Any] = (fused_arguments if role == "fused_target" else slot_arguments)(
-        config, length=args.sequence_length
+        config, length=loading.sequence_length or 0
     )
     assert arguments["tp_degree"] == TP_DEGREES[file.stem]
     if role == "fused_target" and "trn2" in file.stem:

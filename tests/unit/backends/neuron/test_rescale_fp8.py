@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.backends.identity import model_identity
+from inference.backends.identity import model_id_of
 from inference.backends.neuron.checkpoints import rescaling
 from inference.backends.neuron.checkpoints.fp8 import DOUBLED, HALVED, has_nan, is_beyond_neuron, num_lost
 from inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, check_rescaled
@@ -203,7 +203,7 @@ def test_a_file_that_changed_is_done_again(public: Path, tmp_path: Path) -> None
 def test_replicas_that_each_rescaled_hold_one_model(public: Path, tmp_path: Path) -> None:
     rescaled(public, tmp_path / "one")
     rescaled(Path(shutil.copytree(public, tmp_path / "copy", copy_function=shutil.copyfile)), tmp_path / "two")
-    assert model_identity(tmp_path / "one") == model_identity(tmp_path / "two")
+    assert model_id_of(tmp_path / "one") == model_id_of(tmp_path / "two")
 
 
 def test_what_was_written_wrongly_is_no_result(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

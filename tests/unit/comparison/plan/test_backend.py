@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.comparison.plan.backend import COMPILE_TIMEOUT_S, START_TIMEOUT_S, BackendConfig, Server, server_flags
-from inference.comparison.plan.flags import parse_config
+from comparison.plan.backend import COMPILE_TIMEOUT_S, START_TIMEOUT_S, BackendConfig, Server, server_flags
+from comparison.plan.flags import parse_config
 from inference.errors import ConfigError
 
 SERVERS = [Server("target"), Server("fused_target", "small"), Server("draft", "small"), Server("draft", "ngram")]

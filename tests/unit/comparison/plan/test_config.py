@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import (
+from comparison.plan.backend import BackendConfig
+from comparison.plan.config import (
     OPEN_LOOP_BATCH,
     ClientSite,
     Contender,
@@ -20,11 +20,11 @@ from inference.comparison.plan.config import (
     Topology,
     WorkloadConfig,
 )
-from inference.comparison.plan.datasets import Conversation
-from inference.comparison.plan.endpoint import Endpoint
-from inference.comparison.plan.flags import parse_config
-from inference.comparison.run.load import require_clients
-from inference.comparison.run.measurement import _warm_up
+from comparison.plan.datasets import Conversation
+from comparison.plan.endpoint import Endpoint
+from comparison.plan.flags import parse_config
+from comparison.run.load import require_clients
+from comparison.run.measurement import _warm_up
 from inference.config import Emulation
 from inference.errors import ConfigError
 from inference.request import Schedule

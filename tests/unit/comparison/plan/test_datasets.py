@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.comparison.plan.datasets import Conversation, read_dataset
-from inference.comparison.plan.flags import parse_config
-from inference.comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
+from comparison.plan.datasets import Conversation, read_dataset
+from comparison.plan.flags import parse_config
+from comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
 from inference.config import BUNDLED_TARGET, ROOT
 from inference.errors import ConfigError
 

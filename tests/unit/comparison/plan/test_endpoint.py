@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.comparison.plan.endpoint import endpoint_of
+from comparison.plan.endpoint import endpoint_of
 from inference.config import DialSecurity
 from inference.errors import ConfigError
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from inference.comparison.app import _report as report
-from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
-from inference.comparison.plan.grid import Cell, Sample
-from inference.comparison.report.agreement import Answer, Parting, check_agreement, first_difference
-from inference.comparison.report.files import prepare_directory
-from inference.comparison.run.record import RequestRecord
+from comparison.app import _report as report
+from comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from comparison.plan.grid import Cell, Sample
+from comparison.report.agreement import Answer, Parting, check_agreement, first_difference
+from comparison.report.files import prepare_directory
+from comparison.run.record import RequestRecord
 from tests.support.samples import TOKENS, config, findings, samples
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inference.comparison.report.bootstrap import MIN_PAIRS, paired_ratio, stratified_ratio
+from comparison.report.bootstrap import MIN_PAIRS, paired_ratio, stratified_ratio
 
 NUM_TRIALS = 200
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from comparison.plan.config import Contender, Topology
+from comparison.report import bound
+from comparison.report.bound import Costs
+from comparison.report.summary import Theory
+from comparison.run.record import Round
 from inference.commit import Timings
-from inference.comparison.plan.config import Contender, Topology
-from inference.comparison.report import bound
-from inference.comparison.report.bound import Costs
-from inference.comparison.report.summary import Theory
-from inference.comparison.run.record import Round
 from inference.request import Schedule
 from tests.support.samples import PASS_S, STEP_S, VERIFY_S, record
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from inference.comparison.app import main
-from inference.comparison.plan.config import PromptSet, Topology, WorkloadConfig
-from inference.comparison.report.findings import json_of
+from comparison.app import main
+from comparison.plan.config import PromptSet, Topology, WorkloadConfig
+from comparison.report.findings import json_of
 from tests.support.samples import config, findings, record, samples
 
 SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("It was", "He is")))
@@ -83,13 +83,16 @@ def test_below_the_threshold_it_is_named_and_forgiven(
 def test_another_machine_is_refused_by_name(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads(old.read_text())
     content["conditions"]["Host"] = "an abacus"
+    content["warnings"] = ["The machine was busy"]
     new = tmp_path / "new.json"
     new.write_text(json.dumps({"comparison": content}))
     assert _diff(old, new) == 2
     assert "conditions differ" in (error := capsys.readouterr().err)
     assert "| an abacus" in error
     assert _diff(old, new, "--anyway") == 0
-    assert "warning: not the same conditions: Host" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "warning: not the same conditions: Host" in error
+    assert "warning: new: The machine was busy" in error
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"cells": []}'])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inference.comparison.report.distribution import describe, knee
+from comparison.report.distribution import describe, knee
 
 
 def test_quantiles_of_a_hundred_and_one_values() -> None:

@@ -15,20 +15,31 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
-from inference.comparison.plan.datasets import Conversation
-from inference.comparison.report.files import prepare_directory, write_report
-from inference.comparison.report.findings import Findings, conditions
-from inference.comparison.report.html import _CSS
-from inference.comparison.report.looks import save
-from inference.comparison.report.pictures import PICTURES
-from inference.comparison.run.record import RequestRecord
-from inference.config import Emulation
+from comparison.plan.backend import BackendConfig
+from comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from comparison.plan.datasets import Conversation
+from comparison.plan.grid import Sample
+from comparison.report.chart_style import save
+from comparison.report.files import prepare_directory, write_report
+from comparison.report.findings import Findings, conditions
+from comparison.report.plots import PICTURES
+from comparison.run.record import RequestRecord
+from inference.config import ROOT, Emulation
 from inference.errors import ConfigError
 from inference.request import Schedule
-from tests.support.samples import PASS_S, STEP_S, VERIFY_S, config, findings, model_directory, samples
+from tests.support.samples import (
+    BUSY,
+    PASS_S,
+    STEP_S,
+    VERIFY_S,
+    config,
+    findings,
+    model_directory,
+    record,
+    samples,
+)
 
+PAGE = ROOT / "comparison" / "report" / "page.html"
 PNG_SIGNATURE = b"\x89PNG"
 
 
@@ -97,7 +108,7 @@ def test_without_matplotlib_there_are_figures_but_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A sweep of hours in a Neuron environment, which has none, lost everything when it was written."""
-    for name in ("inference.comparison.report.plots", "inference.comparison.report.html"):
+    for name in ("comparison.report.plots", "comparison.report.html"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     directory = _written(findings(config(tmp_path)))
@@ -161,7 +172,7 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
 def test_colours_of_text_have_contrast(name: str) -> None:
     """WCAG AA: 4.5 to 1 on white and on the stripes."""
-    found = dict(re.findall(r"--(\w+): #(\w{6})", _CSS))
+    found = dict(re.findall(r"--(\w+): #(\w{6})", PAGE.read_text()))
     assert all(_contrast(found[name], background) >= 4.5 for background in ("ffffff", found["soft"]))
 
 
@@ -244,6 +255,31 @@ def test_conditions_tell_prompts_of_other_lengths_and_other_backends_apart(tmp_p
     torch = BackendConfig("torch", "torch", model_flags=("--dtype=bfloat16",))
     assert dict(conditions(replace(settings, backend=torch)))["Backend"] == "torch --dtype=bfloat16"
     assert dict(conditions(replace(settings, backend=BackendConfig("torch"))))["Backend"] == "torch, of drafts auto"
+
+
+def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
+    """The story: at a load average of 24 on two cores a report had no warning, and no load among its conditions."""
+    found = findings(config(tmp_path), load=BUSY)
+    results = json.loads((_written(found) / "results.json").read_text())
+    assert results["load"] == {"before": 24.0, "after": 23.0, "num_cores": 2, "other_cores": 1.1, "spread": 1.1}
+    assert results["conditions"]["Host load"] == str(BUSY)
+    (warning,) = results["warnings"]
+    assert all(figure in warning for figure in ("24.0", "1.10 of 2 cores", "a factor of 1.10"))
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.index(f'<p class="verdict bad">{warning}') < page.index("In short</h2>")
+
+
+def test_runs_that_differ_several_times_over_are_a_busy_machine(tmp_path: Path) -> None:
+    measured = samples(config(tmp_path))
+    assert findings(config(tmp_path), measured).warnings == []
+    slow = [replace(it, records=tuple(slowed(it, 4.0))) if it.repeat else it for it in measured]
+    (warning,) = findings(config(tmp_path), slow).warnings
+    assert "equal runs differ by a factor of 4" in warning
+
+
+def slowed(sample: Sample, factor: float) -> list[RequestRecord]:
+    contender, rtt_ms = sample.cell.contender, sample.cell.rtt_ms
+    return [record(contender, rtt_ms=rtt_ms, prompt_index=it.prompt_index, slowdown=factor) for it in sample.records]
 
 
 def test_whose_requests_failed_is_said_beside_the_speed(tmp_path: Path) -> None:

@@ -10,14 +10,19 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from inference.comparison.plan.backend import BackendConfig
-from inference.comparison.plan.config import ALONE, NetworkConfig, PromptSet, Topology, WorkloadConfig
-from inference.comparison.plan.endpoint import Endpoint
-from inference.comparison.report.curves import latency_shares
-from inference.comparison.report.findings import short_conditions
-from inference.comparison.report.html import render
-from inference.comparison.report.pictures import draw_all, speedups
-from inference.comparison.report.plots import speedup_by_kind, speedup_over_gamma, tokens_over_rtt
+from comparison.plan.backend import BackendConfig
+from comparison.plan.config import ALONE, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from comparison.plan.endpoint import Endpoint
+from comparison.report.findings import short_conditions
+from comparison.report.html import render
+from comparison.report.plots import (
+    draw_all,
+    latency_shares,
+    speedup_by_kind,
+    speedup_over_gamma,
+    speedups,
+    tokens_over_rtt,
+)
 from inference.config import Emulation
 from tests.support.samples import config, findings, model_directory, record, samples
 

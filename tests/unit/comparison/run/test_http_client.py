@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inference.comparison.plan.config import PromptSet, WorkloadConfig
-from inference.comparison.plan.datasets import Conversation
-from inference.comparison.plan.endpoint import Endpoint
-from inference.comparison.run.client import asking
-from inference.comparison.run.http_client import HttpClient, HttpError, _Answer, _Chunk, _rounds, http_client
-from inference.comparison.run.load import closed_loop
+from comparison.plan.config import PromptSet, WorkloadConfig
+from comparison.plan.datasets import Conversation
+from comparison.plan.endpoint import Endpoint
+from comparison.run.client import asking
+from comparison.run.http_client import HttpClient, HttpError, _Answer, _Chunk, _rounds, http_client
+from comparison.run.load import closed_loop
 from inference.config import DialSecurity
 from inference.errors import ConfigError, UnavailableError
 from tests.support.foreign import TEXT, foreign_server

@@ -11,10 +11,10 @@ from base64 import b64encode
 import numpy as np
 import pytest
 
+from comparison.plan.config import OPEN_LOOP_BATCH, PromptSet, WorkloadConfig
+from comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages
+from comparison.run.record import RequestRecord, Round
 from inference.commit import Delta, Event, Started, Timings
-from inference.comparison.plan.config import OPEN_LOOP_BATCH, PromptSet, WorkloadConfig
-from inference.comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages
-from inference.comparison.run.record import RequestRecord, Round
 from inference.errors import ConfigError
 from inference.request import Provenance
 from inference.workers.convert import event_to_message

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from inference.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from inference.comparison.plan.config import ALONE, LOOKUP, Contender, Topology
-from inference.comparison.study.app import comparison_of
-from inference.comparison.study.flags import AS_JSON, StudyConfig, parse_study
-from inference.comparison.study.space import Group
+from comparison.plan.config import ALONE, LOOKUP, Contender, Topology
+from comparison.study.app import comparison_of
+from comparison.study.flags import AS_JSON, StudyConfig, parse_study
+from comparison.study.space import Group
 from inference.errors import ConfigError
 from inference.request import GrammarKind
 

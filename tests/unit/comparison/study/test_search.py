@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from inference.comparison.plan.config import LOOKUP, Contender, Topology
-from inference.comparison.report.summary import Spread
-from inference.comparison.study.advice import Evidence, Trial
-from inference.comparison.study.search import Budget, Speeds, conduct
-from inference.comparison.study.space import Group, Place, Space
+from comparison.plan.config import LOOKUP, Contender, Topology
+from comparison.report.summary import Spread
+from comparison.study.advice import Evidence, Trial
+from comparison.study.search import Budget, Speeds, conduct
+from comparison.study.space import Group, Place, Space
 from inference.request import Schedule
 
 GAMMAS = (8, 4, 2, 16)

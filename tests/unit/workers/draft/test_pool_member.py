@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from grpc_comm import names
-from grpc_comm.server import Gate, Server
+from grpc_comm.guard import Gate
+from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.tls import ServerTls

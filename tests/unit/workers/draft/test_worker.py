@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.server import Gate, Server
+from grpc_comm.guard import Gate
+from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.tls import ServerTls
 from inference.commit import Answer, Commit, FinishReason, Opened
@@ -19,7 +20,7 @@ from inference.request import GenerationRequest, SamplingParams
 from inference.scheduling.retry_budget import RetryBudget
 from inference.text.vocabulary import Vocabulary
 from inference.workers import resuming as module
-from inference.workers.draft.verify_stream import Origin, VerifyStream
+from inference.workers.draft.verify_stream import StreamState, VerifyStream
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import Fleet
 from tests.support.answers import tokens_of
@@ -69,11 +70,11 @@ async def generated(
     left = list(streams)
 
     async def stream(
-        self: DraftWorker, request: Any, draft: OneDraft, origin: Any, replica: Any, *, deadline_s: float
+        self: DraftWorker, request: Any, draft: OneDraft, state: Any, replica: Any, *, deadline_s: float
     ) -> AsyncGenerator[Answer, None]:
         step = left.pop(0)
         if isinstance(step, Exception):
-            origin.answered = step is BROKEN
+            state.answered = step is BROKEN
             draft.slot = None if step is ENDED else 0
             raise step
         draft.committed.extend(step.token_ids)
@@ -189,7 +190,7 @@ OPENED = pb.VerifyResponse(opened=pb.Opened(session_id="s1", model_id="m"))
 async def test_no_lost_or_foreign_commit_passes_for_an_answer(commit: pb.VerifyResponse, words: str) -> None:
     """The story: a middlebox swallowed a frame, and 5 of 15 answers were other tokens with code OK."""
     call: Any = Wire(OPENED, committing(2, 7), commit)
-    stream = VerifyStream(call, "target:1", Origin())
+    stream = VerifyStream(call, "target:1", StreamState())
     await stream.open(REQUEST, Vocabulary("f", 288))
     assert (await stream.commit()).token_ids == (7,)
     with pytest.raises(UnavailableError, match=words):
@@ -198,11 +199,11 @@ async def test_no_lost_or_foreign_commit_passes_for_an_answer(commit: pb.VerifyR
 
 async def test_a_stream_that_broke_before_it_was_opened_is_asked_again_slowly() -> None:
     """gRPC's 36066: a refusal that meets a write is lost, and read as a broken link: 30 s of dialling for a 429."""
-    origin = Origin(is_cautious=True)
+    state = StreamState(is_cautious=True)
     call: Any = Wire(OPENED, committing(2, 7))
-    stream = VerifyStream(call, "target:1", origin)
+    stream = VerifyStream(call, "target:1", state)
     await stream.open(REQUEST, Vocabulary("f", 288))
-    assert (origin.answered, origin.model_id, len(call.written)) == (True, "m", 1)
+    assert (state.answered, state.provenance.model_id, len(call.written)) == (True, "m", 1)
     assert (await stream.commit()).token_ids == (7,)
 
 

@@ -1,0 +1,174 @@
+"""From arguments to an exit code: start servers, walk the grid, write the report, leave no process behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from comparison.plan.config import ComparisonConfig
+from comparison.plan.flags import parse_config
+from comparison.plan.grid import Sample, walk
+from comparison.report.diff import diff
+from comparison.report.files import prepare_directory, write_report
+from comparison.report.findings import Findings, find
+from comparison.report.table import print_tables
+from comparison.run.host_load import LoadMeter
+from comparison.run.load import require_clients
+from comparison.run.measurement import measure
+from comparison.run.progress import Progress
+from comparison.run.proxy import precise_event_loop
+from comparison.run.topologies import compile_models, deployment
+from comparison.study.app import conduct_study
+from comparison.study.flags import parse_study
+from comparison.study.report import write_study
+from inference.errors import ConfigError, SpecDecError
+
+T = TypeVar("T")
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_BUSY = 3
+LOG_WIDTH = 120
+"""Characters of a line where stderr is no terminal."""
+
+
+Command = Callable[[Sequence[str]], int]
+"""Takes the arguments behind its name; returns the exit code."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command that the first argument names; without one, the comparison.
+
+    Returns:
+        0; 1: a server or a request failed (those of an open loop are counted, no more), or topologies returned
+        different tokens; 2: wrong flags or files; 3: a study on a busy machine, which advises nothing; 128 + n:
+        signal n.
+    """
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    try:
+        return compare(arguments) if command is None else command(arguments[1:])
+    except (SpecDecError, _InterruptedError) as exc:
+        return _fail(exc)
+
+
+def compare(arguments: Sequence[str]) -> int:
+    """Run the comparison; returns as `main` does."""
+    config, console = parse_config(arguments), _console()
+    if config.backend.compile_policy == "only":
+        _run(config, compile_models(config))
+        return 0
+    _prepare(config)
+    return _report(_run(config, _compare(config, console)), console)
+
+
+def study(arguments: Sequence[str]) -> int:
+    """Run the study; returns as `main` does."""
+    config = parse_study(arguments)
+    _prepare(config.comparison)
+    done = _run(config.comparison, conduct_study(config, _console()))
+    results, output = write_study(done, done.config.output), done.config.output
+    for sentence in done.sentences:
+        print(f"- {sentence}", file=sys.stderr)
+    service = "none" if done.is_withheld else output / "service.toml"
+    print(f"report: {output / 'study.html'}, service: {service}", file=sys.stderr)
+    print(json.dumps(results, separators=(",", ":")), flush=True)
+    if done.differences:
+        return EXIT_FAILED
+    return EXIT_BUSY if done.is_withheld else 0
+
+
+def _prepare(config: ComparisonConfig) -> None:
+    """Refuse before anything is started what cannot be done."""
+    require_clients(config)
+    prepare_directory(config.output)
+
+
+def _console() -> Console:
+    return Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
+
+
+class _InterruptedError(Exception):
+    """Ctrl-C or SIGTERM; every process has been stopped."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"stopped by {number.name}; no report was written")
+        self.number = number
+
+
+def _fail(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    if isinstance(error, _InterruptedError):
+        return 128 + error.number
+    return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=loop_for(config)) as runner:
+        return runner.run(_until_signal(comparison))
+
+
+def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
+    """The precise one knows no socket above number 1023; requests to endpoints have one each, and no delay to keep."""
+    return asyncio.new_event_loop if config.endpoints else precise_event_loop
+
+
+async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
+    """Cancel the comparison on the first signal; its servers are stopped on the way out."""
+    task = asyncio.create_task(comparison)
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) == 1:  # a second one must not disturb the stopping
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except (asyncio.CancelledError, SpecDecError) as exc:
+        if received:  # the servers got Ctrl-C too, and may have ended first
+            raise _InterruptedError(received[0]) from exc
+        raise
+
+
+async def _compare(config: ComparisonConfig, console: Console) -> Findings:
+    started, meter = time.monotonic(), LoadMeter(config.usable_cores, is_whole=not config.endpoints)
+    samples = await samples_of(config, console)
+    return find(config, samples, time.monotonic() - started, meter.read())
+
+
+async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]:
+    """Start the servers of a comparison, measure all of its cells, and stop them; raises as `measure` does."""
+    samples: list[Sample] = []
+    with Progress(console, sum(1 for _ in walk(config))) as progress:
+        for part in config.parts:
+            progress.phase(f"starting servers: {'; '.join(map(str, part.machines)) or 'none'}")
+            async with deployment(part) as servers:
+                samples += await measure(part, servers, progress)
+                progress.phase("stopping servers")
+    return samples
+
+
+def _report(findings: Findings, console: Console) -> int:
+    results = write_report(findings, findings.config.output)
+    del results["requests"]
+    print_tables(console, findings)
+    for difference in findings.agreement.differences:
+        print(f"error: {difference}", file=sys.stderr)
+    print(f"report: {findings.config.output / 'report.html'}", file=sys.stderr)
+    print(json.dumps(results, separators=(",", ":")), flush=True)
+    if findings.num_failed:
+        print(f"error: {findings.num_failed} requests failed; see the report", file=sys.stderr)
+    return 0 if findings.agreement.holds and not findings.num_failed else EXIT_FAILED
+
+
+COMMANDS: dict[str, Command] = {"diff": diff, "study": study}
+"""What `compare_architectures.py NAME ...` does, beside the comparison itself."""

@@ -1,0 +1,430 @@
+"""What is to be compared: frozen, validated once, messages name value and limit. Knows no process and no clock."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from comparison.plan.backend import NGRAM, SHARED_TARGET, BackendConfig, Server
+from comparison.plan.datasets import Prompt
+from comparison.plan.endpoint import Endpoint
+from comparison.plan.machine import Machine, split_into_machines
+from comparison.plan.slo import Slo
+from inference.config import DEFAULT_BRANCHES, NOT_EMULATED, check_branches, model_name
+from inference.errors import ConfigError
+from inference.request import MAX_GAMMA, MAX_SEED, Grammar, Schedule
+
+LOOKUP = "lookup"
+"""As a contender's draft: what a target finds itself, in the sequence or because a grammar forces it."""
+MAX_RTT_MS = 10_000.0
+MAX_CONCURRENCY = 4096
+MAX_REQUEST_RATE = 10_000.0
+MAX_ARRIVALS = 100_000
+Load: TypeAlias = tuple[int, float | None]
+"""Requests in flight, and None; or 0, and requests per second that come on their own; see `Cell`."""
+OPEN_LOOP_BATCH = 8
+"""Of a server whose requests come on their own: what main.py has, too."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _require_within(name: str, value: float, least: float, most: float) -> None:
+    _require(least <= value <= most, f"{name} {value:g} is outside {least:g}..{most:g}")
+
+
+class Topology(enum.Enum):
+    """Where draft and target are."""
+
+    TARGET = "target"
+    FUSED = "fused"
+    DISTRIBUTED = "distributed"
+    POOL = "pool"
+    ENDPOINT = "endpoint"  # runs already, and nobody knows where they are
+
+    @property
+    def is_split(self) -> bool:
+        """Draft and target are on different machines."""
+        return self in (Topology.DISTRIBUTED, Topology.POOL)
+
+    @property
+    def serves_at_edge(self) -> bool:
+        """Requests arrive at the draft."""
+        return self is Topology.DISTRIBUTED
+
+
+STARTED = tuple(topology for topology in Topology if topology is not Topology.ENDPOINT)
+"""Those that the comparison starts by itself."""
+
+
+class ClientSite(enum.Enum):
+    """Where the thin client sits; decides which links have the round trip time."""
+
+    EDGE = "edge"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """Prompts of one kind.
+
+    Attributes:
+        kind: such as "structured"; the file's name.
+        prompts: at least one.
+    """
+
+    kind: str
+    prompts: tuple[Prompt, ...]
+
+    def __post_init__(self) -> None:
+        _require(len(self.prompts) > 0, f"prompt kind {self.kind} has no prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """The network between edge and target.
+
+    Attributes:
+        rtts_ms: round trip times to measure at; half of it delays each direction.
+        jitter_ms: each direction delays every chunk by up to so much more, evenly spread.
+        bandwidth_mbps: megabits per second and direction of a link; None is unlimited.
+        client_site: where the thin client sits.
+    """
+
+    rtts_ms: tuple[float, ...] = (0.0, 10.0, 50.0)
+    jitter_ms: float = 0.0
+    bandwidth_mbps: float | None = None
+    client_site: ClientSite = ClientSite.EDGE
+
+    def __post_init__(self) -> None:
+        _require_distinct("rtt_ms", self.rtts_ms)
+        for rtt_ms in self.rtts_ms:
+            _require_within("rtt_ms", rtt_ms, 0, MAX_RTT_MS)
+        _require_within("jitter_ms", self.jitter_ms, 0, MAX_RTT_MS)
+        bandwidth = self.bandwidth_mbps
+        _require(bandwidth is None or bandwidth > 0, f"bandwidth_mbps {bandwidth} is not above 0")
+
+    def is_crossed(self, *, at_edge: bool) -> bool:
+        """Whether the thin client's own link to a server, at the edge or beside the target, has the round trip time."""
+        return at_edge is not (self.client_site is ClientSite.EDGE)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadConfig:
+    """What is asked of every topology.
+
+    Attributes:
+        prompt_sets: one per prompt kind.
+        num_runs: repeats of every measurement.
+        max_new_tokens: output tokens per request, at most.
+        temperature: 0 is greedy.
+        seed: key of the noise; the same for every topology.
+        concurrencies: requests in flight at once.
+        deadline_s: seconds a request may take.
+        request_rates: requests per second that come on their own, beside `concurrencies`.
+        num_arrivals: of them in each run.
+        warm_up: prompts of each kind that every contender answers before anything counts.
+        slo: what a request must keep to count as goodput.
+        ignore_eos: answers do not end by themselves, but have `max_new_tokens`.
+        grammar: what answers must look like; what it forces, the target drafts by itself.
+    """
+
+    prompt_sets: tuple[PromptSet, ...]
+    num_runs: int = 3
+    max_new_tokens: int = 48
+    temperature: float = 0.0
+    seed: int = 0
+    concurrencies: tuple[int, ...] = (1,)
+    deadline_s: float = 120.0
+    request_rates: tuple[float, ...] = ()
+    num_arrivals: int = 32
+    warm_up: int = 1
+    slo: Slo = field(default_factory=Slo)
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        _require_distinct("prompt kind", [prompt_set.kind for prompt_set in self.prompt_sets])
+        _require(self.num_runs >= 1, f"num_runs {self.num_runs} is below 1")
+        _require(self.max_new_tokens >= 2, f"max_new_tokens {self.max_new_tokens} is below 2: there is no rate in one")
+        _require_within("temperature", self.temperature, 0, 100)
+        _require(0 <= self.seed <= MAX_SEED, f"seed {self.seed} is outside 0..{MAX_SEED}")
+        _require_distinct("concurrency", self.concurrencies)
+        for concurrency in self.concurrencies:
+            _require_within("concurrency", concurrency, 1, MAX_CONCURRENCY)
+        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s:g} is not above 0")
+        _require_distinct("request_rate", self.request_rates or ("none",))
+        for rate in self.request_rates:
+            _require(0 < rate <= MAX_REQUEST_RATE, f"request_rate {rate:g} is outside 0..{MAX_REQUEST_RATE:g}")
+        _require_within("num_arrivals", self.num_arrivals, 1, MAX_ARRIVALS)
+        _require(self.warm_up >= 1, f"warm_up {self.warm_up} is below 1: first requests are slower than all others")
+
+    @property
+    def max_concurrency(self) -> int:
+        """Requests for which servers have room at once."""
+        return max(*self.concurrencies, OPEN_LOOP_BATCH if self.request_rates else 1)
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        closed = tuple((concurrency, None) for concurrency in self.concurrencies)
+        return (*closed, *((0, rate) for rate in sorted(self.request_rates)))
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to serve: a topology, and how it drafts.
+
+    Attributes:
+        draft: directory, "ngram", or of a target "lookup"; None for the target alone.
+        gamma: draft tokens per round; None for the target alone.
+        schedule: who waits for whom; None where there is no choice.
+        branches: beside the draft's chain at most; None where it does not run ahead.
+        endpoint: name of a server that runs already, and drafts as it likes.
+    """
+
+    topology: Topology
+    draft: str | None = None
+    gamma: int | None = None
+    schedule: Schedule | None = None
+    branches: int | None = None
+    endpoint: str | None = None
+
+    @property
+    def draft_name(self) -> str:
+        """Short name of the draft, "-" for none."""
+        return "-" if self.draft is None else model_name(Path(self.draft))
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        if self.draft is None:
+            return self.name
+        branches = "" if self.branches is None else f", {self.branches} branches"
+        return f"{self.name} (draft {self.draft_name}, gamma {self.gamma}{branches})"
+
+    @property
+    def name(self) -> str:
+        """For people, whatever it drafts with."""
+        if self.endpoint is not None:
+            return self.endpoint
+        return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
+
+    @property
+    def series(self) -> Contender:
+        """The line of the report that it belongs to: without what tells it from others that only draft otherwise."""
+        return Contender(self.topology, schedule=self.schedule, endpoint=self.endpoint)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """The draft does not wait for the target."""
+        return self.topology is Topology.POOL or (self.schedule is not None and self.schedule.runs_ahead)
+
+
+ALONE = Contender(Topology.TARGET)
+"""The target alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonConfig:
+    """A whole comparison.
+
+    Attributes:
+        target_model: directory.
+        draft_models: directories, or "ngram".
+        gammas: speculation lengths.
+        schedules: of the distributed topology.
+        branches: beside the chain of a draft that runs ahead, at most.
+        usable_cores: CPU cores of this host that may be used.
+        cores_per_machine: a machine is a set of so many of them.
+        output: directory of the report.
+        llmperf: whether it has LLMPerf's files too.
+        backend: what computes.
+        chosen: these contenders alone; none: all combinations.
+        endpoints: servers that run already.
+        equal_weights: the user says that all endpoints have the weights of everybody else.
+        one_at_a_time: what does not fit on the host at once is started, measured and stopped in turn.
+        asked: all flags as a file for --config has them.
+    """
+
+    target_model: Path
+    draft_models: tuple[str, ...]
+    topologies: tuple[Topology, ...]
+    gammas: tuple[int, ...]
+    schedules: tuple[Schedule, ...]
+    network: NetworkConfig
+    workload: WorkloadConfig
+    usable_cores: tuple[int, ...]
+    cores_per_machine: int
+    output: Path
+    branches: tuple[int, ...] = (DEFAULT_BRANCHES,)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    chosen: tuple[Contender, ...] = ()
+    llmperf: bool = False
+    endpoints: tuple[Endpoint, ...] = ()
+    equal_weights: bool = False
+    one_at_a_time: bool = False
+    asked: str = ""
+
+    def __post_init__(self) -> None:
+        _require_distinct("topology", [topology.value for topology in self.topologies] or self.endpoints)
+        started = {contender.name for contender in self._started}
+        _require_distinct("name", [*started, *(endpoint.name for endpoint in self.endpoints)])
+        for rtt_ms in self.network.rtts_ms:
+            where = "the network to an endpoint is what it is; without --endpoint, others can be tried"
+            _require(not self.endpoints or rtt_ms == 0, f"rtt_ms {rtt_ms:g}: {where}")
+        if self.topologies:
+            self._require_models()
+        elif (emulation := self.backend.emulation) != NOT_EMULATED:
+            raise ConfigError(f"emulate {emulation}: passes of endpoints are their own; name --topologies to start")
+        _require_distinct("gamma", self.gammas)
+        _require_distinct("branches", self.branches)
+        for branches in self.branches:
+            check_branches(branches)
+        _require_distinct("schedule", [schedule.value for schedule in self.schedules])
+        for gamma in self.gammas:
+            _require(1 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 1..{MAX_GAMMA}; 0 is the target alone")
+        self._require_what_a_graph_can()
+        self.parts  # noqa: B018 - refuses more machines than the host has cores for
+
+    def _require_models(self) -> None:
+        _require_distinct("draft model", [model_name(Path(draft)) for draft in self.draft_models])
+        _require(_has_model(self.target_model), f"target model {self.target_model}: no config.json there")
+        for draft in self.draft_models:
+            _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
+
+    def _require_what_a_graph_can(self) -> None:
+        """A fused pair that is one compiled graph has one gamma; tokens chosen on a device, nobody else can repeat."""
+        method = self.backend.method or "fused"
+        _require(
+            not self.backend.device_sampling or set(self.topologies) <= {Topology.TARGET, Topology.FUSED},
+            "device_sampling is for topologies target and fused: a draft worker's tokens are verified on the host",
+        )
+        if Topology.FUSED in self.topologies and any(map(self.backend.one_graph, self.draft_models)):
+            _require(
+                len(self.gammas) == 1,
+                f"gamma {', '.join(map(str, self.gammas))}: speculation_method {method} is compiled for one: "
+                "name one, or use --speculation_method vanilla",
+            )
+            _require(
+                self.workload.temperature == 0 or self.backend.keeps_seeds,
+                f"temperature {self.workload.temperature:g}: speculation_method {method} samples on the device, where "
+                "seeds are not kept: use --temperature 0, or fused or vanilla without --device_sampling",
+            )
+
+    def server_of(self, contender: Contender) -> Server:
+        """The process that clients of a contender talk to."""
+        draft, branches = contender.draft, contender.branches
+        if contender.topology is Topology.TARGET:  # one for all; whether it looks up, requests say
+            return SHARED_TARGET
+        if contender.topology is Topology.FUSED:
+            return Server("fused_target", draft)
+        if contender.topology is Topology.POOL:
+            return Server("target", draft, branches, pooled=True)
+        return Server("draft", draft, self.branches[0] if branches is None else branches)  # of rounds: any will do
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """Every process that is started."""
+        found = []
+        for contender in self._started:
+            server = self.server_of(contender)
+            found += [SHARED_TARGET] if contender.topology is Topology.DISTRIBUTED else []
+            found += [server, replace(server, role="draft")] if server.pooled else [server]
+        return tuple(sorted(dict.fromkeys(found), key=lambda server: server != SHARED_TARGET))
+
+    @property
+    def _started(self) -> list[Contender]:
+        """Contenders that are no endpoints."""
+        return [contender for contender in self.contenders if contender.endpoint is None]
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The first has the target, or both models; the second, if any, the draft of a split one.
+
+        Raises:
+            ConfigError: the host has too few cores.
+        """
+        is_split = any(contender.topology.is_split for contender in self._started)
+        names = [*(["target side"] if self._started else []), *(["edge"] if is_split else [])]
+        return split_into_machines(names, self.usable_cores, cores_per_machine=self.cores_per_machine)
+
+    @property
+    def spare_cores(self) -> tuple[int, ...]:
+        """Usable cores that belong to no machine."""
+        taken = {core for machine in self.machines for core in machine.cores}
+        return tuple(core for core in self.usable_cores if core not in taken)
+
+    @property
+    def parts(self) -> tuple[ComparisonConfig, ...]:
+        """What runs at the same time, one part after the other: everything, or one architecture, and the endpoints."""
+        if not self.one_at_a_time:
+            self.machines  # noqa: B018 - refuses more machines than the host has cores for
+            return (self,)
+        groups: dict[object, list[Contender]] = defaultdict(list)
+        for contender in self.contenders:
+            groups[contender.topology, contender.draft].append(contender)
+        return tuple(replace(self, one_at_a_time=False, chosen=tuple(group)) for group in groups.values())
+
+    @property
+    def uses_locust(self) -> bool:
+        """Who sends requests at once. All are asked alike, so what Locust cannot ask decides for all."""
+        texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
+        return max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
+
+    @property
+    def baseline(self) -> Contender:
+        """What speed-ups are over: the target alone, or of endpoints alone the first."""
+        return ALONE if self.topologies else self.contenders[0]
+
+    @property
+    def baseline_name(self) -> str:
+        """For people."""
+        return self.baseline.endpoint or "the target alone"
+
+    @property
+    def contenders(self) -> tuple[Contender, ...]:
+        """Everything that is compared; the target alone first, if it takes part."""
+        if self.chosen:
+            return self.chosen
+        alone = [ALONE] if Topology.TARGET in self.topologies else []
+        ways: dict[Topology, list[tuple[Schedule | None, int | None]]] = {
+            Topology.FUSED: [(None, None)],
+            Topology.DISTRIBUTED: [
+                (it, n) for it in self.schedules for n in (self.branches if it.runs_ahead else (None,))
+            ],
+            Topology.POOL: [(None, n) for n in self.branches],
+        }
+        started = [
+            Contender(topology, draft, gamma, schedule, branches)
+            for topology in self.topologies
+            for schedule, branches in ways.get(topology, ())
+            for draft, gamma in itertools.product(self.draft_models, self.gammas)
+        ]
+        return (*alone, *started, *(Contender(Topology.ENDPOINT, endpoint=it.name) for it in self.endpoints))
+
+    @property
+    def series(self) -> tuple[Contender, ...]:
+        """Every line of the report once, in order."""
+        return tuple(dict.fromkeys(contender.series for contender in self.contenders))
+
+    @property
+    def sweeps(self) -> bool:
+        """More than one way to draft, of what is started."""
+        return bool(self.topologies) and len(self.draft_models) * len(self.gammas) * len(self.branches) > 1
+
+
+def _has_model(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+def _require_distinct(name: str, values: Sequence[object]) -> None:
+    _require(len(values) > 0, f"no {name} is given")
+    value, count = Counter(values).most_common(1)[0]
+    _require(count == 1, f"{name} {value} is given {count} times")

@@ -1,0 +1,113 @@
+"""Where prompts come from: a text file, chats in JSONL, ShareGPT's JSON, or chance. Knows no tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from inference.cli.prompts.source import read_prompts
+from inference.errors import ConfigError
+
+_USERS = ("human", "user")
+"""Who asks, in ShareGPT's words and in OpenAI's."""
+_READ = (*_USERS, "system")
+"""Whose words are sent; what others said is not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns of a user. Each is sent with the conversation so far, and with the answers that were measured.
+
+    Attributes:
+        turns: at least one.
+        system: stands before them; empty: nothing does.
+    """
+
+    turns: tuple[str, ...]
+    system: str = ""
+
+
+Prompt: TypeAlias = "str | Conversation"
+
+
+def read_dataset(file: Path) -> tuple[Prompt, ...]:
+    """The prompts of a file: by its ending, chats (.jsonl), ShareGPT (.json), or one prompt per line.
+
+    Raises:
+        ConfigError: it cannot be used; the message names file and line.
+    """
+    if file.suffix not in (".json", ".jsonl"):
+        return tuple(read_prompts(None, file))
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"dataset {file} cannot be read: {exc}") from exc
+    found = tuple(_of_lines(file, text) if file.suffix == ".jsonl" else _of_sharegpt(file, text))
+    if not found:
+        raise ConfigError(f"dataset {file} has no prompt")
+    return found
+
+
+def _of_lines(file: Path, text: str) -> Iterator[Prompt]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{file}, line {number}"
+            entry = _object(_json(line, where), where)
+            prompt = entry.get("prompt")
+            yield _text(prompt, where) if prompt is not None else _conversation(entry, "messages", where)
+
+
+def _of_sharegpt(file: Path, text: str) -> Iterator[Prompt]:
+    """ShareGPT has conversations that begin with an answer, or have no question: those are left out."""
+    entries = _json(text, str(file))
+    if not isinstance(entries, list):
+        raise ConfigError(f"{file}: ShareGPT's list of conversations is expected")
+    for number, entry in enumerate(entries, start=1):
+        where = f"{file}, conversation {number}"
+        conversation = _conversation(_object(entry, where), "conversations", where, may_be_empty=True)
+        if conversation.turns:
+            yield conversation
+
+
+def _conversation(entry: dict[str, Any], key: str, where: str, *, may_be_empty: bool = False) -> Conversation:
+    """Of messages as OpenAI has them ("role", "content") or ShareGPT ("from", "value"); answers are not kept."""
+    messages = entry.get(key)
+    if not isinstance(messages, list):
+        raise ConfigError(f'{where}: a list "{key}" is expected')
+    said: dict[str, list[str]] = {role: [] for role in _READ}
+    for index, each in enumerate(messages):
+        place = f"{where}, {key}[{index}]"
+        message = _object(each, place)
+        role, text = str(message.get("role", message.get("from"))), message.get("content", message.get("value"))
+        if role in _READ and not (may_be_empty and text == ""):  # public copies of ShareGPT have such messages
+            said[role].append(_text(text, place))
+    turns = tuple(text for role in _USERS for text in said[role])
+    if not turns and not may_be_empty:
+        raise ConfigError(f'{where}: no message is of "user"')
+    return Conversation(turns, "\n".join(said["system"]))
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"{where}: no JSON ({exc})") from exc
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: a JSON object is expected")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{where}: a text that is not empty is expected")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can write down half of a surrogate pair
+        raise ConfigError(f"{where}: character {error.start} is no UTF-8") from error
+    return value

@@ -1,0 +1,85 @@
+"""The grid of measurements and the order in which it is walked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from comparison.plan.config import ComparisonConfig, Contender
+from comparison.run.record import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One place of the grid.
+
+    Attributes:
+        concurrency: requests in flight at once; 0 where they come at `request_rate`, whatever is in flight.
+        request_rate: requests per second, on average; None where each client waits for its answer.
+    """
+
+    contender: Contender
+    kind: str
+    rtt_ms: float
+    concurrency: int
+    request_rate: float | None = None
+
+    @property
+    def load(self) -> str:
+        """For people."""
+        return f"concurrency {self.concurrency}" if self.request_rate is None else f"{self.request_rate:g} requests/s"
+
+    def __str__(self) -> str:
+        return f"{self.contender.label}, {self.kind}, rtt {self.rtt_ms:g} ms, {self.load}"
+
+
+WARM_UP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of a cell.
+
+    Attributes:
+        repeat: number of the run, from 0, or `WARM_UP`.
+        records: one per request that was answered.
+        failures: one per request that was not.
+    """
+
+    cell: Cell
+    repeat: int
+    records: tuple[RequestRecord, ...]
+    failures: tuple[RequestRecord, ...] = field(default=())
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(record.stats.num_output_tokens for record in self.records)
+
+    @property
+    def wall_s(self) -> float:
+        """Time spent on requests, failed ones too: at concurrency 1 their sum, else from first sent to last ended."""
+        took_s = [(it.sent_s, it.stats.end_to_end_s + it.failed_s) for it in (*self.records, *self.failures)]
+        if self.cell.concurrency == 1:
+            return sum(seconds for _, seconds in took_s)
+        return max(map(sum, took_s)) - min(took_s)[0] if took_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.wall_s if self.wall_s else 0.0
+
+
+def walk(config: ComparisonConfig) -> Iterator[tuple[int, Cell]]:
+    """(repeat, cell), interleaved: contenders that are compared follow one another within seconds.
+
+    Who begins rotates, so that what drifts (heat, neighbours) favours nobody.
+    """
+    workload, network, contenders = config.workload, config.network, config.contenders
+    turn = 0
+    for repeat in range(workload.num_runs):
+        for concurrency, request_rate in workload.loads:
+            for prompt_set in workload.prompt_sets:
+                for rtt_ms in network.rtts_ms:
+                    for i in range(len(contenders)):
+                        contender = contenders[(turn + i) % len(contenders)]
+                        yield repeat, Cell(contender, prompt_set.kind, rtt_ms, concurrency, request_rate)
+                    turn += 1

@@ -1,0 +1,131 @@
+"""The one promise every topology makes: the same tokens. Finds where it is broken.
+
+It holds among servers of the same model, as they say themselves or the user does; others are not comparable.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from comparison.plan.grid import Cell, Sample
+from comparison.run.record import RequestRecord
+
+Answer: TypeAlias = Sequence[int] | str
+"""Token ids, or a text."""
+Parting: TypeAlias = tuple[int, int | str | None, int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An answer that is not the reference's.
+
+    Attributes:
+        cell, repeat, prompt_index: where it was given; the prompt counts from 0 within its kind.
+        reference: whose answer is another.
+        position: of the first difference, in output tokens; in characters where one of the servers tells no tokens.
+        expected, actual: token ids or characters there; None where an answer has ended.
+    """
+
+    cell: Cell
+    repeat: int
+    prompt_index: int
+    reference: str
+    position: int
+    expected: int | str | None
+    actual: int | str | None
+
+    def __str__(self) -> str:
+        where = f"{self.cell.kind} prompt {self.prompt_index + 1}, output position {self.position}"
+        unit = "character" if isinstance(self.expected if self.actual is None else self.actual, str) else "token"
+        what = f"{unit} {self.actual!r} where {self.reference} has {self.expected!r}"
+        when = f"rtt {self.cell.rtt_ms:g} ms, {self.cell.load}, run {self.repeat + 1}"
+        return f"{self.cell.contender.label}, {where}: {what} ({when})"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Whether all answers were the same.
+
+    Attributes:
+        num_requests: how many were compared.
+        differences: in the order in which they were measured.
+        not_comparable: names of whose model nobody knows whether it is that of any other.
+        by_text: some servers tell no tokens, and were compared by their text.
+    """
+
+    num_requests: int
+    differences: tuple[Difference, ...]
+    not_comparable: tuple[str, ...] = ()
+    by_text: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Anything was comparable."""
+        return self.num_requests > 0
+
+    @property
+    def holds(self) -> bool:
+        return not self.differences
+
+    def __str__(self) -> str:
+        others = f"not comparable, models are not known to be the same: {', '.join(self.not_comparable)}"
+        if not self.is_known:
+            return others
+        how = ", token for token or by their text," if self.by_text else ", token for token,"
+        text = f"same tokens: all {self.num_requests} answers agree{how} with the same seed"
+        if not self.holds:
+            text = f"DIFFERENT TOKENS: {len(self.differences)} of {self.num_requests} answers differ"
+        return f"{text}; {others}" if self.not_comparable else text
+
+
+OURS = "started here"
+
+
+def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False) -> Agreement:
+    """Compare every answer with the first one to the same prompt; the target alone is measured first.
+
+    Args:
+        equal_weights: all endpoints have the same, as the user says.
+    """
+    members = _by_model(samples, equal_weights=equal_weights)
+    references: dict[tuple[str, str, int], tuple[str, RequestRecord]] = {}
+    differences, num_requests, by_text = [], 0, False
+    for model, sample, record in members:
+        key = model, sample.cell.kind, record.prompt_index
+        label, expected = references.setdefault(key, (sample.cell.contender.label, record))
+        has_tokens = bool(expected.token_ids and record.token_ids)
+        answers = (expected.token_ids, record.token_ids) if has_tokens else (expected.text, record.text)
+        num_requests, by_text = num_requests + 1, by_text or not has_tokens
+        if (parting := first_difference(*answers)) is not None:
+            differences.append(Difference(sample.cell, sample.repeat, record.prompt_index, label, *parting))
+    compared = {sample.cell.contender.label for _, sample, _ in members}
+    everybody = dict.fromkeys(sample.cell.contender.label for sample in samples)
+    others = tuple(label for label in everybody if label not in compared)
+    return Agreement(num_requests, tuple(differences), others, by_text)
+
+
+def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:
+    """Answers with the name of what they depend on, if they are of servers that share it, or of one alone."""
+    answers = [(sample, record) for sample in samples for record in sample.records]
+    started = {record.model_id for sample, record in answers if sample.cell.contender.endpoint is None}
+
+    def model_of(sample: Sample, record: RequestRecord) -> str:
+        is_ours = sample.cell.contender.endpoint is None or equal_weights
+        return OURS if is_ours or (record.model_id and record.model_id in started) else record.model_id
+
+    named = [(model_of(sample, record), sample, record) for sample, record in answers]
+    labels: dict[str, set[str]] = defaultdict(set)
+    for model, sample, _ in named:
+        labels[model].add(sample.cell.contender.label)
+    shared = {model for model, sharing in labels.items() if model and (len(sharing) > 1 or model == OURS)}
+    return [each for each in named if each[0] in shared]
+
+
+def first_difference(expected: Answer, actual: Answer) -> Parting | None:
+    """Where answers part, and what each has there, None behind its end; None if they are the same."""
+    both: Iterable[tuple[int, tuple[Any, Any]]] = enumerate(itertools.zip_longest(expected, actual))
+    return next(((position, *pair) for position, pair in both if pair[0] != pair[1]), None)

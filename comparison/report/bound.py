@@ -1,0 +1,151 @@
+"""What theory allows, from measured parts: the draft's step, the target's pass, the acceptance, the round trip.
+
+Synchronous rounds (Leviathan, Kalman, Matias, arXiv 2211.17192): a round drafts gamma tokens, verifies them in one
+pass, and gives (1 - alpha^(gamma+1)) / (1 - alpha) tokens if every draft token is accepted with probability alpha,
+given that all before it were. What a round costs depends on the topology:
+
+    target        pass(1)                                        gives one token
+    fused         gamma * step + pass(gamma + 1)
+    distributed   gamma * step + round trip + pass(gamma + 1)
+
+A draft that runs ahead (schedule async, or a pool) is allowed more: its work and the network hide behind the target's
+passes, each of which finds a full proposal, until the draft is surprised. That ends 1 - alpha^(gamma+1) of the passes
+(the token behind a full proposal must be foreseen, too), which is once in 1 / (1 - alpha) tokens. From then on no new
+proposal can arrive for a round trip and a step, unless a branch had foreseen it; meanwhile the target decodes, or looks
+up, by itself, and what it finds is taken to be what the draft foresaw.
+
+Whatever is counted with is measured: acceptance, how many surprises branches cover, how many tokens the target's own
+passes give. Of all lengths up to gamma the best counts, for servers choose; passes over fewer tokens are taken to lie
+on the line between pass(1) and pass(gamma + 1). Nothing else is counted: no service, no scheduling, no tokenizing. That
+is why it is a bound. Equal and independent acceptance is the theory's, so a measurement may come a few per cent above.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from comparison.run.record import RequestRecord, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Measured parts, in seconds, as undisturbed: the tenth percentile of what was measured.
+
+    Attributes:
+        pass_s: target pass of width 1.
+        verify_s: target pass over a full proposal, width gamma + 1; `pass_s` where nothing is drafted.
+        step_s: draft time per draft token; 0 where nothing is drafted.
+        prompt_s: what reading the prompt adds to the first pass.
+        own_tokens: tokens of a pass without tokens of the draft: more than one, where the target finds some itself.
+        foreseen: share of the draft's surprises that a branch covers.
+    """
+
+    pass_s: float
+    verify_s: float
+    step_s: float = 0.0
+    prompt_s: float = 0.0
+    own_tokens: float = 1.0
+    foreseen: float = 0.0
+
+    def at_length(self, gamma: int, longest: int) -> Costs:
+        """Of proposals of `gamma` tokens, where the measured ones were `longest`."""
+        share = gamma / longest if longest else 0.0
+        return replace(self, verify_s=self.pass_s + share * (self.verify_s - self.pass_s))
+
+
+def tokens_per_round(alpha: float, gamma: int) -> float:
+    """Expected tokens of one round.
+
+    Args:
+        alpha: probability that a draft token is accepted, given that all before it in its round were; 0 .. 1.
+        gamma: draft tokens per round, >= 0.
+    """
+    if alpha >= 1.0:
+        return gamma + 1.0
+    return float((1.0 - alpha ** (gamma + 1)) / (1.0 - alpha))
+
+
+def rounds_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s: float = 0.0) -> float:
+    """Seconds of so many tokens in synchronous rounds; the round trip lies between draft and target.
+
+    Without draft tokens they are passes of the target by itself.
+    """
+    if not gamma:
+        return num_tokens / costs.own_tokens * (costs.pass_s + rtt_s)
+    return num_tokens / tokens_per_round(alpha, gamma) * (gamma * costs.step_s + rtt_s + costs.verify_s)
+
+
+def run_ahead_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s: float) -> float:
+    """Seconds of so many tokens behind a draft that runs ahead; the first proposals are there at once."""
+    own_s = num_tokens / costs.own_tokens * costs.pass_s
+    if not gamma:
+        return own_s
+    full_s = num_tokens / tokens_per_round(alpha, gamma) * costs.verify_s
+    if alpha >= 1.0 or full_s >= own_s:
+        return min(full_s, own_s)
+    between = 1.0 / (1.0 - alpha)  # tokens from one surprise to the next
+    gap_s = (rtt_s + costs.step_s) * (1.0 - costs.foreseen)
+    cycle_s = full_s * between / num_tokens + gap_s
+    rate = (between + gap_s / costs.pass_s * costs.own_tokens) / cycle_s
+    head_start = between - rate * (cycle_s - gap_s)  # it begins with proposals, not with a gap
+    return max(full_s, (num_tokens - head_start) / rate)
+
+
+def acceptance_probability(rounds: Iterable[Round]) -> float | None:
+    """Alpha: accepted draft tokens / draft tokens that were decided on; None if there were none.
+
+    A round ends at its first rejection; what follows it was never decided on. (acceptance_rate counts it, and so is
+    lower.) Passes over what the target proposed to itself do not count.
+    """
+    num_accepted = num_decided = 0
+    for item in filter(_has_drafts, rounds):
+        num_accepted += item.num_accepted_tokens
+        num_decided += min(item.num_draft_tokens, item.num_accepted_tokens + 1)
+    return num_accepted / num_decided if num_decided else None
+
+
+def _has_drafts(item: Round) -> bool:
+    """Whether a draft had a part in it."""
+    return item.num_draft_tokens > item.own.num_tokens
+
+
+def measured_costs(
+    records: Sequence[RequestRecord], gamma: int, *, alone: Sequence[RequestRecord] | None = None
+) -> Costs:
+    """The parts, as the requests' own timings tell them.
+
+    Args:
+        records: of one contender.
+        gamma: draft tokens per full round; 0 for the target alone.
+        alone: of the target alone on the same prompts, where it was measured; what reading a prompt costs is taken
+            from there, since a draft's first round also reads the prompt with the draft.
+    """
+    later = [item for record in records for item in record.rounds[1:]]
+    full = [item for item in later if item.num_draft_tokens == gamma] or later
+    drafted = [item for item in full if item.num_draft_tokens]
+    own = [item.num_tokens for item in later if not _has_drafts(item)]
+    surprises = [item for item in later if _has_drafts(item) and item.num_accepted_tokens < item.num_draft_tokens]
+    num_hits = sum(item.counts.num_branch_hits for item in surprises)
+    plain = records if alone is None else alone
+    pass_s = _undisturbed_s(_compute_us, [item for record in plain for item in record.rounds[1:]])
+    first_s = _undisturbed_s(_compute_us, [record.rounds[0] for record in plain if record.rounds])
+    return Costs(
+        pass_s=pass_s,
+        verify_s=_undisturbed_s(_compute_us, full),
+        step_s=_undisturbed_s(lambda item: item.timings.draft_us / item.num_draft_tokens, drafted),
+        prompt_s=0.0 if alone is None else max(0.0, first_s - pass_s),
+        own_tokens=statistics.fmean(own) if own else 1.0,
+        foreseen=min(1.0, num_hits / len(surprises)) if surprises else 0.0,
+    )
+
+
+def _compute_us(item: Round) -> float:
+    return item.timings.compute_us
+
+
+def _undisturbed_s(value_us: Callable[[Round], float], rounds: Sequence[Round]) -> float:
+    """What disturbs a pass (other processes, a graph that is built just then) is nothing that theory demands."""
+    values = sorted(map(value_us, rounds))
+    return values[len(values) // 10] / 1e6 if values else 0.0

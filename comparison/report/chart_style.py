@@ -1,0 +1,155 @@
+"""What all pictures look like: colours, marks, lines and hatches, each enough by itself, and conditions below each."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from comparison.plan.config import ComparisonConfig, Contender, Topology
+from comparison.report.findings import emulation_of, short_conditions
+from comparison.report.summary import Spread
+from inference.request import Schedule
+
+RowT = TypeVar("RowT")
+ColumnT = TypeVar("ColumnT")
+
+# Okabe and Ito's colours: told apart with every kind of colour vision, and in black and white by marks, lines and
+# hatches.
+TARGET, FUSED, POOL = (Contender(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
+SYNC, ASYNC = (Contender(Topology.DISTRIBUTED, schedule=schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
+
+
+class Look(NamedTuple):
+    """Of a line, and of a bar."""
+
+    colour: str
+    mark: str
+    line: Any
+    hatch: str
+
+
+_LOOKS = {
+    TARGET: Look("#5f5f5f", "s", "-", ""),
+    FUSED: Look("#0072B2", "o", (0, (6, 2)), ""),
+    SYNC: Look("#D55E00", "^", (0, (2, 1.5)), "//"),
+    ASYNC: Look("#009E73", "D", (0, (6, 2, 1.5, 2)), ".."),
+    POOL: Look("#CC79A7", "v", ":", "xx"),
+}
+DRAFTS = (("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"))
+"""Colours and marks of lines that are not of topologies."""
+_OTHERS = zip(itertools.cycle(DRAFTS[::-1]), itertools.cycle(_LOOKS.values()), itertools.cycle("-\\|o+"), strict=False)
+
+
+@cache
+def look_of(series: Contender) -> Look:
+    """Endpoints get theirs in turn."""
+    if series in _LOOKS:
+        return _LOOKS[series]
+    draft, known, hatch = next(_OTHERS)
+    return Look(*draft, known.line, 2 * hatch)
+
+
+BOUND = "bound (dashes)"
+INCHES_PER_NAME = 1.6
+CHARACTERS_PER_INCH = 18
+"""Of the conditions' small print."""
+
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "legend.frameon": False,
+    "savefig.dpi": 130,
+}
+
+
+def save(figure: Figure, file: Path, config: ComparisonConfig) -> None:
+    """Write a picture that says by itself, without its report, under which conditions it was measured."""
+    if label := emulation_of(config):
+        figure.suptitle(label, color="#a00000", fontweight="bold", fontsize=10)
+    text = textwrap.fill(short_conditions(config), int(figure.get_figwidth() * CHARACTERS_PER_INCH))
+    for handles in figure.legends:
+        handles.set_title(text)
+        handles.get_title().set_fontsize(7)
+    figure.savefig(file)
+
+
+def panels(
+    rows: Sequence[RowT],
+    columns: Sequence[ColumnT],
+    draw: Callable[[Axes, RowT, ColumnT], None],
+    *,
+    size: tuple[float, float],
+    names: tuple[Sequence[str], Sequence[str]],
+    max_legend_columns: int = 5,
+) -> Figure:
+    """A panel for each row and column; they share a y axis that begins at 0, and a legend of all labels below.
+
+    Args:
+        draw: fills one panel.
+        size: of a panel, in inches.
+        names: of the y axis, by row, and of the x axis, by column.
+    """
+    figsize = max(5.0, size[0] * len(columns)), size[1] * len(rows) + 0.7
+    figure = Figure(figsize=figsize, layout="constrained")
+    grid = figure.subplots(len(rows), len(columns), squeeze=False, sharey=True)
+    shown: dict[str, Artist] = {}
+    for axes, place in zip(grid.flat, itertools.product(rows, columns), strict=True):
+        draw(axes, *place)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    for axes, text in zip(grid[:, 0], names[0], strict=True):
+        axes.set_ylabel(text)
+    for axes, text in zip(grid[-1], names[1], strict=True):
+        axes.set_xlabel(text)
+    grid[0, 0].set_ylim(bottom=0)  # only now: it ends the scaling to what all panels show
+    num_columns = min(max_legend_columns, len(shown), int(figsize[0] / INCHES_PER_NAME))
+    labels = sorted(shown, key=lambda label: label == BOUND)
+    figure.legend([shown[label] for label in labels], labels, loc="outside lower center", ncols=num_columns)
+    return figure
+
+
+def errors(spreads: Sequence[Spread]) -> list[list[float]]:
+    """Distances below and above the medians, as errorbar wants them."""
+    return [[item.median - item.low for item in spreads], [item.high - item.median for item in spreads]]
+
+
+def median_line(axes: Axes, at: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
+    """Medians, and what the runs range over."""
+    axes.errorbar(at, [item.median for item in spreads], errors(spreads), capsize=3, **style)
+
+
+def bound_line(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour: str, mark: str) -> None:
+    """What theory allows where something was measured."""
+    axes.plot(at, bounds, color=colour, linestyle="--", linewidth=1.2, marker=mark, markerfacecolor="white")
+    name_bound(axes)
+
+
+def name_bound(axes: Axes) -> None:
+    """In the legend: whatever has dashes."""
+    axes.plot([], [], color="black", linestyle="--", label=BOUND)
+
+
+def powers_of_two(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic x axis that names these values alone."""
+    axes.set_xscale("log", base=2)
+    name_values(axes, values)
+
+
+def name_values(axes: Axes, values: Sequence[float]) -> None:
+    axes.xaxis.set_major_locator(FixedLocator(sorted(values)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())

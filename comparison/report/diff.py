@@ -1,0 +1,162 @@
+"""`compare_architectures.py diff OLD NEW`: which latencies differ between two results, by more than chance."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from comparison.report.bootstrap import CONFIDENCE, MIN_PAIRS, Ratio, stratified_ratio
+from comparison.report.findings import HOST_LOAD, PLACE
+from comparison.report.service import LATENCIES
+from inference.errors import ConfigError
+
+EXIT_SLOWER = 1
+THRESHOLD = 0.05
+MAY_DIFFER = ("Runs", HOST_LOAD)
+"""Conditions; any other that differs makes figures that cannot be compared."""
+
+Results = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One latency of one cell, new over old."""
+
+    where: str
+    figure: str
+    ratio: Ratio
+
+    def is_slower(self, threshold: float) -> bool:
+        """Beyond the threshold with all of its interval."""
+        return self.ratio.low > 1.0 + threshold
+
+    @property
+    def verdict(self) -> str:
+        return "slower" if self.ratio.low > 1.0 else "faster"
+
+
+def diff(arguments: Sequence[str]) -> int:
+    """Compare two results.
+
+    Returns:
+        0; 1: something is slower by more than the threshold.
+
+    Raises:
+        ConfigError: a file cannot be used, or conditions differ.
+    """
+    args = _parser().parse_args(arguments)
+    old, new = read_results(args.old), read_results(args.new)
+    changes = compare(old, new)
+    differing = differing_conditions(old, new)
+    if differing and not args.anyway:
+        raise ConfigError("conditions differ (--anyway compares all the same): " + "; ".join(differing))
+    for name, results in (("old", old), ("new", new)):
+        for text in results.get("warnings", ()):
+            print(f"warning: {name}: {text}", file=sys.stderr)
+    for text in differing:
+        print(f"warning: not the same conditions: {text}", file=sys.stderr)
+    _print(changes, args.threshold)
+    for text in untold(old, new):
+        print(text)
+    return EXIT_SLOWER if any(change.is_slower(args.threshold) for change in changes) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="compare_architectures.py diff", description=__doc__, allow_abbrev=False)
+    text = "results.json of a comparison, its directory, or what make bench wrote"
+    for name in ("old", "new"):
+        parser.add_argument(name, type=Path, help=text)
+    text = "share by which something must be slower to end with exit code 1 (%(default)s)"
+    parser.add_argument("--threshold", type=float, default=THRESHOLD, metavar="SHARE", help=text)
+    parser.add_argument("--anyway", action="store_true", help="compare results of other machines or settings, too")
+    return parser
+
+
+def read_results(path: Path) -> Results:
+    """What a comparison wrote.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no requests.
+    """
+    file = path / "results.json" if path.is_dir() else path
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        results: Results = content.get("comparison", content)
+        cells = _by_cell(results).values()
+        _ = dict(results["conditions"]), [_by_prompt(cell, name) for cell in cells for name in LATENCIES]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise ConfigError(f"{file} is no result of a comparison with its requests: {exc!r}") from exc
+    return results
+
+
+def differing_conditions(old: Results, new: Results) -> list[str]:
+    """Names and both texts of what was not the same: machine, models, prompts, network, load."""
+    before, after = old["conditions"], new["conditions"]
+    names = [name for name in {**before, **after} if name not in MAY_DIFFER]
+    return [f"{name}: {before.get(name)} | {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+
+
+def untold(old: Results, new: Results) -> list[str]:
+    """What no latency tells: requests that failed, and cells that only one has."""
+    before, after = _by_cell(old), _by_cell(new)
+    failed = [sum(it["error_code"] is not None for it in chain(*cells.values())) for cells in (before, after)]
+    told = [f"failed requests, in no latency: {failed[0]} in old, {failed[1]} in new"] if any(failed) else []
+    return told + [f"only in {'old' if it in before else 'new'}: {it}" for it in sorted(before.keys() ^ after.keys())]
+
+
+def compare(old: Results, new: Results) -> list[Change]:
+    """Every latency of every cell that both have. The more there are, the wider the intervals (Bonferroni): of all
+    that are equal, one in twenty comparisons as a whole finds a difference.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    before, after = _by_cell(old), _by_cell(new)
+    shared = [(where, figure) for where in before.keys() & after.keys() for figure in LATENCIES]
+    sides = {key: (_by_prompt(before[key[0]], key[1]), _by_prompt(after[key[0]], key[1])) for key in sorted(shared)}
+    known = {key: side for key, side in sides.items() if side[0].keys() & side[1].keys()}
+    if not known:
+        raise ConfigError("the two results have no measurement in common")
+    confidence = 1 - (1 - CONFIDENCE) / len(known)
+    return [Change(*key, stratified_ratio(*side, confidence=confidence)) for key, side in known.items()]
+
+
+def _by_cell(results: Results) -> dict[str, list[dict[str, Any]]]:
+    places = [{name: cell.get(name) for name in PLACE} for cell in results["statistics"]]
+    names = [", ".join(f"{name} {value}" for name, value in place.items() if value is not None) for place in places]
+    return dict(zip(names, results["requests"], strict=True))
+
+
+def _by_prompt(requests: Sequence[Mapping[str, Any]], figure: str) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for request in requests:
+        if request["error_code"] is None and request[figure]:
+            found[str(request["prompt"])].append(request[figure])
+    return found
+
+
+def _print(changes: Sequence[Change], threshold: float) -> None:
+    """What differs, the worst first, and how many do not."""
+    differing = sorted((it for it in changes if it.ratio.differs), key=lambda it: it.ratio.estimate, reverse=True)
+    if differing:
+        table = Table("measurement", "figure", "new / old", "verdict")
+        for change in differing:
+            mark = f", by more than {threshold:.0%}" if change.is_slower(threshold) else ""
+            table.add_row(change.where, change.figure, str(change.ratio), change.verdict + mark)
+        Console(width=160).print(table)
+    num_untold = sum(change.ratio.num_pairs < MIN_PAIRS for change in changes)
+    few = f", {num_untold} have too few runs to tell" if num_untold else ""
+    print(f"{len(changes)} latencies compared: {len(changes) - len(differing) - num_untold} show no difference{few}")
+    num_slower, num_beyond = (sum(it.is_slower(least) for it in changes) for least in (0.0, threshold))
+    beyond = f"{num_beyond} of them by more than {threshold:.0%}"
+    print(f"{num_slower} slower, {beyond}; {len(differing) - num_slower} faster")

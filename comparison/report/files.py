@@ -1,0 +1,64 @@
+"""Writes results.csv, results.json, the pictures and report.html into a directory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from comparison.report.findings import Findings, json_of
+from comparison.report.llmperf import write_llmperf
+from inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_directory(directory: Path) -> None:
+    """Make sure, before anything is measured, that the report can be written.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        raise ConfigError(f"output directory {directory} cannot be written: {exc}") from exc
+
+
+def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
+    """Write every file; return the content of results.json. Without matplotlib there are no pictures, and no page."""
+    results = json_of(findings)
+    (directory / "config.toml").write_text(findings.config.asked, encoding="utf-8")
+    (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    _write_csv(results["cells"], directory / "results.csv")
+    if findings.config.llmperf:
+        write_llmperf(findings, directory / "llmperf")
+    write_page(directory / "report.html", lambda: _page(findings, directory))
+    return results
+
+
+def write_page(file: Path, page: Callable[[], str]) -> None:
+    """Write a page that is made with matplotlib, or say that there is none."""
+    try:
+        file.write_text(page(), encoding="utf-8")
+    except ModuleNotFoundError as error:
+        logger.warning("no %s: it needs the package %s, which is not installed", file.name, error.name)
+
+
+def _page(findings: Findings, directory: Path) -> str:
+    from comparison.report import html, plots  # matplotlib takes a second to import
+
+    return html.render(findings, plots.draw_all(findings, directory))
+
+
+def _write_csv(rows: list[dict[str, Any]], file: Path) -> None:
+    with file.open("w", newline="", encoding="utf-8") as output:
+        writer = csv.DictWriter(output, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)

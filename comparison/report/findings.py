@@ -1,0 +1,320 @@
+"""A comparison that is over: what was asked, where it ran, what came out. All that the report shows comes from here."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from comparison.plan.backend import AUTO, BackendConfig
+from comparison.plan.config import ClientSite, ComparisonConfig, Contender, Load, PromptSet
+from comparison.plan.grid import Cell, Sample
+from comparison.plan.machine import cpu_model
+from comparison.report.agreement import Agreement, check_agreement
+from comparison.report.bootstrap import Ratio
+from comparison.report.service import LATENCIES, Service
+from comparison.report.summary import CellSummary, Summarizer, spread_of
+from comparison.run.host_load import HostLoad, busy_warning
+from inference.config import NOT_EMULATED, model_name
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the report is about.
+
+    Attributes:
+        summaries: one per cell in which anything was answered.
+        agreement: whether all answers were the same.
+        services: how the requests of each cell were served, also where none was answered.
+        duration_s: of the whole comparison, starts of servers included.
+        load: of this host meanwhile.
+    """
+
+    config: ComparisonConfig
+    summaries: tuple[CellSummary, ...]
+    services: tuple[Service, ...]
+    agreement: Agreement
+    duration_s: float
+    load: HostLoad
+
+    @property
+    def busy(self) -> str:
+        """Why no figure is to be relied on; empty if the machine was quiet."""
+        return busy_warning(self.load, spread_of(self.summaries))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known of the figures, beside the conditions."""
+        names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
+        failed = [(it.cell, f"{it.num_failed} of {len(it.requests)}") for it in self.services if it.num_failed]
+        return [
+            *([self.busy] if self.busy else []),
+            *(f"{name} does not count tokens: one is assumed in each of its messages" for name in names),
+            *(f"{cell}: {share} requests failed, latencies are those of others" for cell, share in failed),
+        ]
+
+    @property
+    def conditions(self) -> list[tuple[str, str]]:
+        """Under which conditions it was measured, those that the machine set among them."""
+        return measured_conditions(self.config, self.load)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [prompt_set.kind for prompt_set in self.config.workload.prompt_sets]
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that failed although none was sent before its client had the answer to the one before."""
+        return sum(service.num_failed for service in self.services if service.cell.request_rate is None)
+
+    @property
+    def least_load(self) -> str:
+        """What is shown where loads are not told apart, for people."""
+        return f"{min(self.config.workload.concurrencies)} in flight"
+
+    def at(self, cell: Cell) -> Service | None:
+        """How the requests of a cell were served; None if it was not measured."""
+        return next((service for service in self.services if service.cell == cell), None)
+
+    def over_target(self, service: Service, figure: str) -> Ratio | None:
+        """Times of a cell over those of the target alone in its place; None for itself, and where it takes no part."""
+        alone = self.at(replace(service.cell, contender=self.config.baseline))
+        return None if alone is None or alone is service else service.over(alone, figure)
+
+    def at_place(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> list[CellSummary]:
+        """All ways to draft in this series, at a load or the lowest concurrency."""
+        wanted = (series, kind, rtt_ms, load or (min(self.config.workload.concurrencies), None))
+        return [summary for summary in self.summaries if _place(summary.cell) == wanted]
+
+    def best(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> CellSummary | None:
+        """Of these the one with the most tokens/s; None if the series takes no part."""
+        found = self.at_place(series, kind, rtt_ms, load)
+        return max(found, key=lambda summary: summary.tokens_per_s.median, default=None)
+
+    def bests(self, series: Contender, kind: str, *, load: Load | None = None) -> list[CellSummary]:
+        """Of each round trip time the best, from the shortest on."""
+        found = [self.best(series, kind, rtt_ms, load) for rtt_ms in sorted(self.config.network.rtts_ms)]
+        return [summary for summary in found if summary is not None]
+
+    def served(self, series: Contender, kind: str, load: Load | None = None) -> Service | None:
+        """Of these, on the shortest way, the one that answers first."""
+        found = self.at_place(series, kind, min(self.config.network.rtts_ms), load)
+        fastest = min(found, key=lambda summary: summary.end_to_end_s, default=None)
+        return None if fastest is None else self.at(fastest.cell)
+
+
+def _place(cell: Cell) -> tuple[Contender, str, float, Load]:
+    return cell.contender.series, cell.kind, cell.rtt_ms, (cell.concurrency, cell.request_rate)
+
+
+def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float, load: HostLoad) -> Findings:
+    """What came of samples; the warm-up's count for the check of tokens alone."""
+    summarizer = Summarizer(config, samples)
+    services = tuple(map(summarizer.service, summarizer.cells()))
+    agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
+    return Findings(config, tuple(summarizer.summaries()), services, agreement, duration_s, load)
+
+
+def emulation_of(config: ComparisonConfig) -> str:
+    """What every picture and table must say, of figures that are not this machine's; empty of those that are."""
+    emulation = config.backend.emulation
+    return "" if emulation == NOT_EMULATED else f"EMULATED: passes asleep for at least {emulation}"
+
+
+def round_trip(config: ComparisonConfig, rtt_ms: float) -> str:
+    """For people; nobody set those of endpoints."""
+    return f"round trip {rtt_ms:g} ms" if config.topologies else "endpoints where they are"
+
+
+def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
+    """Under which conditions it was measured, as (name, text) for people."""
+    workload = config.workload
+    prompts = ", ".join(map(_prompts, workload.prompt_sets))
+    sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
+    emulation = emulation_of(config)
+    limit = "exactly" if workload.ignore_eos else "up to"
+    turns = "one architecture after the other, so what drifts favours some" if config.one_at_a_time else "interleaved"
+    started = [
+        *([("Passes", emulation)] if emulation else []),
+        *([("Backend", backends)] if (backends := _backends(config.backend)) else []),
+        ("Target model", str(config.target_model)),
+        ("Draft models", ", ".join([*config.draft_models, *filter(None, [config.backend.draft_dtype])])),
+        ("Gamma", f"{_listed(config.gammas)} draft tokens per round"),
+        ("Machines", _machines(config)),
+        ("Network", _network(config)),
+    ]
+    return [
+        *(started if config.topologies else []),
+        *((f"Endpoint {endpoint.name}", endpoint.url) for endpoint in config.endpoints),
+        ("Prompts", f"{prompts}; {limit} {workload.max_new_tokens} output tokens; {sampling}, seed {workload.seed}"),
+        ("Runs", f"{workload.num_runs} of everything, {turns}, the first of each group rotating"),
+        ("Load", _load(config)),
+        ("Host", f"{cpu_model()}, {len(config.usable_cores)} usable cores, {platform.platform(terse=True)}"),
+    ]
+
+
+def measured_conditions(config: ComparisonConfig, load: HostLoad) -> list[tuple[str, str]]:
+    """Return the same, and how busy the host was."""
+    return [*conditions(config), (HOST_LOAD, str(load))]
+
+
+HOST_LOAD = "Host load"
+"""The condition that is another one in every run."""
+
+
+def _prompts(prompt_set: PromptSet) -> str:
+    lengths = [len(it if isinstance(it, str) else "".join((it.system, *it.turns))) for it in prompt_set.prompts]
+    least, most = min(lengths), max(lengths)
+    return f"{len(lengths)} {prompt_set.kind} of {least if least == most else f'{least} to {most}'} characters"
+
+
+def _backends(backend: BackendConfig) -> str:
+    """What computes, where the user said so."""
+    names = backend.name if backend.name == backend.draft_name else f"{backend.name}, of drafts {backend.draft_name}"
+    return " ".join(() if names == AUTO else (names, *backend.model_flags))
+
+
+def short_conditions(config: ComparisonConfig) -> str:
+    """The same in a line or two, for a picture."""
+    workload, names = config.workload, [model_name(Path(draft)) for draft in config.draft_models]
+    rates = _listed(workload.request_rates)
+    where = (
+        f"{cpu_model()}, {config.cores_per_machine} of {len(config.usable_cores)} cores per model",
+        f"{model_name(config.target_model)} with {', '.join(names)}",
+        f"round trip {_listed(config.network.rtts_ms)} ms",
+    )
+    parts = (
+        *(where if config.topologies else (f"endpoints, asked from {cpu_model()}",)),
+        dict(conditions(config))["Prompts"],
+        f"{_listed(workload.concurrencies)} in flight" + (f", {rates} requests/s" if rates else ""),
+        f"{workload.num_runs} runs",
+    )
+    return ". ".join(parts)
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _load(config: ComparisonConfig) -> str:
+    workload = config.workload
+    text = f"{_listed(workload.concurrencies)} requests in flight"
+    parts = [f"{text}; above 1 sent by Locust on gevent" if config.uses_locust else text]
+    if workload.request_rates:
+        rates = _listed(workload.request_rates)
+        parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), whoever waits")
+    if workload.slo.limits:
+        parts.append(f"goodput: {workload.slo}")
+    return f"{'; '.join(parts)}; {workload.warm_up} of each kind before anything counts"
+
+
+def _machines(config: ComparisonConfig) -> str:
+    spare = _listed(config.spare_cores)
+    rest = f"cores {spare} are free for them" if spare else "no core is left over, so they share these"
+    return (
+        f"{'; '.join(map(str, config.machines))}. Target-only and fused run on the target side alone, distributed and "
+        f"pool have their draft pinned to the edge; {config.cores_per_machine} thread(s) per model, one per core. "
+        f"Client and network proxy are not pinned: {rest}."
+    )
+
+
+def _network(config: ComparisonConfig) -> str:
+    network = config.network
+    parts = [f"round trip {_listed(network.rtts_ms)} ms between edge and target side"]
+    if network.jitter_ms:
+        parts.append(f"jitter up to {network.jitter_ms:g} ms per direction")
+    if network.bandwidth_mbps is not None:
+        parts.append(f"{network.bandwidth_mbps:g} Mbit/s per direction")
+    return f"{', '.join(parts)}, made by a proxy on loopback. {_SITES[network.client_site]}"
+
+
+_SITES = {
+    ClientSite.EDGE: "The thin client sits at the edge: for target-only and fused the round trip lies between client "
+    "and server (it adds to TTFT only); for distributed between draft and target; for pool in both places.",
+    ClientSite.TARGET: "The thin client sits beside the target: for target-only and fused no link is slow; for "
+    "distributed it lies between client and draft and between draft and target; for pool between draft and target.",
+}
+
+
+def json_of(findings: Findings) -> dict[str, Any]:
+    """The whole result as JSON; times in seconds."""
+    agreement, emulated = findings.agreement, str(findings.config.backend.emulation) or None
+    return {
+        "emulated": emulated,
+        "same_tokens": agreement.holds if agreement.is_known else None,
+        "not_comparable": list(agreement.not_comparable),
+        "warnings": findings.warnings,
+        "num_requests": agreement.num_requests,
+        "differences": [str(difference) for difference in agreement.differences],
+        "duration_s": round(findings.duration_s, 1),
+        "conditions": dict(findings.conditions),
+        "load": {**asdict(findings.load), "spread": spread_of(findings.summaries)},
+        "cells": [{**row(summary), "emulated": emulated} for summary in findings.summaries],
+        "statistics": [_statistics(findings, service) for service in findings.services],
+        "requests": [[_rounded(request) for request in service.requests] for service in findings.services],
+    }
+
+
+def _statistics(findings: Findings, service: Service) -> dict[str, Any]:
+    """One cell's distributions; `over_target` are ratios of times, with their intervals."""
+    over = {name: findings.over_target(service, name) for name in LATENCIES}
+    ratios = {name: _rounded(asdict(ratio)) | {"verdict": str(ratio)} for name, ratio in over.items() if ratio}
+    return {**place(service.cell), **_rounded(service.statistics()), "over_target": ratios}
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """Six significant digits: more would be noise."""
+    rounded: dict[str, Any] = {}
+    for name, value in values.items():
+        rounded[name] = _rounded(value) if isinstance(value, dict) else value
+        if isinstance(value, float):
+            rounded[name] = float(f"{value:.6g}") if math.isfinite(value) else None
+    return rounded
+
+
+PLACE = (
+    *("topology", "endpoint", "schedule", "draft", "gamma", "branches"),
+    *("kind", "rtt_ms", "concurrency", "request_rate"),
+)
+
+
+def place(cell: Cell) -> dict[str, Any]:
+    """What tells a cell from all others."""
+    contender = cell.contender
+    schedule = contender.schedule.value if contender.schedule else None
+    values = (
+        *(contender.topology.value, contender.endpoint, schedule, contender.draft_name, contender.gamma),
+        *(contender.branches, cell.kind, cell.rtt_ms, cell.concurrency or None, cell.request_rate),
+    )
+    return dict(zip(PLACE, values, strict=True))
+
+
+def row(summary: CellSummary) -> dict[str, Any]:
+    """One cell, flat: a row of results.csv and an object of results.json; times in seconds."""
+    speedup, costs, tokens_per_s = summary.speedup, summary.costs, summary.tokens_per_s
+    figures = {
+        "num_requests": summary.num_requests,
+        "tokens_per_s": tokens_per_s.median,
+        "tokens_per_s_min": tokens_per_s.low,
+        "tokens_per_s_max": tokens_per_s.high,
+        "ttft_s": summary.ttft_s,
+        "tpot_s": summary.tpot_s,
+        "end_to_end_s": summary.end_to_end_s,
+        "acceptance_rate": summary.acceptance_rate,
+        "acceptance_probability": summary.alpha,
+        "mean_acceptance_length": summary.mean_acceptance_length,
+        "wire_bytes_per_token": summary.wire_bytes_per_token,
+        "speedup": speedup and speedup.median,
+        "speedup_min": speedup and speedup.low,
+        "speedup_max": speedup and speedup.high,
+        "bound_tokens_per_s": summary.bound_tokens_per_s,
+        "bound_speedup": summary.bound_speedup,
+        "percent_of_bound": summary.percent_of_bound,
+        "draft_step_s": costs.step_s or None,  # a draft that runs ahead does not tell it
+        "pass_s": costs.pass_s,
+        "verify_s": costs.verify_s,
+    }
+    return {**place(summary.cell), **_rounded(figures)}

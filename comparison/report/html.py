@@ -1,0 +1,139 @@
+"""report.html: what stands in it. How it looks, and all that is HTML, is in page.html."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from comparison.plan.config import ComparisonConfig
+from comparison.report.distribution import QUANTILES
+from comparison.report.findings import Findings, emulation_of, short_conditions
+from comparison.report.plots import Drawn, speedups
+from comparison.report.service import LATENCIES, Service
+from comparison.report.table import FIGURES, place_columns, texts
+
+MAX_DIFFERENCES = 50
+"""Shown in the page; results.json has all of them."""
+STATISTICS = (*(f"p{quantile}" for quantile in QUANTILES), "mean", "min", "max", "stddev")
+Block: TypeAlias = tuple[str, Any]
+"""A macro of page.html, and its argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands above all parts.
+
+    Attributes:
+        verdicts: sentences, and whether each is a bad one.
+        remarks: what must be known beside them.
+    """
+
+    title: str
+    verdicts: Sequence[tuple[str, bool]]
+    lead: str = ""
+    remarks: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts; the first column names the row.
+
+    Attributes:
+        summary: stands for the table where it is folded away.
+    """
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    summary: str = ""
+
+
+def page(header: Header, parts: Mapping[str, Sequence[Block]], config: ComparisonConfig) -> str:
+    """Return the whole page; texts are escaped."""
+    return template().render(header=header, parts=parts, conditions=short_conditions(config))
+
+
+def template() -> Template:
+    """Load page.html."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html")
+
+
+def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
+    """Return the page of a comparison."""
+    parts: dict[str, Sequence[Block]] = {
+        "In short": [("listed", speedups(findings))],
+        "Pictures": [("figure", picture) for picture in pictures],
+        **{f"{_title(kind)} prompts": _results(findings, kind) for kind in findings.kinds},
+        "Conditions": [("named", findings.conditions)],
+        "How to read it": [("explained", bool(findings.config.topologies))],
+    }
+    return page(_header(findings), parts, findings.config)
+
+
+_TOPOLOGIES = "Target alone, both models in one server (fused), draft and target on two machines (distributed)"
+
+
+def _header(findings: Findings) -> Header:
+    agreement, label = findings.agreement, emulation_of(findings.config)
+    emulated = f"{label}. No figure here is this machine's." if label else ""
+    doubts = [(text, True) for text in (emulated, findings.busy) if text]
+    compared = _TOPOLOGIES if findings.config.topologies else "Servers that were running already"
+    return Header(
+        "Comparison of architectures",
+        [*doubts, (str(agreement), not agreement.holds)],
+        f"{compared}: speed at equal tokens. Measured in {findings.duration_s:.0f} s.",
+        [*map(str, agreement.differences[:MAX_DIFFERENCES]), *(it for it in findings.warnings if it != findings.busy)],
+    )
+
+
+def _title(kind: str) -> str:
+    return kind.replace("_", " ").capitalize()
+
+
+def _results(findings: Findings, kind: str) -> list[Block]:
+    summaries = [summary for summary in findings.summaries if summary.cell.kind == kind]
+    services = [service for service in findings.services if service.cell.kind == kind]
+    place, kind_of, label = place_columns(findings.config), f"{_title(kind)} prompts", emulation_of(findings.config)
+    over = f"requests, and times over those of {findings.config.baseline_name}"
+    names = [column.name for column in place]
+    speed = [[*texts(place, summary.cell), *texts(FIGURES, summary)] for summary in summaries]
+    served = [[*texts(place, service.cell), *_served(findings, service)] for service in services]
+    figures = [[*texts(place, service.cell), *row] for service in services for row in _figures(service)]
+    folded = f"{kind_of}: every figure's distribution"
+    return [
+        *([("label", label)] if label else []),
+        ("table", Table(f"{kind_of}: speed", [*names, *(column.name for column in FIGURES)], speed)),
+        ("table", Table(f"{kind_of}: {over}", [*names, *_SERVED], served)),
+        ("folded", Table(f"{kind_of}: distributions", [*names, "figure", *STATISTICS], figures, folded)),
+    ]
+
+
+_SERVED = ("answered", "errors", "per minute", "goodput", "TTFT, 95 %", "ITL, 95 %", "end to end, 95 %")
+
+
+def _served(findings: Findings, service: Service) -> list[str]:
+    errors = ", ".join(f"{code}: {count}" for code, count in service.errors.items())
+    found = service.statistics()
+    ratios = [findings.over_target(service, name) for name in LATENCIES]
+    totals = f"{found['num_completed_requests_per_min']:.0f}", f"{found['goodput_share']:.0%}"
+    over = ["-" if ratio is None else str(ratio) for ratio in ratios]
+    return [f"{service.num_answered} of {len(service.requests)}", errors or "none", *totals, *over]
+
+
+def _figures(service: Service) -> list[list[str]]:
+    """A row per figure, times in milliseconds."""
+    rows = []
+    for name, values in service.statistics().items():
+        if isinstance(values, dict) and "p50" in values:
+            is_time = name in (*LATENCIES, "message_gap_s")
+            scale, text = (1e3, f"{name.removesuffix('_s')}_ms") if is_time else (1.0, name)
+            rows.append([text, *(f"{values[statistic] * scale:.4g}" for statistic in STATISTICS)])
+    return rows

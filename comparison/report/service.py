@@ -1,0 +1,132 @@
+"""How requests were served, one by one and together: figures as LLMPerf calls them, failures, goodput."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from comparison.plan.grid import Cell, Sample
+from comparison.plan.slo import Slo
+from comparison.report.bootstrap import Ratio, paired_ratio
+from comparison.report.distribution import describe
+from comparison.run.record import RequestRecord
+from inference.observe.stats import RequestStats
+
+LATENCIES = ("ttft_s", "inter_token_latency_s", "end_to_end_latency_s")
+Figures: TypeAlias = dict[str, float | None]
+
+
+def figures_of(stats: RequestStats) -> Figures:
+    """Of one answer; None where it has none, as one token has no gap. Times in seconds, without rounding.
+
+    inter_token_latency_s is (end to end - TTFT) / (output tokens - 1), whatever came in one message.
+    """
+    return {
+        "ttft_s": stats.ttft_s,
+        "inter_token_latency_s": stats.tpot_s,
+        "end_to_end_latency_s": stats.end_to_end_s,
+        "request_output_throughput_token_per_s": stats.tokens_per_s,
+        "number_input_tokens": float(stats.num_prompt_tokens),
+        "number_output_tokens": float(stats.num_output_tokens),
+    }
+
+
+def values_of(answers: Sequence[RequestStats]) -> dict[str, list[float]]:
+    """Every figure's values over these answers, and the gaps between messages, which may bring several tokens."""
+    figures = [figures_of(stats) for stats in answers]
+    values = {name: [it[name] for it in figures] for name in figures_of(RequestStats())}
+    known = {name: [value for value in column if value is not None] for name, column in values.items()}
+    return {**known, "message_gap_s": [gap for stats in answers for gap in stats.itl_s]}
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """All runs of one cell.
+
+    Attributes:
+        requests: every request's figures, or its error_code and error_msg, with its run and prompt, from 0.
+        values: by figure, of the answers.
+        wall_s: time spent on them.
+        num_good: answers within the limits that were asked for.
+    """
+
+    cell: Cell
+    requests: tuple[dict[str, Any], ...]
+    values: dict[str, list[float]]
+    wall_s: float
+    num_good: int
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], slo: Slo) -> Service:
+        """Of all runs of one cell, at least one."""
+        requests = [
+            _request(record, sample.repeat)
+            for sample in samples
+            for record in sorted((*sample.records, *sample.failures), key=lambda record: record.sent_s)
+        ]
+        good = sum(request["error_code"] is None and slo.is_met(request) for request in requests)
+        values = values_of([record.stats for sample in samples for record in sample.records])
+        return cls(samples[0].cell, tuple(requests), values, sum(sample.wall_s for sample in samples), good)
+
+    @property
+    def errors(self) -> Counter[str]:
+        """Failed requests by code."""
+        return Counter(request["error_code"] for request in self.requests if request["error_code"] is not None)
+
+    @property
+    def num_failed(self) -> int:
+        return self.errors.total()
+
+    @property
+    def num_answered(self) -> int:
+        return len(self.requests) - self.num_failed
+
+    def over(self, alone: Service, figure: str) -> Ratio | None:
+        """This one's values over those of the target alone for the same prompt in the same run; None without pairs."""
+        here, there = (_by_turn(service.requests, figure) for service in (self, alone))
+        both = sorted(here.keys() & there.keys())
+        return paired_ratio([there[key] for key in both], [here[key] for key in both]) if both else None
+
+    def statistics(self) -> dict[str, Any]:
+        """p25 to p99, mean, min, max and stddev of each figure, and what only all requests together have."""
+        return {
+            **{name: describe(values) for name, values in self.values.items()},
+            "num_requests_started": len(self.requests),
+            "num_completed_requests": self.num_answered,
+            "num_completed_requests_per_min": self._per_s(60 * self.num_answered),
+            "mean_output_throughput_token_per_s": self._per_s(sum(self.values["number_output_tokens"])),
+            "number_errors": self.num_failed,
+            "error_rate": self.num_failed / len(self.requests),
+            "error_code_frequency": dict(self.errors),
+            "goodput_requests_per_s": self._per_s(self.num_good),
+            "goodput_share": self.num_good / len(self.requests),
+        }
+
+    def _per_s(self, count: float) -> float:
+        return count / self.wall_s if self.wall_s else 0.0
+
+
+def _request(record: RequestRecord, run: int) -> dict[str, Any]:
+    total = record.stats.num_prompt_tokens + record.stats.num_output_tokens
+    failed = {"error_code": record.error_code, "error_msg": record.error_message}
+    return {
+        "run": run,
+        "prompt": record.prompt_index,
+        **failed,
+        **figures_of(record.stats),
+        "number_total_tokens": total,
+    }
+
+
+def _by_turn(requests: Sequence[dict[str, Any]], figure: str) -> dict[tuple[int, int, int], float]:
+    """Values above 0 by run, prompt, and how often that prompt had come in that run."""
+    found: dict[tuple[int, int, int], float] = {}
+    turns: dict[tuple[int, int], int] = defaultdict(int)
+    for request in requests:
+        key = request["run"], request["prompt"]
+        if request["error_code"] is None and request[figure]:
+            found[*key, turns[key]] = request[figure]
+        turns[key] += 1
+    return found

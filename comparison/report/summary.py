@@ -1,0 +1,215 @@
+"""From samples to figures: one summary per cell, with the spread over the runs and the bound."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from comparison.plan.config import ALONE, ComparisonConfig, Contender
+from comparison.plan.grid import WARM_UP, Cell, Sample
+from comparison.report import bound
+from comparison.report.service import Service
+from comparison.run.record import RequestRecord
+from inference.observe.stats import RequestStats
+
+_Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Over the runs."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellSummary:
+    """Figures of one cell; times are medians over its requests, in seconds.
+
+    Attributes:
+        tokens_per_s: output tokens of all requests / time spent on them.
+        alpha: probability that a draft token is accepted, given that all before it in its round were.
+        wire_bytes_per_token: between draft worker and target, both ways, per output token; None: nobody tells.
+        speedup: tokens/s over those of the target alone in the same run; None if it takes no part.
+        costs: measured parts that the bound is made of, pooled over the round trip times.
+        bound_tokens_per_s: what theory allows; see `bound`.
+        bound_speedup: over what theory allows the target alone.
+        is_estimated: tokens of some answers, since the server does not count them.
+    """
+
+    cell: Cell
+    num_requests: int
+    tokens_per_s: Spread
+    ttft_s: float
+    tpot_s: float | None
+    end_to_end_s: float
+    acceptance_rate: float | None
+    alpha: float | None
+    mean_acceptance_length: float | None
+    wire_bytes_per_token: float | None
+    speedup: Spread | None
+    costs: bound.Costs
+    bound_tokens_per_s: float
+    bound_speedup: float | None
+    is_estimated: bool
+
+    @property
+    def percent_of_bound(self) -> float:
+        return 100.0 * self.tokens_per_s.median / self.bound_tokens_per_s if self.bound_tokens_per_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Theory:
+    """What the bound of one contender, prompt kind and concurrency is made of.
+
+    Attributes:
+        num_tokens: output tokens per request, mean.
+        concurrency: a pass serves so many sessions, so the rate is that of one session times this.
+    """
+
+    contender: Contender
+    costs: bound.Costs
+    alpha: float | None
+    num_tokens: float
+    concurrency: int
+
+    def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
+        """The bound at a round trip time, in seconds, between edge and target: of the best length up to gamma.
+
+        Of an endpoint, 0: nobody knows how it drafts.
+        """
+        if self.contender.endpoint is not None:
+            return 0.0
+        lengths = range((self.contender.gamma or 0) + 1)
+        return max(self.at_length(gamma, rtt_s, client_is_far=client_is_far) for gamma in lengths)
+
+    def at_length(self, gamma: int, rtt_s: float, *, client_is_far: bool) -> float:
+        """What theory allows proposals of `gamma` tokens."""
+        topology, costs = self.contender.topology, self.costs.at_length(gamma, self.contender.gamma or 0)
+        rounds = bound.run_ahead_s if self.contender.runs_ahead else bound.rounds_s
+        link_s = rtt_s if topology.is_split else 0.0
+        seconds = costs.prompt_s + rounds(self.num_tokens, costs, self.alpha or 0.0, gamma, rtt_s=link_s)
+        # Of rounds the first has a round trip as all have; a draft that runs ahead must open its session, too.
+        num_trips = client_is_far + (topology.serves_at_edge and self.contender.runs_ahead)
+        seconds += num_trips * rtt_s
+        return self.concurrency * self.num_tokens / seconds if seconds else 0.0
+
+
+class Summarizer:
+    """Turns the samples of a comparison, but for its warm-up, into figures."""
+
+    def __init__(self, config: ComparisonConfig, samples: Sequence[Sample]) -> None:
+        self._config = config
+        self._by_cell: dict[Cell, list[Sample]] = defaultdict(list)
+        self._by_group: dict[_Group, list[RequestRecord]] = defaultdict(list)
+        for sample in (each for each in samples if each.repeat != WARM_UP):
+            cell = sample.cell
+            self._by_cell[cell].append(sample)
+            self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.records)
+
+    def cells(self) -> list[Cell]:
+        """In a reader's order: kind, load, round trip time, contender."""
+        contenders, loads = self._config.contenders, self._config.workload.loads
+        kinds = [prompt_set.kind for prompt_set in self._config.workload.prompt_sets]
+
+        def rank(cell: Cell) -> tuple[float, ...]:
+            load = loads.index((cell.concurrency, cell.request_rate))
+            return kinds.index(cell.kind), load, cell.rtt_ms, contenders.index(cell.contender)
+
+        return sorted(self._by_cell, key=rank)
+
+    def summaries(self) -> list[CellSummary]:
+        """Of cells in which anything was answered."""
+        return [self._summary(cell) for cell in self.cells() if self._answered(cell)]
+
+    def _answered(self, cell: Cell) -> list[Sample]:
+        """Runs in which anything was."""
+        return [sample for sample in self._by_cell[cell] if sample.records]
+
+    def service(self, cell: Cell) -> Service:
+        """How the requests of a cell were served."""
+        return Service.of(self._by_cell[cell], self._config.workload.slo)
+
+    def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
+        """The bound's parts, pooled over round trip times: the network changes neither passes nor acceptance."""
+        records = self._by_group.get((contender, kind, concurrency), [])
+        alone = self._by_group.get((ALONE, kind, concurrency))
+        return Theory(
+            contender=contender,
+            costs=bound.measured_costs(records, contender.gamma or 0, alone=alone),
+            alpha=bound.acceptance_probability(item for record in records for item in record.rounds),
+            num_tokens=statistics.fmean([record.stats.num_output_tokens for record in records] or [0]),
+            concurrency=concurrency,
+        )
+
+    def _bound(self, cell: Cell) -> float:
+        """Tokens/s that theory allows in this cell."""
+        network = self._config.network
+        # The jitter only ever adds: half of it on average, in each direction.
+        rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3
+        theory = self.theory(cell.contender, cell.kind, cell.concurrency)
+        is_far = network.is_crossed(at_edge=cell.contender.topology.serves_at_edge)
+        return theory.tokens_per_s(rtt_s, client_is_far=is_far)
+
+    def _summary(self, cell: Cell) -> CellSummary:
+        samples = self._answered(cell)
+        records = [record for sample in samples for record in sample.records]
+        stats = [record.stats for record in records]
+        rounds = [item for record in records for item in record.rounds]
+        pooled = RequestStats.of(((item.arrived_s, item, item.num_tokens) for item in rounds), num_prompt_tokens=0)
+        return CellSummary(
+            cell=cell,
+            num_requests=len(records),
+            tokens_per_s=_spread([sample.tokens_per_s for sample in samples]),
+            ttft_s=statistics.median(item.ttft_s for item in stats),
+            tpot_s=_median(item.tpot_s for item in stats),
+            end_to_end_s=statistics.median(item.end_to_end_s for item in stats),
+            acceptance_rate=pooled.acceptance_rate,
+            alpha=bound.acceptance_probability(rounds),
+            mean_acceptance_length=pooled.mean_acceptance_length,
+            wire_bytes_per_token=pooled.wire_bytes / max(1, pooled.num_output_tokens) or None,
+            speedup=self._speedup(cell),
+            costs=self.theory(cell.contender, cell.kind, cell.concurrency).costs,
+            bound_tokens_per_s=self._bound(cell),
+            bound_speedup=self._bound_speedup(cell),
+            is_estimated=any(record.is_estimated for record in records),
+        )
+
+    def _speedup(self, cell: Cell) -> Spread | None:
+        """Run by run, against the target alone of the same run, or what stands for it."""
+        alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(self._alone(cell), [])}
+        ratios = [
+            sample.tokens_per_s / alone[sample.repeat]
+            for sample in self._answered(cell)
+            if alone.get(sample.repeat, 0.0) > 0
+        ]
+        return _spread(ratios) if ratios else None
+
+    def _bound_speedup(self, cell: Cell) -> float | None:
+        alone = self._alone(cell)
+        if alone not in self._by_cell or cell.contender.endpoint is not None:
+            return None
+        of_alone = self._bound(alone)
+        return self._bound(cell) / of_alone if of_alone else None
+
+    def _alone(self, cell: Cell) -> Cell:
+        return replace(cell, contender=self._config.baseline)
+
+
+def spread_of(summaries: Iterable[CellSummary]) -> float:
+    """Return the fastest run over the slowest of the median cell; of an open loop none, whose rate is given."""
+    closed = [summary.tokens_per_s for summary in summaries if summary.cell.request_rate is None]
+    return _median(it.high / it.low for it in closed if it.low) or 1.0
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

@@ -1,0 +1,86 @@
+"""The figures as texts in columns, and as a table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from comparison.plan.config import ComparisonConfig
+from comparison.plan.grid import Cell
+from comparison.report.findings import Findings, emulation_of
+from comparison.report.summary import CellSummary
+
+RowT = TypeVar("RowT")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[RowT]):
+    """One figure of a cell, or what tells it from others.
+
+    Attributes:
+        name: heading, with the unit; may have two lines.
+        is_text: stands on the left.
+    """
+
+    name: str
+    text: Callable[[RowT], str]
+    is_text: bool = False
+
+
+def place_columns(config: ComparisonConfig) -> list[Column[Cell]]:
+    """What differs between the cells of this comparison."""
+    columns: list[Column[Cell]] = [Column("topology", lambda cell: cell.contender.name, is_text=True)]
+    if config.sweeps:
+        columns.append(Column("draft", lambda cell: cell.contender.draft_name, is_text=True))
+        columns.append(Column("gamma", lambda cell: _figure(cell.contender.gamma, digits=0)))
+        columns.append(Column("branches", lambda cell: _figure(cell.contender.branches, digits=0)))
+    if config.topologies:
+        columns.append(Column("RTT\nms", lambda cell: f"{cell.rtt_ms:g}"))
+    if len(config.workload.loads) > 1:
+        columns.append(Column("clients", lambda cell: _figure(cell.concurrency or None, digits=0)))
+        columns.append(Column("requests\n/s", lambda cell: _figure(cell.request_rate, digits=2)))
+    return columns
+
+
+def texts(columns: Sequence[Column[RowT]], row: RowT) -> list[str]:
+    return [column.text(row) for column in columns]
+
+
+def _figure(value: float | None, *, digits: int, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value * scale:.{digits}f}"
+
+
+FIGURES: tuple[Column[CellSummary], ...] = (
+    Column("tokens\n/s", lambda it: f"{it.tokens_per_s.median:.1f}"),
+    Column("TTFT\nms", lambda it: _figure(it.ttft_s, scale=1e3, digits=0)),
+    Column("TPOT\nms", lambda it: _figure(it.tpot_s, scale=1e3, digits=1)),
+    Column("end to\nend ms", lambda it: _figure(it.end_to_end_s, scale=1e3, digits=0)),
+    Column("acceptance\nrate", lambda it: _figure(it.acceptance_rate, digits=2)),
+    Column("tokens\n/pass", lambda it: _figure(it.mean_acceptance_length, digits=2)),
+    Column("speed-up", lambda it: f"{it.speedup.median:.2f}" if it.speedup else "-"),
+    Column("min-max", lambda it: f"{it.speedup.low:.2f}-{it.speedup.high:.2f}" if it.speedup else "-"),
+    Column("bound\ntokens/s", lambda it: _figure(it.bound_tokens_per_s or None, digits=1)),
+    Column("% of\nbound", lambda it: _figure(it.percent_of_bound or None, digits=0)),
+)
+
+
+def print_tables(console: Console, findings: Findings) -> None:
+    """One table per prompt kind, then the verdict on the tokens."""
+    place = place_columns(findings.config)
+    for kind in findings.kinds:
+        title = ", ".join(filter(None, (f"{kind} prompts", emulation_of(findings.config))))
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+        for name, is_text in [(it.name, it.is_text) for it in place] + [(it.name, False) for it in FIGURES]:
+            table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+        for summary in findings.summaries:
+            if summary.cell.kind == kind:
+                table.add_row(*texts(place, summary.cell), *texts(FIGURES, summary))
+        console.print(table)
+    for warning in findings.warnings:
+        console.print(warning, style="yellow")
+    console.print(str(findings.agreement), style="green" if findings.agreement.holds else "bold red")

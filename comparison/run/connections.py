@@ -1,0 +1,77 @@
+"""A client for everything that is compared, and whether it has room for what will be asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TypeAlias
+
+from comparison.plan.config import ComparisonConfig, Contender
+from comparison.plan.datasets import Prompt
+from comparison.run.client import Client
+from comparison.run.grpc_client import grpc_client
+from inference.config import PLAIN
+from inference.errors import ConfigError
+from inference.text.chat import Chat
+
+Clients: TypeAlias = dict[Contender, Client]
+
+NUM_SPECIAL = 16
+"""Tokens that a server may put around a text; the text itself has no more than it has bytes."""
+
+
+@asynccontextmanager
+async def connected(config: ComparisonConfig, address: Callable[[Contender], str]) -> AsyncGenerator[Clients, None]:
+    """Clients that are connected, until the block is left.
+
+    Args:
+        address: of a server that the comparison has started.
+
+    Raises:
+        ConfigError: a file of certificates, or with a token, cannot be used; a prompt is too long for a server.
+        UnavailableError: a server cannot be reached.
+    """
+    async with AsyncExitStack() as stack:
+        clients: Clients = {}
+        for contender in config.contenders:
+            clients[contender] = await stack.enter_async_context(_client(config, address, contender))
+            await _check_lengths(config, contender, clients[contender])
+        yield clients
+
+
+def _client(
+    config: ComparisonConfig, address: Callable[[Contender], str], contender: Contender
+) -> AbstractAsyncContextManager[Client]:
+    endpoint = next((endpoint for endpoint in config.endpoints if endpoint.name == contender.endpoint), None)
+    if endpoint is None:
+        return grpc_client(address(contender), PLAIN, config.workload, contender)
+    if endpoint.is_grpc:
+        return grpc_client(endpoint.address, endpoint.security, config.workload, contender)
+    from comparison.run.http_client import http_client  # its packages are of an extra
+
+    return http_client(endpoint, config.workload)
+
+
+async def _check_lengths(config: ComparisonConfig, contender: Contender, client: Client) -> None:
+    """Ask for its context, and how long prompts are for it; a server that does not tell is not held to it."""
+    limit, max_new_tokens = await client.context(), config.workload.max_new_tokens
+    if limit is None:
+        return
+    for prompt_set in config.workload.prompt_sets:
+        for number, prompt in enumerate(prompt_set.prompts, start=1):
+            num_tokens = await _length(client, prompt, max_new_tokens, limit)
+            if num_tokens > limit:
+                raise ConfigError(
+                    f"{prompt_set.kind} prompt {number} and what is answered may have {num_tokens} tokens, the context "
+                    f"of {contender.label} has {limit}: shorten the one, or lower max_new_tokens {max_new_tokens}"
+                )
+
+
+async def _length(client: Client, prompt: Prompt, max_new_tokens: int, limit: int) -> int:
+    """Of the last turn, with all answers; as much as is known."""
+    if isinstance(prompt, str):
+        if len(prompt.encode()) + NUM_SPECIAL + max_new_tokens <= limit:
+            return 0
+        return (await client.count(prompt) or 0) + max_new_tokens
+    asked = Chat.of(*(("user", turn) for turn in prompt.turns))
+    return (await client.count(asked) or 0) + len(prompt.turns) * max_new_tokens

@@ -1,0 +1,90 @@
+"""Load of this host by other processes, around and during a run: they slow all contenders down, and not all alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_CPU_TIMES = Path("/proc/stat")
+_SUMMED = (0, 1, 2, 7)
+"""Columns of a core: user, nice, system, and what a hypervisor gave to others. Interrupts are our network's, too."""
+
+MAX_OTHERS = 0.1
+"""Share of the cores that others may use. A desktop or an agent of a monitoring system takes a few per cent."""
+MAX_SPREAD = 1.5
+"""Fastest over slowest run of the median cell. It is about 1.1 on a quiet machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """Load of the host around one run.
+
+    Attributes:
+        before, after: load averages over a minute. The one after contains the run itself.
+        num_cores: cores that the run may use.
+        other_cores: how many of these were busy with other processes meanwhile, on average; None if that is unknown.
+    """
+
+    before: float
+    after: float
+    num_cores: int
+    other_cores: float | None
+
+    def __str__(self) -> str:
+        others = "an unknown part" if self.other_cores is None else f"{self.other_cores:.2f}"
+        averages = f"load average {self.before:.1f} before the run and {self.after:.1f} after it"
+        return f"{averages}; other processes used {others} of {self.num_cores} cores during it"
+
+    @property
+    def is_busy(self) -> bool:
+        """By what others used. A load average, raised by an earlier run of ours too, counts where that is unknown."""
+        if self.other_cores is None:
+            return self.before > self.num_cores
+        return self.other_cores > MAX_OTHERS * self.num_cores
+
+
+def busy_warning(load: HostLoad, spread: float) -> str:
+    """Return why a run's figures are not to be relied on; empty if it was quiet. `spread` is as in `MAX_SPREAD`."""
+    if not load.is_busy and spread < MAX_SPREAD:
+        return ""
+    differing = f"equal runs differ by a factor of {spread:.2f}"
+    return f"The machine was busy or unsteady: {load}; {differing}. Repeat this on a quiet machine."
+
+
+def load_average() -> float:
+    """Return the host's load average over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+class LoadMeter:
+    """Measures from its making until it is read, by when all servers of the run must have been stopped.
+
+    Args:
+        cores: those that the run may use.
+        is_whole: all that is measured was started by this process. Servers that were not would count as others.
+    """
+
+    def __init__(self, cores: Sequence[int], *, is_whole: bool) -> None:
+        self._cores = cores
+        self._before = load_average()
+        self._times = self._read_times() if is_whole else None
+
+    def read(self) -> HostLoad:
+        others, now = None, self._read_times()
+        if self._times and now:
+            busy_s, own_s, elapsed_s = (late - early for late, early in zip(now, self._times, strict=True))
+            others = max(0.0, busy_s - own_s) / max(elapsed_s, 1e-9)
+        return HostLoad(self._before, load_average(), len(self._cores), others)
+
+    def _read_times(self) -> tuple[float, float, float] | None:
+        """Return seconds: of all processes on these cores, of this one and its children that ended, by a clock."""
+        try:
+            rows = [line.split() for line in _CPU_TIMES.read_text().splitlines()]
+        except OSError:  # not Linux
+            return None
+        names = {f"cpu{core}" for core in self._cores}
+        ticks = sum(int(row[1 + column]) for row in rows if row and row[0] in names for column in _SUMMED)
+        *own_s, elapsed_s = os.times()
+        return ticks / os.sysconf("SC_CLK_TCK"), sum(own_s), elapsed_s

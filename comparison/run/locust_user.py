@@ -1,0 +1,129 @@
+"""A Locust user of GenerationService, on gevent: sends messages that it does not read, and keeps those that come.
+
+compare_architectures.py runs it headless with a plan (see comparison/run/load.py). By hand, with Locust's
+page:
+
+    locust -f comparison/run/locust_user.py --plan plan.json --results results.json
+
+Imports neither torch nor the project's asyncio code: gevent must not share a process with them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode, b64encode
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import gevent
+import grpc
+import grpc.experimental.gevent as grpc_gevent
+from locust import User, events, task
+from locust.exception import StopUser
+
+from grpc_comm.options import CHANNEL_OPTIONS
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+
+grpc_gevent.init_gevent()  # before any channel exists; importing locust has patched the standard library
+
+CONNECT_TIMEOUT_S = 10.0
+NATIVE_THREADS = 10
+
+
+class Load:
+    """The plan, and what became of it."""
+
+    def __init__(self, plan: dict[str, Any], results_file: Path) -> None:
+        self.plan = plan
+        self.records: list[dict[str, Any]] = []
+        self.errors: list[str] = []
+        self._results_file = results_file
+        self.waiting: deque[tuple[int, str]] = deque(plan["requests"])
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.errors) or len(self.records) == len(self.plan["requests"])
+
+    def write(self) -> None:
+        self._results_file.write_text(json.dumps({"records": self.records, "errors": self.errors}))
+
+
+@events.init_command_line_parser.add_listener
+def _add_flags(parser: Any) -> None:
+    parser.add_argument("--plan", required=True, metavar="FILE", help="JSON: address, requests and how to sample")
+    parser.add_argument("--results", required=True, metavar="FILE", help="where the records go")
+
+
+@events.init.add_listener
+def _load(environment: Any, **_: Any) -> None:
+    options = environment.parsed_options
+    # A waiting call holds a native thread, and gevent has ten unless told otherwise.
+    gevent.get_hub().threadpool.maxsize = NATIVE_THREADS + 2 * int(options.num_users or 1)
+    environment.load = Load(json.loads(Path(options.plan).read_text()), Path(options.results))
+
+
+@events.quitting.add_listener
+def _write(environment: Any, **_: Any) -> None:
+    environment.load.write()
+
+
+class GenerationUser(User):
+    """A thin client: takes the next request as soon as its last one is answered."""
+
+    def on_start(self) -> None:
+        plan = self.environment.load.plan
+        self._channel = grpc.insecure_channel(plan["address"], options=CHANNEL_OPTIONS)
+        self._stub = rpc.GenerationServiceStub(self._channel)
+        try:
+            # Connect before the clock runs. Not channel_ready_future: it waits on a thread, which gevent never runs.
+            self._stub.GetModel(pb.GetModelRequest(), timeout=CONNECT_TIMEOUT_S, wait_for_ready=True)
+        except grpc.RpcError as exc:
+            self._fail(exc)
+            raise StopUser from exc
+
+    def on_stop(self) -> None:
+        self._channel.close()
+
+    @task
+    def complete(self) -> None:
+        load = self.environment.load
+        if not load.waiting:
+            raise StopUser
+        index, prompt = load.waiting.popleft()
+        request, messages = pb.GenerateRequest.FromString(b64decode(prompt)), list[tuple[float, str]]()
+        record = {"prompt_index": index, "sent_s": (sent_s := time.monotonic()), "messages": messages, "error": None}
+        try:
+            for message in self._stub.Generate(request, timeout=float(load.plan["deadline_s"])):
+                arrived_s = time.monotonic() - sent_s
+                messages.append((arrived_s, b64encode(message.SerializeToString()).decode()))
+            self._report(messages[-1][0], len(messages), None)
+        except grpc.RpcError as exc:
+            record["error"] = exc.code().name, exc.details(), time.monotonic() - sent_s
+            self._report(0.0, 0, exc)
+        load.records.append(record)
+        if load.is_complete:
+            self._end()
+
+    def _end(self) -> None:
+        """End the load from a greenlet of its own: quitting kills the users', and so would kill itself halfway."""
+        gevent.spawn(self.environment.runner.quit)
+
+    def _fail(self, error: grpc.RpcError) -> None:
+        """A user that cannot connect ends the load: its concurrency would be another."""
+        self.environment.load.errors.append(f"{error.code().name}: {error.details()}")
+        self._report(0.0, 0, error)
+        self._end()
+
+    def _report(self, seconds: float, size: int, error: Exception | None) -> None:
+        """Feed Locust's own statistics and page."""
+        self.environment.events.request.fire(
+            request_type="grpc",
+            name="Generate",
+            response_time=seconds * 1e3,
+            response_length=size,
+            exception=error,
+            context={},
+        )

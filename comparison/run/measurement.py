@@ -1,0 +1,90 @@
+"""Walks the grid over running servers and keeps what every request gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from comparison.plan.config import ComparisonConfig
+from comparison.plan.datasets import Prompt
+from comparison.plan.grid import WARM_UP, Cell, Sample, walk
+from comparison.run.client import asking
+from comparison.run.connections import Clients, connected
+from comparison.run.grpc_client import request_of
+from comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals
+from comparison.run.progress import Progress
+from comparison.run.record import RequestRecord
+from comparison.run.topologies import Deployment
+from inference.errors import SpecDecError, UnavailableError
+
+
+async def measure(config: ComparisonConfig, servers: Deployment, progress: Progress) -> list[Sample]:
+    """Warm up, then run the whole grid; the warm-up's answers come first and count only for the check of tokens.
+
+    Raises:
+        ConfigError: a prompt is too long for one of the servers; nothing was measured.
+        SpecDecError: a server cannot be reached, or one that the comparison has started answered no request of a run.
+    """
+    prompts = {prompt_set.kind: prompt_set.prompts for prompt_set in config.workload.prompt_sets}
+    servers.set_rtt(0.0)
+    async with connected(config, servers.address) as clients:
+        measurement = Measurement(config, servers, clients)
+        samples = []
+        for cell in _warm_up(config):
+            progress.phase(f"warming up {cell.contender.label}, {cell.kind}")
+            samples.append(await measurement.run(cell, WARM_UP, prompts[cell.kind][: config.workload.warm_up]))
+        for repeat, cell in walk(config):
+            servers.set_rtt(cell.rtt_ms)
+            samples.append(await measurement.run(cell, repeat, prompts[cell.kind]))
+            progress.measured(samples[-1])
+    return samples
+
+
+def _warm_up(config: ComparisonConfig) -> list[Cell]:
+    """Every contender answers the first prompts of every kind, and as many requests at once as ever will be: pages,
+    caches, thread pools and the graphs of such passes are there afterwards."""
+    kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
+    loads, most = [(kind, 1) for kind in kinds], config.workload.max_concurrency
+    loads += [(kinds[0], most)] if most > 1 else []
+    return [Cell(contender, kind, 0.0, load) for contender in config.contenders for kind, load in loads]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What is asked, and whom."""
+
+    config: ComparisonConfig
+    servers: Deployment
+    clients: Clients
+
+    async def run(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> Sample:
+        """One run of a cell.
+
+        Raises:
+            UnavailableError: a server that the comparison has started answered no request.
+        """
+        records = await self._send(cell, repeat, prompts)
+        answered = tuple(record for record in records if record.error_code is None)
+        failures = tuple(record for record in records if record.error_code is not None)
+        if not answered and cell.contender.endpoint is None:
+            message = f"no request was answered; the first failed with: {failures[0].error_message}"
+            raise UnavailableError(f"{cell}: {message}")
+        return Sample(cell, repeat, answered, failures)
+
+    async def _send(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> list[RequestRecord]:
+        contender, workload = cell.contender, self.config.workload
+        if cell.concurrency > 1 and self.config.uses_locust:
+            requests = [request_of(prompt, workload, contender) for prompt in prompts if isinstance(prompt, str)]
+            address, deadline_s = self.servers.address(contender), workload.deadline_s
+            return await by_locust(address, requests, concurrency=cell.concurrency, deadline_s=deadline_s)
+        client = self.clients[contender]
+        if contender.endpoint is not None:
+            with suppress(SpecDecError):  # what has idled is connected before the clock runs; what is gone, will fail
+                await client.context()
+        ask = asking(client, prompts)
+        if cell.request_rate is None:
+            return await closed_loop(ask, len(prompts), cell.concurrency)
+        # In every run other arrivals, but the same ones for all that are compared.
+        arrivals_s = poisson_arrivals(cell.request_rate, workload.num_arrivals, (workload.seed, repeat))
+        return await as_they_come(ask, len(prompts), arrivals_s)

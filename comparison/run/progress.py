@@ -1,0 +1,38 @@
+"""How far the comparison is: a bar on a terminal, a line per measurement elsewhere. On stderr."""
+
+from __future__ import annotations
+
+from rich import progress
+from rich.console import Console
+
+from comparison.plan.grid import Sample
+
+
+class Progress(progress.Progress):
+    """Shows phases and measurements.
+
+    Args:
+        console: of stderr.
+        num_measurements: how many there will be; None: nobody knows.
+    """
+
+    def __init__(self, console: Console, num_measurements: int | None) -> None:
+        columns = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+        texts = "{task.description}", progress.BarColumn()
+        super().__init__(*texts, *columns, console=console, disable=not console.is_terminal, transient=True)
+        self.add_task("starting", total=num_measurements)
+        (self._work,) = self.tasks
+
+    def phase(self, text: str) -> None:
+        """Something that is not a measurement has begun."""
+        self.update(self._work.id, description=text)
+        self._line(text)
+
+    def measured(self, sample: Sample) -> None:
+        self.update(self._work.id, advance=1, description=str(sample.cell))
+        count = f"{self._work.completed:g}/{self._work.total or '?'}"
+        self._line(f"{count} run {sample.repeat + 1}: {sample.cell}: {sample.tokens_per_s:.1f} tokens/s")
+
+    def _line(self, text: str) -> None:
+        if not self.console.is_terminal:
+            print(f"{self._work.elapsed or 0.0:6.1f} s  {text}", file=self.console.file, flush=True)

@@ -1,0 +1,194 @@
+"""Starts the servers of every topology, pinned to their machines, and the network between them.
+
+The target alone and the target of the distributed topology are one process: its engine does for a client what it does
+for a draft worker, on the same cores. The pool has a target of its own, so that its workers help nobody else. Servers
+that are not being measured wait for requests and burn nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from comparison.plan.backend import NGRAM, SHARED_TARGET, Server, server_flags
+from comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
+from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.config import model_name
+from inference.errors import SpecDecError, UnavailableError
+from inference.serving.processes import ServerProcess, finished_process, free_port, server_process
+
+SERVER_GRACE_S = 1.0
+"""Given to running requests when a server is stopped: by then nobody waits for them."""
+
+GRACE_S = 2.0
+"""A request fails at once when its server dies; the process's end is known a moment later."""
+
+ATTACHED = "attached as"
+"""What a worker of the pool logs when its target has taken it in."""
+
+
+class Deployment:
+    """Servers, and the links to them.
+
+    Args:
+        config: what runs where.
+    """
+
+    def __init__(self, config: ComparisonConfig) -> None:
+        self._config = config
+        self._ports = {server: free_port() for server in config.servers}
+        self._client_links: dict[Server, DelayProxy] = {}
+        self._draft_links: dict[Server, DelayProxy] = {}  # by target
+
+    def address(self, contender: Contender) -> str:
+        """Where a thin client reaches it: through its link."""
+        return self._client_links[self._config.server_of(contender)].address
+
+    def set_rtt(self, rtt_ms: float) -> None:
+        """Change the network between edge and target; links within a site stay as fast as they are."""
+        network = self._config.network
+        far, near = _conditions(network, rtt_ms), LinkConditions()
+        for link in self._draft_links.values():
+            link.conditions = far
+        for server, link in self._client_links.items():
+            link.conditions = far if network.is_crossed(at_edge=server.role == "draft") else near
+
+    async def link(self, stack: AsyncExitStack) -> None:
+        """Open the way to every server that is called; `stack` closes them."""
+        for server, port in self._ports.items():
+            if not _attaches(server):
+                self._client_links[server] = await stack.enter_async_context(delay_proxy(port))
+            if server.role == "target":
+                self._draft_links[server] = await stack.enter_async_context(delay_proxy(port))
+
+    async def serve(self, server: Server, is_ready: asyncio.Event) -> None:
+        """Run a server until this is cancelled.
+
+        Raises:
+            UnavailableError: it ended, or did not serve in time.
+        """
+        process = server_process(
+            self._name(server),
+            server.role,
+            *self._flags(server),
+            port=self._ports[server],
+            cores=self._cores(server),
+            ready_timeout_s=self._config.backend.start_timeout_s,
+            ready_line=ATTACHED if _attaches(server) else None,
+        )
+        async with process as running:
+            is_ready.set()
+            await running.process.wait()
+            raise _failure(running)
+
+    async def compile(self) -> None:
+        """Let every server compile what it will load, and end: one after another, since compilers take much memory.
+
+        Raises:
+            UnavailableError: one failed; the message has the end of its log.
+        """
+        for server in self._ports:
+            flags = self._flags(server)
+            if self._config.backend.compile_flag in flags:
+                await finished_process(self._name(server), server.role, *flags)
+
+    def _cores(self, server: Server) -> tuple[int, ...]:
+        return self._config.machines[int(server.role == "draft")].cores
+
+    def _flags(self, server: Server) -> list[str]:
+        config = self._config
+        flags = [*self._role_flags(server), *server_flags(config.backend, server, config.servers, config.gammas)]
+        flags += ["--threads", str(len(self._cores(server))), "--batch", str(config.workload.max_concurrency)]
+        flags += ["--no-prefix_caching"]  # prompts come again, and reading them is a part of what is compared
+        return flags + ([] if _attaches(server) else ["--grace_s", str(SERVER_GRACE_S)])
+
+    def _role_flags(self, server: Server) -> list[str]:
+        """What main.py must be told, beside what computes and where."""
+        target, draft, port = str(self._config.target_model), server.draft or "", self._ports[server]
+        gamma = ["--gamma", str(self._config.gammas[0])]
+        if server.role == "target":
+            return ["--model", target, "--port", str(port)]
+        if server.role == "fused_target":
+            is_sweep = len(self._config.gammas) > 1  # over lengths, not limits
+            fixed = ["--no-adaptive_gamma"] if is_sweep else []
+            return ["--target_model", target, "--draft_model", draft, "--port", str(port), *gamma, *fixed]
+        flags = ["--model", draft, *gamma, "--branches", str(server.branches)]
+        flags += ["--tokenizer", target] if draft == NGRAM else []
+        if server.pooled:
+            link = self._draft_links[replace(server, role="target")]
+            return [*flags, "--attach", link.address]
+        link = self._draft_links[SHARED_TARGET]
+        flags += ["--serve", str(port), "--target_host", "127.0.0.1", "--port", str(link.port)]
+        # The target starts at the same time.
+        return [*flags, "--connect_timeout_s", str(self._config.backend.start_timeout_s)]
+
+    def _name(self, server: Server) -> str:
+        """Names a server in messages; where there are several of a kind, says which."""
+        role = server.role.removesuffix("_target")
+        parts = ["pool", role] if server.pooled else [role]
+        if server.draft is not None and len(self._config.draft_models) > 1:
+            parts.append(model_name(Path(server.draft)))
+        if server.branches is not None and len(self._config.branches) > 1:
+            parts.append(str(server.branches))
+        return "-".join(parts)
+
+
+def _attaches(server: Server) -> bool:
+    return server.role == "draft" and server.pooled
+
+
+def _conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:
+    """The configured network at one round trip time."""
+    bandwidth = network.bandwidth_mbps
+    return LinkConditions(
+        rtt_s=rtt_ms / 1e3,
+        jitter_s=network.jitter_ms / 1e3,
+        bytes_per_s=None if bandwidth is None else bandwidth * 1e6 / 8,
+    )
+
+
+def _failure(server: ServerProcess) -> UnavailableError:
+    code = server.process.returncode or 0
+    end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    log = server.log_tail()
+    words = f"; its last words:\n{log}" if log else ""
+    return UnavailableError(f"the {server.name} server {end} during the comparison{words}")
+
+
+@asynccontextmanager
+async def deployment(config: ComparisonConfig) -> AsyncGenerator[Deployment, None]:
+    """All servers and links, until the block is left; they start and end all at once.
+
+    Raises:
+        UnavailableError: a server ended, or did not serve in time; the message names it. The block has been cancelled.
+    """
+    async with AsyncExitStack() as stack:
+        running = Deployment(config)
+        await running.link(stack)
+        try:
+            async with asyncio.TaskGroup() as group:
+                ready = {server: asyncio.Event() for server in config.servers}
+                tasks = [group.create_task(running.serve(*each)) for each in ready.items()]
+                for is_ready in ready.values():
+                    await is_ready.wait()
+                try:
+                    yield running
+                except SpecDecError:
+                    await asyncio.sleep(GRACE_S)
+                    raise
+                for task in tasks:
+                    task.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+
+async def compile_models(config: ComparisonConfig) -> None:
+    """Compile what the servers of a comparison will load."""
+    async with AsyncExitStack() as stack:
+        running = Deployment(config)
+        await running.link(stack)
+        await running.compile()

@@ -1,0 +1,63 @@
+"""The picture of a study: every way at its best, over the length of proposals and over each condition."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from comparison.plan.config import ComparisonConfig
+from comparison.report.chart_style import (
+    DRAFTS,
+    STYLE,
+    TARGET,
+    look_of,
+    median_line,
+    name_values,
+    panels,
+    powers_of_two,
+    save,
+)
+from comparison.report.plots import Drawn
+from comparison.study.advice import Evidence, crossovers
+
+_NUMBERS = {
+    "gamma": "gamma (draft tokens of a round)",
+    "max_new_tokens": "output tokens of a request",
+    "rtt_ms": "round trip (ms)",
+    "temperature": "temperature",
+    "concurrency": "requests in flight",
+}
+_LOGARITHMIC = ("gamma", "max_new_tokens", "concurrency")
+
+
+def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn]:
+    """Write the picture, if there is more than one value of anything."""
+    names = [name for name in _NUMBERS if any(len(evidence.over(name, it.contender)) > 1 for it in evidence.leaders)]
+    if names:
+        with mpl.rc_context(STYLE):
+            save(over_conditions(evidence, names), file, config)
+    shown = f"Lines over {', '.join(_NUMBERS[name] for name in names)}; the figures are in the table of trials."
+    return [Drawn(file, "Speed-up of every way at its best", shown)] if names else []
+
+
+def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
+    """A panel per condition, a line per way; a dotted line where load makes it lose."""
+    size = 3.4, 3.4 + 0.2 * len(evidence.leaders)
+    texts = ["speed-up over the target alone"], [_NUMBERS[name] for name in names]
+    return panels([evidence], names, _panel, size=size, names=texts, max_legend_columns=1)
+
+
+def _panel(axes: Axes, evidence: Evidence, name: str) -> None:
+    lines = {trial.contender.label: evidence.over(name, trial.contender) for trial in evidence.leaders}
+    for (label, trials), (colour, mark) in zip(lines.items(), itertools.cycle(DRAFTS), strict=False):
+        spreads = [trial.speedup for trial in trials.values()]
+        median_line(axes, list(trials), spreads, color=colour, marker=mark, label=label)
+        for crossed in crossovers(trials) if name == "concurrency" else ():
+            axes.axvline(crossed, color=colour, linestyle=":", linewidth=1.2)
+    axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
+    show = powers_of_two if name in _LOGARITHMIC else name_values
+    show(axes, sorted({at for trials in lines.values() for at in trials}))

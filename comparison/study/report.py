@@ -1,0 +1,153 @@
+"""A study that is over, as files: advice for people and machines, the evidence, and the recommended service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from comparison.plan.config import ComparisonConfig, Contender
+from comparison.report.files import write_page
+from comparison.report.findings import emulation_of, measured_conditions
+from comparison.run.host_load import HostLoad, busy_warning
+from comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
+from comparison.study.service import service_toml
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """All that the report is about.
+
+    Attributes:
+        differences: answers that were not the target's, as sentences; there should be none.
+        prices: None: nobody asks.
+        load: of this host meanwhile.
+        spread: of equal runs; see `spread_of`.
+        anyway: the user wants advice also where the machine was busy.
+    """
+
+    config: ComparisonConfig
+    evidence: Evidence
+    differences: tuple[str, ...]
+    prices: Prices | None
+    duration_s: float
+    load: HostLoad
+    spread: float = 1.0
+    anyway: bool = False
+
+    @property
+    def advised(self) -> Contender | None:
+        """None: the target alone."""
+        best = self.evidence.best(self.evidence.space.usual)
+        return best.contender if best else None
+
+    @property
+    def warning(self) -> str:
+        """Why no figure is to be relied on; empty if the machine was quiet."""
+        return busy_warning(self.load, self.spread)
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether the machine was too busy for advice."""
+        return bool(self.warning) and not self.anyway
+
+    @property
+    def reservations(self) -> list[str]:
+        """What must be known before any advice."""
+        label = emulation_of(self.config)
+        withheld = [_WITHHELD] if self.is_withheld else []
+        return [*([f"{label}."] if label else []), *filter(None, [self.warning]), *withheld]
+
+    @property
+    def sentences(self) -> list[str]:
+        advice = [] if self.is_withheld else sentences(self.evidence, self.prices)
+        return [*self.reservations, *advice, *self.differences]
+
+
+_WITHHELD = "So there is no advice, and no service.toml; --anyway gives both."
+
+
+def write_study(study: Study, directory: Path) -> dict[str, Any]:
+    """Write study.json, config.toml, with advice service.toml, with matplotlib study.html; return the first."""
+    results = json_of(study)
+    (directory / "study.json").write_text(json.dumps(results, indent=1) + "\n")
+    reason = next(iter(sentences(study.evidence, None)))
+    (directory / "config.toml").write_text(study.config.asked, encoding="utf-8")
+    service = directory / "service.toml"
+    if study.is_withheld:
+        service.unlink(missing_ok=True)  # an earlier study's would pass for this one's
+    else:
+        service.write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
+    write_page(directory / "study.html", lambda: _page(study, directory))
+    return results
+
+
+def json_of(study: Study) -> dict[str, Any]:
+    """Times in seconds."""
+    evidence, prices = study.evidence, study.prices
+    return {
+        "emulated": str(study.config.backend.emulation) or None,
+        "same_tokens": not study.differences,
+        "duration_s": round(study.duration_s, 1),
+        "usual": asdict(evidence.space.usual),
+        "warnings": [study.warning] if study.warning else [],
+        "load": {**asdict(study.load), "spread": study.spread},
+        "recommended": None if study.is_withheld else _contender(study.advised),
+        "advice": study.sentences,
+        "crossovers_in_flight": {
+            trial.contender.label: crossovers(evidence.over("concurrency", trial.contender))
+            for trial in evidence.leaders
+        },
+        "trials": [_trial(trial, prices) for trial in evidence.trials],
+        "not_tried": [
+            {**asdict(group.place), "contenders": [contender.label for contender in group.contenders]}
+            for group in evidence.skipped
+        ],
+        "num_combinations": evidence.space.num_trials,
+        "conditions": dict(measured_conditions(study.config, study.load)),
+    }
+
+
+def _contender(contender: Contender | None) -> dict[str, Any]:
+    if contender is None:
+        return {"topology": "target"}
+    schedule = contender.schedule.value if contender.schedule else None
+    return {**asdict(contender), "topology": contender.topology.value, "schedule": schedule}
+
+
+def _trial(trial: Trial, prices: Prices | None) -> dict[str, Any]:
+    cost = prices.per_million_tokens(trial.contender, trial.tokens_per_s) if prices else None
+    alone = prices.per_million_tokens(None, trial.alone_tokens_per_s) if prices else None
+    costs = {"cost_per_million_tokens": cost, "alone_cost_per_million_tokens": alone}
+    return {**asdict(trial), "contender": _contender(trial.contender), **costs}
+
+
+def _page(study: Study, directory: Path) -> str:
+    from comparison.report import html  # matplotlib takes a second to import, and is needed only now
+    from comparison.study.plots import draw
+
+    label = emulation_of(study.config)
+    told_first = len(study.reservations) + (not study.is_withheld)
+    pictures = draw(study.evidence, study.config, directory / "study.png")
+    skipped = [str(group) for group in study.evidence.skipped]
+    trials = html.Table(f"All trials. {label}", _COLUMNS, list(map(_row, study.evidence.trials)))
+    parts: dict[str, Sequence[html.Block]] = {
+        "Advice": [("listed", study.sentences[told_first:])],
+        "Pictures": [("figure", picture) for picture in pictures],
+        "Evidence": [("table", trials)],
+        "Not tried, for want of time": [("listed", skipped or ["Nothing that the search wanted."])],
+        "Conditions": [("named", measured_conditions(study.config, study.load))],
+    }
+    verdict = " ".join(study.sentences[:told_first]), bool(study.reservations or study.differences)
+    return html.page(html.Header("When speculation pays", [verdict]), parts, study.config)
+
+
+_COLUMNS = ("conditions", "served by", "speed-up (range)", "tokens/s", "target alone", "TTFT ms", "acceptance rate")
+
+
+def _row(trial: Trial) -> list[str]:
+    acceptance = "-" if trial.acceptance_rate is None else f"{trial.acceptance_rate:.2f}"
+    figures = f"{trial.tokens_per_s:.1f}", f"{trial.alone_tokens_per_s:.1f}", f"{trial.ttft_s * 1e3:.0f}", acceptance
+    return [str(trial.place), trial.contender.label, str(trial), *figures]

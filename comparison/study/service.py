@@ -1,0 +1,49 @@
+"""The advice as a file for `main.py --config`: the roles of the service, and what is said of each. Pure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from comparison.plan.backend import AUTO, NGRAM
+from comparison.plan.config import ComparisonConfig, Contender, Topology
+
+Table = dict[str, str | int | bool]
+
+
+def service_toml(config: ComparisonConfig, contender: Contender | None, reason: str) -> str:
+    """The service of a contender; None is the target alone."""
+    lines = [f"# {line}" for line in ("Written by compare_architectures.py study.", reason, _ADDRESSES)]
+    for role, table in _roles(config, contender).items():
+        lines += ["", f"[{role}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+_ADDRESSES = "Addresses are yours: --target_host of an edge draft, --attach of a pool's worker, --host of a server."
+
+
+def _roles(config: ComparisonConfig, contender: Contender | None) -> dict[str, Table]:
+    target = str(config.target_model.resolve())
+    backend = config.backend
+    on: Table = {} if backend.name == AUTO else {"backend": backend.name}
+    alone: Table = {"model": target, **on}
+    if contender is None:
+        return {"target": {**alone, "no-lookup": True}}
+    if contender.topology is Topology.TARGET:
+        return {"target": alone}
+    draft, gamma = _draft(contender), contender.gamma or 0
+    if contender.topology is Topology.FUSED:
+        fixed = {"no-adaptive_gamma": True} if len(config.gammas) > 1 else {}  # as it was measured
+        return {"fused_target": {"target_model": target, "draft_model": draft, "gamma": gamma, **fixed, **on}}
+    table: Table = {"model": draft, "gamma": gamma}
+    table |= {"tokenizer": target} if draft == NGRAM else {}
+    table |= {"backend": backend.draft_name} if backend.draft_name != AUTO and draft != NGRAM else {}
+    table |= {"dtype": backend.draft_dtype} if backend.draft_dtype and draft != NGRAM else {}
+    table |= {"schedule": contender.schedule.value} if contender.schedule else {}
+    table |= {} if contender.branches is None else {"branches": contender.branches}
+    return {"target": alone, "draft": table}
+
+
+def _draft(contender: Contender) -> str:
+    draft = contender.draft or NGRAM
+    return draft if draft == NGRAM else str(Path(draft).resolve())

@@ -1,0 +1,117 @@
+"""One call as its handler sees it, and the limits of the time that a part of a call may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, TypeAlias
+
+import grpc
+
+from grpc_comm.errors import Status, StatusError
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+"""gRPC's side of a call. Messages are typed where they are converted; here they are anything."""
+CAN_MOVE = (("specdec-can-move", "1"),)
+"""Metadata of a call whose client has another server, at which the call can go on."""
+
+
+class Call:
+    """Messages of one call, in and out.
+
+    One timer looks after all writes of a call: a timer for each write would cost a twentieth of a token's way.
+
+    Args:
+        context: gRPC's side of the call.
+        first: the first message, which has been read already; the handler reads it again.
+        stall_timeout_s: seconds that a write may wait for a peer that reads nothing.
+    """
+
+    def __init__(self, context: Context, first: Any, stall_timeout_s: float) -> None:
+        self._context = context
+        self._first = first
+        self._stall_timeout_s = stall_timeout_s
+        self._writer: asyncio.Task[Any] | None = None  # while it writes
+        self._began = 0.0
+        self._has_stalled = False
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(stall_timeout_s, self._look)
+
+    @property
+    def deadline(self) -> float | None:
+        """The event loop's time at which the call is over; None without a limit."""
+        left_s = self._context.time_remaining()
+        return None if left_s is None else self._loop.time() + left_s
+
+    async def read(self) -> Any:
+        """Return the next message of the peer, or `grpc.aio.EOF` after the last."""
+        first, self._first = self._first, None
+        return await self._context.read() if first is None else first
+
+    async def messages(self) -> AsyncGenerator[Any, None]:
+        """Yield all messages of the peer."""
+        while (message := await self.read()) is not grpc.aio.EOF:
+            yield message
+
+    async def write(self, message: Any) -> None:
+        """Send a message; return when gRPC has taken it.
+
+        Raises:
+            StatusError: the peer does not read.
+        """
+        self._began, self._writer = self._loop.time(), asyncio.current_task()
+        try:
+            await self._context.write(message)
+        except asyncio.CancelledError:
+            if not self._has_stalled:
+                raise
+            if self._writer is not None:
+                self._writer.uncancel()
+            text = f"the peer has read nothing for {self._stall_timeout_s:g} s"
+            raise StatusError(Status(grpc.StatusCode.ABORTED, text)) from None
+        finally:
+            self._writer = None
+
+    def _look(self) -> None:
+        """End a write that has lasted too long, or look again when the present write would have."""
+        ends = (self._began if self._writer else self._loop.time()) + self._stall_timeout_s
+        if self._writer is not None and self._loop.time() >= ends:
+            self._has_stalled = True
+            self._writer.cancel()
+        else:
+            self._timer = self._loop.call_at(ends, self._look)
+
+    def close(self) -> None:
+        """Stop the timer of a call that has ended."""
+        self._timer.cancel()
+
+
+class Limit:
+    """Limit of a block, which fails with `status` after some seconds, or earlier if another task ends it.
+
+    Args:
+        among: the running blocks of this kind, the oldest first; this one joins them.
+    """
+
+    def __init__(self, status: Status, timeout_s: float | None, among: dict[Limit, None]) -> None:
+        self._status = status
+        self._timer = asyncio.timeout(timeout_s)
+        self._among = among
+
+    def end(self, status: Status) -> None:
+        """End the block with this status, unless its own time is over."""
+        self._among.pop(self, None)
+        if not self._timer.expired():
+            self._status = status
+            self._timer.reschedule(0.0)
+
+    async def __aenter__(self) -> None:
+        await self._timer.__aenter__()
+        self._among[self] = None
+
+    async def __aexit__(self, *exception: Any) -> None:
+        self._among.pop(self, None)
+        try:
+            await self._timer.__aexit__(*exception)
+        except TimeoutError:
+            raise StatusError(self._status) from None

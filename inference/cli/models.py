@@ -1,0 +1,249 @@
+"""Settings of the models that a role loads, and the configurations that backends get of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+from inference.config import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    COMPILE_POLICIES,
+    NEURON,
+    NOT_EMULATED,
+    SPECULATION_METHODS,
+    Emulation,
+    Loading,
+    ModelConfig,
+    NeuronOptions,
+    ProposerConfig,
+)
+from inference.errors import ConfigError, InvalidRequestError
+from inference.request import RequestDefaults
+from inference.serving.hub import is_hub_id, model_directory
+from inference.settings import group, same, setting
+
+logger = logging.getLogger(__name__)
+
+NGRAM = "ngram"
+"""As a draft model: look drafts up in the sequence itself."""
+DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
+
+PAIR = {"target": "revision", "draft": "draft_revision"}
+"""Models of a pair, and the fields of their revisions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingSettings(Loading):
+    """How a role loads its models.
+
+    Attributes:
+        emulation: passes take at least so long, asleep, as on an accelerator: target:25ms,draft:3ms, or one of the
+            two.
+        speculation_method: vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for
+            fused_target); medusa: the target's own heads, no draft model.
+    """
+
+    emulation: Emulation = setting(NOT_EMULATED, "--emulate PASSES")
+    speculation_method: str | None = setting(None, "--speculation_method", choices=SPECULATION_METHODS, section=NEURON)
+
+    def target(self, path: Path, *, num_threads: int, neuron: NeuronOptions) -> ModelConfig:
+        """Return the configuration of a model; `num_threads` is used unless the settings name a number."""
+        values = {each.name: getattr(self, each.name) for each in fields(Loading)}
+        values |= {"num_threads": self.num_threads or num_threads, "neuron": neuron}
+        return ModelConfig(path, pass_s=self.emulation.target_s, **values)
+
+    def proposer(self, draft: str, *, tokenizer: Path, num_threads: int, neuron: NeuronOptions) -> ProposerConfig:
+        """Return the configuration of a draft: a model, or ngram with the tokenizer of another model."""
+        if draft == NGRAM:
+            return ProposerConfig(tokenizer, None, self.num_slots)
+        model = self.target(Path(draft), num_threads=num_threads, neuron=neuron)
+        return ProposerConfig(model.path, replace(model, pass_s=self.emulation.draft_s), self.num_slots)
+
+    def neuron_options(
+        self, *, gamma: int = 0, method: str | None = None, tp_degree: int | None = None
+    ) -> NeuronOptions:
+        """Return the options of a model on Neuron devices.
+
+        Args:
+            gamma: draft tokens that a compiled verification pass has room for; none for a draft, or a model alone.
+            method: instead of the settings'.
+            tp_degree: instead of the settings'.
+        """
+        method = method or self.speculation_method or "vanilla"
+        options = replace(self.neuron, gamma=gamma, method=method, tp_degree=tp_degree or self.neuron.tp_degree)
+        if "neuron" not in self.backend:
+            self._check_other_backend(options)
+        return options
+
+    def _check_other_backend(self, options: NeuronOptions) -> None:
+        if options.tp_degree > 1:
+            unsharded = "tp_degree %d has no effect: backend %s does not shard a model"
+            logger.warning(unsharded, options.tp_degree, self.backend)
+        compiles = options.compile_policy != COMPILE_POLICIES[0]
+        if options.method != "vanilla" or options.overrides or options.device_sampling or compiles:
+            neither = "--speculation_method, --neuron_config, --device_sampling nor --compile"
+            raise ConfigError(f"backend {self.backend} takes neither {neither}")
+
+    def method_of_pair(self, *, has_draft: bool) -> str | None:
+        """Return the method where both models are in one process: NxDI's fused graph, unless another is named."""
+        if self.speculation_method is None and self.backend == "neuron" and has_draft:
+            return "fused"
+        return self.speculation_method
+
+    @property
+    def only_compiles(self) -> bool:
+        """True if the role ends when its models are compiled."""
+        return self.neuron.compile_policy == "only"
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Models that settings name, each by its directory or by its id of the hub.
+
+    `REVISIONS` has the fields that name a model, and for each the field that names its revision.
+    """
+
+    REVISIONS: ClassVar[Mapping[str, str | None]] = {}
+
+    def fetched(self) -> Self:
+        """Return the settings with a local directory for every hub id, downloading what the cache lacks.
+
+        Raises:
+            ConfigError: a model is gated, missing, or out of reach; or a revision goes with no id.
+        """
+        fetched = {}
+        unused = {name for name in self.REVISIONS.values() if name is not None and getattr(self, name) is not None}
+        for field, name in self.REVISIONS.items():
+            model, revision = getattr(self, field), name and getattr(self, name)
+            if model is not None and is_hub_id(str(model)):
+                fetched[field] = type(model)(model_directory(str(model), revision))
+                unused.discard(name or "")
+        for name in unused:
+            raise ConfigError(
+                f"--{name} {getattr(self, name)}: no model is named by a hub id, and directories have none"
+            )
+        return replace(self, **fetched)
+
+
+@dataclass(frozen=True, slots=True)
+class OneModel(Models):
+    """One model, the target unless a role says otherwise.
+
+    Attributes:
+        path: target model directory.
+        revision: branch, tag or commit of a model that is named by its hub id (NAMESPACE/NAME instead of DIR).
+    """
+
+    SECTION: ClassVar = "model"
+    REVISIONS: ClassVar = {"path": "revision"}
+
+    path: Path = setting(BUNDLED_TARGET, "--model --target_model DIR")
+    revision: str | None = setting(None, "--revision REV")
+    loading: LoadingSettings = group(LoadingSettings)
+
+    def config(self, *, num_threads: int, gamma: int = 0) -> ModelConfig:
+        """Return the model's configuration; `gamma` is what a compiled pass has room for."""
+        return self.loading.target(self.path, num_threads=num_threads, neuron=self.loading.neuron_options(gamma=gamma))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel(Models):
+    """The model of a draft worker, or none."""
+
+    SECTION: ClassVar = "model"
+    REVISIONS: ClassVar = {"path": "revision", "tokenizer": "revision"}
+
+    path: str = setting(str(BUNDLED_DRAFT), "--model --draft_model DIR", help=DRAFT_TEXT)
+    tokenizer: Path = setting(
+        BUNDLED_DRAFT, "--tokenizer DIR", help=f"with {NGRAM}: model directory whose tokenizer is used"
+    )
+    revision: str | None = same(OneModel, "revision")
+    loading: LoadingSettings = group(LoadingSettings)
+
+    def config(self) -> ProposerConfig:
+        """Return the draft's configuration: one thread, beside a target that takes the other cores."""
+        neuron = self.loading.neuron_options()
+        return self.loading.proposer(self.path, tokenizer=self.tokenizer, num_threads=1, neuron=neuron)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPair(Models):
+    """Target and draft of one process.
+
+    Attributes:
+        target: target model directory.
+        draft_revision: the same, of the draft model.
+        draft_tp_degree: logical NeuronCores that the draft is sharded over; must divide --tp_degree (default:
+            --tp_degree).
+    """
+
+    SECTION: ClassVar = "models"
+    REVISIONS: ClassVar = PAIR
+
+    target: Path = setting(BUNDLED_TARGET, "--target_model DIR")
+    draft: str = setting(str(BUNDLED_DRAFT), "--draft_model DIR", help=DRAFT_TEXT)
+    revision: str | None = same(OneModel, "revision")
+    draft_revision: str | None = setting(None, "--draft_revision REV")
+    loading: LoadingSettings = group(LoadingSettings)
+    draft_tp_degree: int | None = setting(
+        None, "--draft_tp_degree N", section="AWS Neuron devices: the draft beside its target"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModels(Models):
+    """Models to compile: a target, a draft or both.
+
+    Attributes:
+        target: target model directory: compiles what --role target or verify_target loads (with --gamma 0).
+        draft: draft model directory: compiles what --role draft loads; with a target, what --role fused_target
+            loads.
+    """
+
+    SECTION: ClassVar = "models (one, or both)"
+    REVISIONS: ClassVar = PAIR
+
+    target: Path | None = setting(None, "--target_model --model DIR")
+    draft: Path | None = setting(None, "--draft_model DIR")
+    revision: str | None = same(ModelPair, "revision")
+    draft_revision: str | None = same(ModelPair, "draft_revision")
+    loading: LoadingSettings = group(LoadingSettings, backend="neuron")
+    draft_tp_degree: int | None = same(ModelPair, "draft_tp_degree")
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultSettings:
+    """What a target answers to requests that leave something open.
+
+    Attributes:
+        generation_config: where the checkpoint's generation_config.json says what the flags below do not: auto
+            reads it.
+    """
+
+    SECTION: ClassVar = "defaults for requests that do not say"
+
+    generation_config: str = setting("auto", "--generation_config", choices=("auto", "none"))
+    said: RequestDefaults = group(RequestDefaults)
+
+    def of(self, model: Path) -> RequestDefaults:
+        """Return what the flags say, or else the generation_config.json of a checkpoint.
+
+        Raises:
+            ConfigError: the file has a value that is outside its range.
+        """
+        file = model / "generation_config.json"
+        if self.generation_config == "none" or not file.is_file():
+            return self.said
+        stored = json.loads(file.read_text())
+        names = [each.name for each in fields(RequestDefaults)]
+        try:
+            theirs = RequestDefaults(**{name: stored[name] for name in names if stored.get(name) is not None})
+        except (InvalidRequestError, TypeError) as exc:
+            raise ConfigError(f"{file}: {exc}; --generation_config none does without it") from exc
+        ours = {name: value for name in names if (value := getattr(self.said, name)) is not None}
+        return replace(theirs, **ours)

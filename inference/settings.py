@@ -1,0 +1,183 @@
+"""Settings: a field of a configuration says its help, unit, range, choices, default and flag, and nothing repeats them.
+
+`setting` declares a field and `group` a part of a larger configuration. Knows no argparse: `inference/cli/flags.py`
+makes flags of what is declared here, and reads them back.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, TypeVar, cast
+
+from inference.errors import ConfigError
+
+T = TypeVar("T")
+
+REQUIRED: Any = MISSING
+"""The default of a setting that has none."""
+FINITE = sys.float_info.max
+"""The high end of a range that takes any number but infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Range of a number.
+
+    Attributes:
+        low, high: the ends.
+        above: `low` itself is outside.
+    """
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        low, high = (f"{end:g}" if isinstance(end, float) else str(end) for end in (self.low, self.high))
+        if isinstance(self.low, int) or (self.low == 0 and self.high > 1 and not self.above):
+            return f"{low}..{high}"  # as counts are written
+        return f"{'(' if self.above else '['}{low}, {high}]"
+
+    def fault(self, value: float) -> str:
+        """Return what is wrong with a value that is outside."""
+        if self.high < FINITE:
+            return f"is outside {self}"
+        if value == math.inf:
+            return "is not finite"
+        return f"is {'not above' if self.above else 'below'} {self.low:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a field says of its value and of its flag.
+
+    Attributes:
+        usage: the flag as it is typed, with its aliases and its unit: "--gamma --speculation_length N". Without
+            dashes, the value stands on the command line alone; empty: the field has no flag.
+        help: text of --help, where it is not the one that the docstring of the field's class has among its Attributes.
+        section: title above the flag in --help; None: its group's.
+        exclusive: of all flags of the section that say so, one can be given.
+        bare: value of the flag where it is given without one.
+    """
+
+    usage: str = ""
+    help: str = ""
+    choices: tuple[str, ...] | None = None
+    within: Range | None = None
+    section: str | None = None
+    exclusive: bool = False
+    bare: object = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the flag, or the name of a value that stands alone."""
+        words = self.usage.split()
+        return tuple(word for word in words if word.startswith("--")) or tuple(words)
+
+    @property
+    def key(self) -> str:
+        """Name of the parsed value, and key in --config files."""
+        return self.names[0].removeprefix("--")
+
+    @property
+    def metavar(self) -> str | None:
+        """Unit or kind of the value, as --help shows it."""
+        return self.usage.removeprefix(" ".join(self.names)).strip() or None
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ConfigError if the value of the field of this name is out of range, or no choice."""
+        if value is None:
+            return
+        shown = self.key if self.usage else name
+        if self.within is not None and value not in self.within:
+            raise ConfigError(f"{shown} {value} {self.within.fault(value)}")
+        if self.choices is not None and isinstance(value, str) and value not in self.choices:
+            raise ConfigError(f"{shown} {value} is none of {', '.join(self.choices)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A configuration as part of a larger one.
+
+    Attributes:
+        kind: dataclass of the configuration.
+        section: title above its flags in --help, but for settings with their own.
+        without: flags that are left out, by their first name; these fields keep their defaults.
+        needs: flags one of which must be given, or there is None instead of the configuration.
+        changes: for fields by name, another default, or another `setting` or `group`.
+    """
+
+    kind: type[Any]
+    section: str | None = None
+    without: frozenset[str] = frozenset()
+    needs: tuple[str, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+SETTING, GROUP = "setting", "group"
+"""Keys of a field's metadata."""
+
+
+def setting(default: T, usage: str = "", **said: Any) -> T:
+    """Declare a field with a flag, or with a range alone; arguments are those of `Setting`."""
+    metadata = {SETTING: Setting(usage, **said)}
+    if isinstance(default, dict):
+        return cast(T, field(default_factory=default.copy, hash=False, metadata=metadata))
+    return field(default=default, metadata=metadata)
+
+
+def same(kind: type[Any], name: str, **changes: Any) -> Any:
+    """Declare a field with the setting and the default of another dataclass's field, but for `changes`."""
+    other = field_of(kind, name)
+    said = described(kind, name, other)
+    values = {each.name: getattr(said, each.name) for each in fields(Setting)}
+    return setting(**{"default": other.default, **values, **changes})
+
+
+def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
+    """Return the setting of a field of a dataclass, with its help."""
+    said = cast(Setting, declared.metadata[SETTING])
+    return said if said.help else replace(said, help=_attributes(kind).get(name, ""))
+
+
+def _attributes(kind: type[Any]) -> dict[str, str]:
+    """Return what the docstrings of a class and of its bases say of their attributes, by name."""
+    docs = (inspect.cleandoc(base.__doc__ or "") for base in reversed(kind.__mro__))
+    texts = (doc.partition("Attributes:\n")[2].partition("\n\n")[0] for doc in docs)
+    entries = (entry for text in texts for entry in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE))
+    return {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}
+
+
+def group(
+    kind: type[T],
+    section: str | None = None,
+    *,
+    without: Collection[str] = (),
+    needs: tuple[str, ...] = (),
+    **changes: Any,
+) -> T:
+    """Declare a field that is a configuration of its own; arguments are those of `Group`."""
+    for name in changes:
+        field_of(kind, name)
+    metadata = {GROUP: Group(kind, section, frozenset(without), needs, changes)}
+    return field(default_factory=kind, metadata=metadata)
+
+
+def field_of(kind: type[Any], name: str) -> Field[Any]:
+    """Return the field of a dataclass by its name; KeyError if there is none."""
+    return {each.name: each for each in fields(kind)}[name]
+
+
+def check(config: Any) -> None:
+    """Raise ConfigError if a setting of a configuration is out of range, or no choice; for `__post_init__`."""
+    for each in fields(config):
+        if SETTING in each.metadata:
+            each.metadata[SETTING].check(each.name, getattr(config, each.name))

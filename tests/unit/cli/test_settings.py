@@ -1,0 +1,160 @@
+"""Settings said once: flags, help, ranges and configuration files come from the fields of the configurations."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.cli.config_file import as_toml
+from inference.cli.flags import add_group, read
+from inference.cli.prompts.source import PromptSettings
+from inference.cli.roles.registry import ROLES, parser_of, settings_of
+from inference.config import ROOT, DialSecurity, PortSecurity, ServerConfig
+from inference.errors import ConfigError
+from inference.settings import GROUP, Range, check, group, setting
+
+NEEDED = {
+    "artifacts": ["ls"],
+    "rescale_fp8": ["--model", "a", "--output", "b"],
+    "token": ["--auth_file", "a", "--name", "n", "--grant", "client", "--grant", "ops"],
+}
+"""What a role asks for, by its name; others have a default for everything."""
+CHANGED = {
+    "target": ["--no-lookup", "--batch", "3", "--neuron_config", '{"a": {"b": "\\u00e9"}}', "--http_port", "1"],
+    "draft": ["--serve", "7", "--schedule", "sync", "--stop", "a\n", "--stop", 'b"', "--emulate", "draft:3ms"],
+    "fused_target": ["--no-adaptive_gamma", "--gamma", "2", "--device_sampling", "--temperature", "0.5"],
+    "fused_client": ["--choice", "a,b", "--choice", "c", "--seed", "9", "--tls_ca", "ca.pem", "--profile"],
+    "gateway": ["--no_page", "--stream_chunk", "pass", "--max_body_mib", "0.5", "--drain_delay_s", "1"],
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_reads_its_defaults(role: str) -> None:
+    """A role that lacked a group of flags crashed when an operator started it."""
+    settings = settings_of(role, NEEDED.get(role, []))
+    assert isinstance(settings, ROLES[role].settings)
+    assert settings.observe.role == role
+    assert settings.observe.log_level == "info"
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("changes", [False, True])
+def test_settings_survive_a_configuration_file(role: str, changes: bool, tmp_path: Path) -> None:
+    """`lookup = false` was read as if it were not there, and neuron_config was written as Python writes it."""
+    arguments = [*NEEDED.get(role, []), *(CHANGED.get(role, []) if changes else [])]
+    args = parser_of(role).parse_args(arguments)
+    words = [vars(args).pop("action")] if role == "artifacts" else []
+    (tmp_path / "flags.toml").write_text(as_toml(args), encoding="utf-8")
+    again = settings_of(role, ["--config", str(tmp_path / "flags.toml"), *words])
+    assert again == settings_of(role, arguments)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_flag_has_a_help_and_a_section(role: str) -> None:
+    parser = parser_of(role)
+    titled = {action for each in parser._action_groups if each.title for action in each._group_actions}
+    assert {action.dest for action in parser._actions if action not in titled or not action.help} == set()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_a_role_leaves_out_is_a_flag_of_its_groups(role: str) -> None:
+    """A name that no flag has would leave the flag in, and nothing would say so."""
+    for each in fields(ROLES[role].settings):
+        if GROUP in each.metadata:
+            add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
+            assert each.metadata[GROUP].without <= {action.dest for action in parser._actions}
+
+
+@dataclass(frozen=True)
+class _Lamp:
+    """A configuration as any other.
+
+    Attributes:
+        watts: power (%(default)s W)
+        color: light
+    """
+
+    watts: float = setting(5.0, "--watts W", within=Range(0.0, 60.0))
+    color: str = setting("white", "--colour --light_color", choices=("white", "red"))
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Two groups, the second of which there may not be."""
+
+    lamp: _Lamp = group(_Lamp, "lamp", watts=7.0)
+    dial: DialSecurity | None = group(DialSecurity, needs=("tls_ca",), without=("token_file",))
+    ports: PortSecurity = group(PortSecurity)
+
+
+def room(*arguments: str) -> tuple[Any, str]:
+    """The room that flags describe, and its --help."""
+    parser = ArgumentParser()
+    add_group(parser, _Room)
+    return read(_Room, parser.parse_args(arguments)), parser.format_help()
+
+
+def test_a_field_says_flag_aliases_default_and_group() -> None:
+    built, text = room("--light_color", "red")
+    assert built == _Room(_Lamp(7.0, "red"), None)
+    assert re.search(r"lamp:\n  --watts W +power \(7.0 W\)\n  --colour", text)
+    assert "--token_file" not in text
+
+
+def test_a_flag_of_two_groups_is_one_flag() -> None:
+    built, text = room("--insecure", "--tls_ca", "ca.pem")
+    assert (built.dial, built.ports.insecure) == (DialSecurity(Path("ca.pem"), insecure=True), True)
+    assert text.count("  --insecure") == 1
+
+
+@pytest.mark.parametrize(("arguments", "fault"), [
+    (("--watts", "61"), "watts 61.0 is outside 0..60"), (("--watts", "nan"), "watts nan is outside 0..60"),
+])  # fmt: skip
+def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        room(*arguments)
+    with pytest.raises(ConfigError, match="colour blue is none of white, red"):
+        _Lamp(color="blue")
+
+
+def test_prompts_of_a_draft_that_serves_need_no_safe_host() -> None:
+    """A server's flags are looked at where a server starts: a file for several roles may name its host."""
+    assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
+    with pytest.raises(ConfigError, match="not loopback"):
+        settings_of("draft", ["--host", "0.0.0.0", "--serve"])
+
+
+@pytest.mark.parametrize("kind", [ServerConfig, PromptSettings])
+def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
+    add_group(parser := ArgumentParser(), kind)
+    assert read(kind, parser.parse_args([])) == kind()
+
+
+def table_of(heading: str) -> dict[str, str]:
+    """First and second cell of README's table below a heading; links in parentheses are left out."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition(heading)[2]
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
+    return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}
+
+
+def test_the_readme_lists_every_role() -> None:
+    """`artifacts` was missing there."""
+    known = {f"`{role.name}`": role.summary.removesuffix(".") for role in ROLES.values()}
+    assert table_of("## Roles and flags") == known
+
+
+def test_the_readme_names_flags_that_exist() -> None:
+    """Also prefixes such as --tls_*."""
+    text = "".join(table_of("lists a role's flags with defaults and units"))
+    known = {name for role in ROLES for action in parser_of(role)._actions for name in action.option_strings}
+    named = re.findall(r"--[\w-]+", text)
+    assert len(named) > 20
+    assert [name for name in named if not any(each.startswith(name) for each in known)] == []

@@ -1,0 +1,63 @@
+"""How busy the host was by itself: what others used counts, what the run and its children used does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from comparison.run import host_load
+from comparison.run.host_load import HostLoad, LoadMeter, busy_warning
+from tests.support.samples import BUSY, QUIET
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("load", "spread", "is_busy"),
+    [
+        (QUIET, 1.1, False),
+        (BUSY, 1.1, True),
+        (QUIET, 2.0, True),
+        (HostLoad(24.0, 24.0, 2, other_cores=0.0), 1.0, False),  # the load of an earlier run of ours
+        (HostLoad(24.0, 24.0, 2, other_cores=None), 1.0, True),  # nothing else is known
+        (HostLoad(0.5, 24.0, 2, other_cores=None), 1.0, False),
+    ],
+)
+def test_a_machine_is_busy_by_others_or_by_runs_that_differ(load: HostLoad, spread: float, *, is_busy: bool) -> None:
+    warning = busy_warning(load, spread)
+    assert bool(warning) == is_busy
+    assert not warning or (str(load) in warning and f"{spread:.2f}" in warning)
+
+
+def test_others_are_what_the_cores_did_but_for_this_process_and_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cores are made up; the child is a real one, whose work would pass for that of others."""
+    stat, busy_s = tmp_path / "stat", 0.0
+    monkeypatch.setattr(host_load, "_CPU_TIMES", stat)
+
+    def write() -> None:
+        row = f"{round(busy_s * TICKS)} 0 0 999 999 999 999 0 0 0"
+        stat.write_text(f"cpu {row}\ncpu0 {row}\ncpu1 0 0 0 0 0 0 0 0 0 0\ncpu7 99999999 0 0 0 0 0 0 0 0 0\nintr 1\n")
+
+    write()
+    before = os.times()
+    meter = LoadMeter((0, 1), is_whole=True)
+    subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
+    busy_s = sum(os.times()[:4]) - sum(before[:4])
+    write()
+    quiet = meter.read()
+    assert quiet.other_cores is not None
+    busy_s += 100 * (os.times().elapsed - before.elapsed)
+    write()
+    busy = meter.read()
+    assert busy.other_cores is not None
+    assert not quiet.is_busy
+    assert busy.other_cores > 50
+    assert LoadMeter((0, 1), is_whole=False).read().other_cores is None
+    stat.unlink()
+    assert meter.read().other_cores is None

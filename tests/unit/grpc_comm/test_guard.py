@@ -1,0 +1,130 @@
+"""Exceptions of handlers become statuses in one place; what nobody expected is logged once and not told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import grpc
+import pytest
+
+from grpc_comm.call import Call
+from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from grpc_comm.errors import Status, status_of
+from grpc_comm.server import PortTakenError, Server
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.config import address
+
+
+class FailingServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
+    service_name = "specdec.v1.GenerationService"
+    max_request_bytes = 1000
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        rpc.add_GenerationServiceServicer_to_server(self, server)
+
+    async def GetModel(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
+        raise ValueError("secret of the inside")
+
+    async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:
+        await call.write(pb.GenerateResponse(started=pb.Started()))
+        raise KeyError("full")
+
+
+def status_of_ours(error: Exception) -> Status | None:
+    if isinstance(error, KeyError):
+        return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "all taken", 1.25)
+    return None
+
+
+def new_server(where: str) -> Server:
+    return Server(where, [FailingServicer()], status_of=status_of_ours)
+
+
+@asynccontextmanager
+async def serving() -> AsyncGenerator[tuple[Server, Any], None]:
+    server = new_server("127.0.0.1:0")
+    await server.open()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        yield server, rpc.GenerationServiceStub(channel)
+    await server.close()
+
+
+async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as (_, stub):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetModel(pb.GetModelRequest(), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in (caught.value.details() or "")
+    assert [record.exc_info is not None for record in caplog.records if record.name == "grpc_comm.guard"] == [True]
+
+
+async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
+    """In the middle of a stream too; nothing is logged, since nothing is wrong."""
+    async with serving() as (_, stub):
+        call = stub.Generate(pb.GenerateRequest(), timeout=10)
+        assert (await call.read()).WhichOneof("event") == "started"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert status_of(caught.value) == Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "all taken", 1.25)
+    assert [record for record in caplog.records if record.name == "grpc_comm.guard"] == []
+
+
+async def test_methods_that_are_not_there() -> None:
+    async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
+        call = rpc.VerificationServiceStub(channel).Verify(timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_port_is_taken_once() -> None:
+    async with serving() as (server, _):
+        with pytest.raises(PortTakenError, match=f"127.0.0.1:{server.port}"):
+            new_server(f"127.0.0.1:{server.port}")
+
+
+async def test_waiting_for_nobody_ends() -> None:
+    async with open_channel("127.0.0.1:1") as channel:
+        with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 within 0\.2 s"):
+            await wait_until_ready(channel, "127.0.0.1:1", timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("localhost", "localhost:5"), ("10.0.0.1", "10.0.0.1:5"), ("::1", "[::1]:5")]
+)
+def test_address(host: str, expected: str) -> None:
+    assert address(host, 5) == expected
+
+
+def test_status_without_a_hint_needs_no_details() -> None:
+    assert Status(grpc.StatusCode.UNAVAILABLE, "gone").trailing_metadata() == ()
+
+
+async def failed(call: Any) -> None:
+    """Read a call to its end; what it fails with is kept nowhere."""
+    with suppress(grpc.aio.AioRpcError):
+        async for _ in call:
+            pass
+
+
+async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
+    """The story: refusals of 250,000 hostile messages kept some 57 objects each, in circles; the collector ended 84,000
+    of them at a time, and nobody was served for 170 ms.
+    """
+    async with serving() as (_, stub):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await failed(stub.Generate(pb.GenerateRequest(), timeout=10))
+            await asyncio.sleep(0.1)
+            frames = [each.f_code.co_name for each in gc.get_objects() if type(each) is FrameType]
+        finally:
+            gc.enable()
+    assert [name for name in frames if name in ("Generate", "guard", "_abort")] == []
