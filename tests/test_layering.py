@@ -197,7 +197,7 @@ def test_downward_imports_are_allowed(module: str, statement: str) -> None:
     assert violations(module, statement) == []
 
 
-MAY_SEE_FLAGS = ("inference.cli.flags", "inference.cli.config_file", "comparison.plan", "comparison.study.flags")
+MAY_SEE_FLAGS = ("inference.cli.flags", "inference.cli.config_file")
 
 
 def names_parsed_flags(source: str) -> bool:
