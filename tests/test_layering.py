@@ -45,7 +45,7 @@ ROOMS = (
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
 SEEN_BY_COMPARISON = (
-    *("inference.config", "inference.errors", "inference.request", "inference.commit"),
+    *("inference.config", "inference.settings", "inference.errors", "inference.request", "inference.commit"),
     *("inference.observe.stats", "inference.text.chat", "inference.text.tokenizer"),
     *("inference.workers.completion", "inference.workers.convert", "inference.workers.remote"),
     *("inference.workers.dialling", "inference.workers.status"),
