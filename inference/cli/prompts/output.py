@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,12 +11,14 @@ from typing import Protocol
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from inference.cli.prompts.progress import PromptProgress
 from inference.cli.prompts.results import Result
 from inference.commit import Delta
 from inference.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -72,20 +75,32 @@ class TokenSink(TextSink):
 
 
 class JsonSink:
-    """One object per prompt, one line each, and nothing else on stdout."""
+    """One object per prompt, one line each, and nothing else on stdout.
 
-    def __init__(self, progress: PromptProgress) -> None:
-        self._progress = progress
+    Shows on stderr how far the run is: a bar on a terminal, a line per prompt otherwise.
+    """
+
+    def __init__(self, num_prompts: int) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal)
+        self.bar.add_task("0 tokens", total=num_prompts)
+        (self._task,) = self.bar.tasks
+        self._num_tokens = 0
 
     def begin(self, result: Result) -> None:
         pass
 
     def show(self, result: Result, delta: Delta) -> None:
-        self._progress.came(len(delta.token_ids))
+        self._num_tokens += len(delta.token_ids)
+        self.bar.update(self._task.id, description=f"{self._num_tokens} tokens")
 
     def end(self, result: Result) -> None:
         print(json.dumps(result.to_json(), ensure_ascii=False), flush=True)
-        self._progress.done(result)
+        self.bar.advance(self._task.id)
+        if self.bar.disable:
+            outcome = f"failed: {result.error}" if result.error else f"{result.stats.num_output_tokens} tokens"
+            logger.info("prompt %d of %d: %s", self._task.completed, self._task.total, outcome)
 
 
 def print_summary(results: Sequence[Result]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from inference.cli.prompts.output import JsonSink, Sink, TextSink, TokenSink, print_summary
-from inference.cli.prompts.progress import PromptProgress
-from inference.cli.prompts.results import Result
 from inference.cli.prompts.runner import run_prompts
 from inference.cli.prompts.source import PromptJob
 from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
@@ -44,18 +42,14 @@ async def run_alone(job: PromptJob, model: ModelConfig) -> int:
 
 async def _complete(job: PromptJob, completer: Completer, text_sink: Sink) -> int:
     if job.as_json:
-        with PromptProgress(len(job.prompts)) as progress:
-            results = await run_prompts(completer, job, JsonSink(progress))
+        with (sink := JsonSink(len(job.prompts))).bar:
+            results = await run_prompts(completer, job, sink)
     else:
         results = await run_prompts(completer, job, text_sink)
     if job.observe.profile:
-        _write_profile(job.observe.role, results)
+        profile = Profile(job.observe.role)
+        for result in results:
+            profile.add(result.prompt, result.stats)
+        print_summary(results)
+        report_profile(profile)
     return int(any(result.error is not None for result in results))
-
-
-def _write_profile(role: str, results: list[Result]) -> None:
-    profile = Profile(role)
-    for result in results:
-        profile.add(result.prompt, result.stats)
-    print_summary(results)
-    report_profile(profile)

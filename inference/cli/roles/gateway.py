@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inference.cli.roles.role import Role
 from inference.config import REPLICAS, ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.settings import group, same
 
@@ -33,6 +32,3 @@ async def run(settings: GatewaySettings) -> int:
 
     await serve_gateway(settings.connection, http, server, settings.observe)
     return 0
-
-
-ROLE = Role("gateway", "Serve OpenAI's HTTP API in front of any of our servers.", GatewaySettings, run)

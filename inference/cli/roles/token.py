@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.caller import Right
-from inference.cli.roles.role import Role
 from inference.config import SERVICE_FLAGS, ObserveConfig
 from inference.errors import ConfigError
 from inference.settings import REQUIRED, group, setting
@@ -79,6 +78,3 @@ def _add(file: Path, entry: str) -> None:
     except OSError as exc:
         part.unlink(missing_ok=True)
         raise ConfigError(f"{file}: {exc.strerror or exc}") from exc
-
-
-ROLE = Role("token", "Make a token for the auth file of servers.", TokenSettings, run)
