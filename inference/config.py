@@ -19,8 +19,8 @@ from inference.request import GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
 from inference.settings import FINITE, REQUIRED, Range, check, group, same, setting
 
 ROOT = Path(__file__).resolve().parent.parent
-_INSTALLED = Path(sys.prefix) / "share" / "specdec"
-_BUNDLED = ROOT if (ROOT / "models").is_dir() else _INSTALLED  # a wheel has no root of the project
+# A wheel has no root of the project.
+_BUNDLED = ROOT if (ROOT / "models").is_dir() else Path(sys.prefix) / "share" / "specdec"
 BUNDLED_TARGET = _BUNDLED / "models" / "target"
 BUNDLED_DRAFT = _BUNDLED / "models" / "draft"
 BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
@@ -28,20 +28,11 @@ BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """int8: linear layers only, in backend onnx."""
 
-CALL_PARSERS = ("auto", "hermes", "llama3_json", "none")
-"""auto: by the model's chat template."""
-REASONING_PARSERS = ("auto", "think", "none")
 COMPILE_POLICIES = ("auto", "never", "only")
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
 
-
-DRAINS = ("move", "wait")
-"""move: they go there, unless they end within a second; wait: like all others they have their grace."""
-
 DEFAULT_BRANCHES = 3
-MAX_BRANCHES = 16
-"""Branches of one sequence at once; each has a slot of the draft model."""
 DEFAULT_GAMMA = 8
 """Draft tokens per round, per pass at most in run-ahead, or per pass of a compiled graph."""
 FUSED_GAMMA = 16
@@ -56,7 +47,8 @@ MAX_PASS_MS = 10_000.0
 
 BATCH = Range(1, 4096)
 """Sequences in flight at once."""
-BRANCHES = Range(0, MAX_BRANCHES)
+BRANCHES = Range(0, 16)
+"""Branches of one sequence at once; each has a slot of the draft model."""
 PORT = Range(0, 65535)
 """Ports to listen on; 0 takes a free one."""
 SECONDS = Range(0.0, above=True)
@@ -414,7 +406,7 @@ class ServerConfig:
     drain_delay_s: float = setting(0.0, "--drain_delay_s S", within=Range(0.0, FINITE))
     stall_timeout_s: float = setting(30.0, "--stall_timeout_s S", within=SECONDS)
     pass_timeout_s: float = setting(60.0, "--pass_timeout_s S", section="watchdog", within=SECONDS)
-    drain: str = setting(DRAINS[0], "--drain", choices=DRAINS)
+    drain: str = setting("move", "--drain", choices=("move", "wait"))
     max_worker_slots: int = setting(
         DEFAULT_WORKER_SLOTS, "--max_worker_slots N", section="sessions of draft workers", within=Range(1)
     )
@@ -465,8 +457,8 @@ class HttpConfig:
     max_body_mib: float = setting(8.0, "--max_body_mib MIB", within=Range(0.0, FINITE, above=True))
     sse_ping_s: float = setting(0.0, "--sse_ping_s S", within=Range(0.0))
     no_page: bool = setting(False, "--no_page")
-    tool_call_parser: str = setting("auto", "--tool_call_parser", choices=CALL_PARSERS)
-    reasoning_parser: str = setting("auto", "--reasoning_parser", choices=REASONING_PARSERS)
+    tool_call_parser: str = setting("auto", "--tool_call_parser", choices=("auto", "hermes", "llama3_json", "none"))
+    reasoning_parser: str = setting("auto", "--reasoning_parser", choices=("auto", "think", "none"))
     deadline_s: float = setting(600.0, within=SECONDS)
 
     def __post_init__(self) -> None:

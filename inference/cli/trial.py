@@ -128,7 +128,7 @@ def _spelling(name: str) -> str | None:
 
 
 class _Interface(ctypes.Structure):
-    """The head of libc's `struct ifaddrs`, the same on Linux and macOS."""
+    """The head of libc's `struct ifaddrs`."""
 
 
 _Interface._fields_ = [
@@ -141,8 +141,6 @@ _Interface._fields_ = [
 
 def _interface_addresses() -> Iterator[str]:
     """Yield the addresses that getifaddrs(3) knows. Python's own library lists interfaces without their addresses."""
-    if sys.platform == "win32":
-        return
     libc, first = ctypes.CDLL(None), ctypes.POINTER(_Interface)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
         return
@@ -156,8 +154,7 @@ def _interface_addresses() -> Iterator[str]:
 
 def _addresses_at(sockaddr: int) -> Iterator[str]:
     """Yield the IP address of a C `sockaddr`, nothing if it is of another family."""
-    head = ctypes.string_at(sockaddr, 2)
-    family = int.from_bytes(head, sys.byteorder) if sys.platform == "linux" else head[1]  # BSD begins with a length
+    family = int.from_bytes(ctypes.string_at(sockaddr, 2), sys.byteorder)
     if family == socket.AF_INET:
         yield str(ip_address(ctypes.string_at(sockaddr + 4, 4)))
     elif family == socket.AF_INET6:

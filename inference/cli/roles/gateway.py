@@ -11,14 +11,14 @@ OF_GRPC = ("port", "max_waiting", "drain", "tls_client_ca", "mtls_port")
 OF_MODELS = ("lookup", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
 """Flags of a server that a gateway lacks."""
 
-TARGET_HOST = same(ConnectionConfig, "host", help=f"host of the server behind it{REPLICAS}")
-
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Settings of --role gateway."""
 
-    connection: ConnectionConfig = group(ConnectionConfig, host=TARGET_HOST)
+    connection: ConnectionConfig = group(
+        ConnectionConfig, host=same(ConnectionConfig, "host", help=f"host of the server behind it{REPLICAS}")
+    )
     http: HttpConfig = group(HttpConfig, port=8000)
     server: ServerConfig = group(ServerConfig, without=(*OF_GRPC, *OF_MODELS))
     observe: ObserveConfig = group(ObserveConfig, role="gateway", without=("metrics_port", "trace"))

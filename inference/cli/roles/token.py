@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +42,11 @@ class TokenSettings:
 async def run(settings: TokenSettings) -> int:
     """Print the token, and nothing else, to stdout; running servers know it from their next request on."""
     token = f"specdec-{secrets.token_urlsafe(32)}"
-    entry = _entry(settings.name, settings.grant, hashlib.sha256(token.encode()).hexdigest())
+    digest, rights = hashlib.sha256(token.encode()).hexdigest(), json.dumps(list(dict.fromkeys(settings.grant)))
+    entry = f'\n[[token]]\nname = "{settings.name}"\nsha256 = "{digest}"\nroles = {rights}\n'
     _add(settings.auth_file, entry + "speaks_for_others = true\n" * settings.speaks_for_others)
     print(token)
     return 0
-
-
-def _entry(name: str, roles: Iterable[str], digest: str) -> str:
-    quoted = ", ".join(f'"{role}"' for role in dict.fromkeys(roles))
-    return f'\n[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = [{quoted}]\n'
 
 
 def _add(file: Path, entry: str) -> None:
