@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from inference.errors import ConfigError
 from inference.request import GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
-from inference.settings import FINITE, REQUIRED, Range, check, group, same, setting
+from inference.settings import FINITE, REQUIRED, Checked, Range, check, group, same, setting
 
 ROOT = Path(__file__).resolve().parent.parent
 # A wheel has no root of the project.
@@ -109,7 +109,7 @@ NOT_EMULATED = Emulation()
 
 
 @dataclass(frozen=True, slots=True)
-class NeuronOptions:
+class NeuronOptions(Checked):
     """Settings that only models compiled for AWS Neuron devices have.
 
     Attributes:
@@ -135,12 +135,9 @@ class NeuronOptions:
     device_sampling: bool = setting(False, "--device_sampling")
     compile_policy: str = setting(COMPILE_POLICIES[0], "--compile", choices=COMPILE_POLICIES)
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
+class Loading(Checked):
     """Arithmetic, room and threads that a process gives to each model it loads.
 
     Attributes:
@@ -162,9 +159,6 @@ class Loading:
     num_threads: int = setting(0, "--threads N", within=COUNT)
     prefix_caching: bool = setting(True, "--prefix_caching")
     neuron: NeuronOptions = group(NeuronOptions)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +279,7 @@ class ConnectionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftConfig:
+class DraftConfig(Checked):
     """How a draft worker drafts, and for whom.
 
     Attributes:
@@ -300,12 +294,9 @@ class DraftConfig:
     schedule: Schedule = setting(Schedule.ASYNC, "--schedule", section="link to the target")
     max_waiting: int = setting(64, within=COUNT)
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True)
-class FusedConfig:
+class FusedConfig(Checked):
     """Both models of one process.
 
     Attributes:
@@ -325,9 +316,6 @@ class FusedConfig:
         within=GAMMA,
     )
     adaptive_gamma: bool = setting(True, "--adaptive_gamma", section="speculation length")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +421,7 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpConfig:
+class HttpConfig(Checked):
     """How OpenAI's API is served over HTTP.
 
     Attributes:
@@ -461,9 +449,6 @@ class HttpConfig:
     reasoning_parser: str = setting("auto", "--reasoning_parser", choices=("auto", "think", "none"))
     deadline_s: float = setting(600.0, within=SECONDS)
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @property
     def per_token(self) -> bool:
         """True if a stream's event carries one token, False if all tokens of a pass."""
@@ -480,7 +465,7 @@ OPTIONAL_HTTP_PORT = same(HttpConfig, "port", default=None, help="port of the HT
 
 
 @dataclass(frozen=True, slots=True)
-class ObserveConfig:
+class ObserveConfig(Checked):
     """What a process shows of its work, each if it is asked for.
 
     Attributes:
@@ -499,9 +484,6 @@ class ObserveConfig:
     timeline: Path | None = setting(None, "--trace FILE", section="time-line")
     profile: bool = setting(False, "--profile", section="reports")
     log_level: str = setting("info", "--log_level", choices=("debug", "info", "warning", "error"), section="reports")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def targets(text: str, port: int | None = None) -> tuple[str, ...]:

@@ -180,3 +180,12 @@ def check(config: Any) -> None:
     for each in fields(config):
         if SETTING in each.metadata:
             each.metadata[SETTING].check(each.name, getattr(config, each.name))
+
+
+class Checked:
+    """Base of configurations that are checked where they are built."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
