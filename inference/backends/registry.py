@@ -14,7 +14,8 @@ from typing import Any
 
 from inference.config import ModelConfig
 from inference.errors import ConfigError
-from inference.model import Array, Backend, CompiledDecoder, Decide, Span
+from inference.model.decoder import CompiledDecoder, Decide
+from inference.model.slots import Array, Backend, Span
 
 logger = logging.getLogger(__name__)
 
