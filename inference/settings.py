@@ -140,9 +140,8 @@ def setting(default: T, usage: str = "", **said: Any) -> T:
 def same(kind: type[Any], name: str, **changes: Any) -> Any:
     """Declare a field with the setting and the default of another dataclass's field, but for `changes`."""
     other = field_of(kind, name)
-    said = described(kind, name, other)
-    values = {each.name: getattr(said, each.name) for each in fields(Setting)}
-    return setting(**{"default": other.default, **values, **changes})
+    default = changes.pop("default", other.default)
+    return field(default=default, metadata={SETTING: replace(described(kind, name, other), **changes)})
 
 
 def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
@@ -184,3 +183,12 @@ def check(config: Any) -> None:
     for each in fields(config):
         if SETTING in each.metadata:
             each.metadata[SETTING].check(each.name, getattr(config, each.name))
+
+
+class Checked:
+    """Base of configurations that are checked where they are built."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)

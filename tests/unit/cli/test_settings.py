@@ -150,7 +150,7 @@ def table_of(heading: str) -> dict[str, str]:
 
 def test_the_readme_lists_every_role() -> None:
     """`artifacts` was missing there."""
-    known = {f"`{role.name}`": role.summary.removesuffix(".") for role in ROLES.values()}
+    known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles and flags") == known
 
 
