@@ -1,4 +1,4 @@
-"""Proposers: what extends chains of draft tokens."""
+"""Proposers: sources of draft tokens, which extend chains."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Proposer(Protocol):
     """A source of draft tokens for many sequences.
 
     One thread calls it; the attributes are constants. Proposals affect speed only, never the answer, so a proposer may
-    be wrong, and may leave `sampling` and `grammar` aside. One that repeats the last token is complete:
+    be wrong, and may ignore `sampling` and `grammar`. One that repeats the last token is complete:
 
         class Repeater:
             num_slots, max_length, num_branches = 8, 4096, 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inference.scheduling.pass_times import PassCosts
 
 MAX_WAIT_OF_PASS = 1.5
-"""Passes for which the target waits at most for draft tokens that are due."""
+"""Longest wait of the target for draft tokens that are due, in passes."""
 _WEIGHT = 0.25  # of the newest measurement
 _DEVIATIONS = 2.0
 
