@@ -168,7 +168,7 @@ class DraftSession:
         return self.pacing.window - len(path.tokens)
 
     def draft(self, path: DraftPath) -> Draft:
-        """Build the request that asks the proposer to extend `path`."""
+        """Return the proposer's input for extending `path`."""
         return Draft(
             path.slot,
             TokenView(self.committed, tail=self._whole(path)),
@@ -191,7 +191,7 @@ class DraftSession:
             self._branches.append(DraftPath(slot, start, [DraftToken(runner_up)], [1.0]))
 
     def _doubts(self) -> list[tuple[float, int, int]]:
-        """Return (-probability, position, runner-up) where the chain may fail without a branch; the likeliest first."""
+        """Return (-probability, position, runner-up) where the chain may fail and has no branch, likeliest first."""
         covered = {branch.start for branch in self._branches}
         path = self._path
         failing = [before - after for before, after in itertools.pairwise([1.0, *path.survivals])]

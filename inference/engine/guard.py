@@ -83,7 +83,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         return self._together(self._schedule(running))
 
     def _together(self, scheduled: list[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT]]:
-        """Return as many as may share a step; they take turns."""
+        """Return the work of as many sessions as may share a step; the sessions take turns."""
         self._num_steps += 1
         if self._num_steps > self._shrunk_until or len(scheduled) <= self._num_together:
             return scheduled
@@ -93,7 +93,7 @@ class StepGuard(Generic[SessionT, WorkT]):
     def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
         """Let the sessions of a failed step replay; return those that end instead, and each one's error."""
         self.num_failed_steps += 1
-        if isinstance(exc, MemoryError) or "OutOfMemory" in type(exc).__name__:  # a device has a class of its own
+        if isinstance(exc, MemoryError) or "OutOfMemory" in type(exc).__name__:  # devices have classes of their own
             self._num_together = max(1, len(sessions) // 2)
             self._shrunk_until = self._num_steps + SHRUNK_STEPS
         tried = len(sessions) == 1 and all(session.is_suspect for session in sessions)

@@ -29,9 +29,9 @@ MAX_WORKERS = 1024
 FIRST_SESSIONS = 4
 """Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
-"""Commits in a row for which a worker may propose nothing; run-ahead sends something after 16 at the latest."""
+"""Most commits of a session in a row without a proposal of its worker; run-ahead sends one after 16 at the latest."""
 MAX_VAIN_COMMITS = 256
-"""Commits in a row that may accept nothing from a worker: it keeps other workers, and lookup, from the session."""
+"""Most commits of a session in a row that accept nothing from its worker, which keeps other workers and lookup out."""
 
 
 class Worker(Protocol):

@@ -167,7 +167,7 @@ class TargetSession:
 
     @property
     def idle_s(self) -> float:
-        """Return the seconds for which the session has held its slot without work; 0 while it has work."""
+        """Return the seconds for which the session has waited in its slot for a proposal; 0 while it has work."""
         return 0.0 if self.slot is None or self._ready else time.monotonic() - self._waiting_since
 
     @property

@@ -14,7 +14,7 @@ from inference.tokens import Tally
 
 
 class Matcher(Protocol):
-    """A compiled grammar: which tokens may follow the output of one sequence.
+    """A compiled grammar, which decides what tokens may follow the output of one sequence.
 
     Callers pass the whole output each time: the committed tokens after the prompt, and draft tokens. One thread at a
     time uses a matcher.
@@ -62,7 +62,7 @@ class Turn:
         proposal: draft tokens to verify after them; empty for plain decoding.
         gamma: number of draft tokens that a decoder with a draft of its own may add where the proposal is empty.
         chooses: False for a part of a prompt that ends before its last token: no token is chosen.
-        output_start: position of the sequence's first output token; penalties tell prompt and output apart by it.
+        output_start: position of the sequence's first output token; penalties distinguish prompt and output by it.
         logprobs: as in `GenerationRequest`.
         scored: prompt tokens whose log-probabilities are wanted: those after `start` that this pass makes known.
         prompt_logprobs: number of best tokens whose log-probabilities are wanted at each scored one.
@@ -175,7 +175,7 @@ class CompiledDecoder(Decoder, Protocol):
 
 
 def is_seed_invariant(model: object) -> bool:
-    """Return whether equal seeds give equal tokens; `seed_invariant` is False on a decoder or generator where not."""
+    """Return whether equal seeds give equal tokens; if not, a decoder or generator has a false `seed_invariant`."""
     return bool(getattr(model, "seed_invariant", True))
 
 

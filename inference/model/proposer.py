@@ -14,12 +14,12 @@ from inference.tokens import Tally
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain that a proposer is asked to extend.
+    """A chain for a proposer to extend.
 
     Attributes:
         slot: the sequence's slot in the draft model.
         token_ids: committed tokens, then the draft tokens so far; not changed while the step runs.
-        sampling: how the target will choose.
+        sampling: how the target will choose tokens.
         limit: number of tokens wanted at most, >= 1.
         output_start: as in `Turn`.
         source_slot: another slot that may hold more of the same tokens, and can be copied from.

@@ -81,7 +81,7 @@ class ForkingBackend(Protocol):
 
 @runtime_checkable
 class CompiledBackend(Protocol):
-    """A backend whose passes are compiled graphs of fixed widths.
+    """A backend that runs passes as compiled graphs of fixed widths.
 
     Attributes:
         max_pass_tokens: number of tokens of one span that fit into one graph; a longer span takes several.
@@ -100,7 +100,7 @@ class CompiledBackend(Protocol):
 
 @runtime_checkable
 class PrefixKeeper(Protocol):
-    """A decoder or proposer whose slots keep their content between sequences, for the next sequence to begin with."""
+    """A decoder or proposer with slots that keep their content, for the next sequence to begin with."""
 
     @property
     def slots(self) -> Backend | None:

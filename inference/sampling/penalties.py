@@ -1,6 +1,6 @@
 """Bias, penalties and grammar: changes to single logits before the choice, by request and by the tokens so far.
 
-Owns the arithmetic and the counting of tokens; knows neither noise nor truncation. In this order, which is vLLM's, and
+Owns the arithmetic and the counting of tokens; knows neither noise nor truncation. The order is vLLM's, and
 Transformers' as far as it has them:
 
     logit_bias            logit + bias
@@ -65,7 +65,7 @@ class TokensBefore:
         return replace(row, counts=counts)
 
     def with_ids(self, token_ids: Sequence[int]) -> TokensBefore:
-        """Return the same with places for these ids."""
+        """Return the same with entries for these ids."""
         merged = np.union1d(self.token_ids, np.asarray(token_ids, dtype=np.int64))
         if len(merged) == len(self.token_ids):
             return self
@@ -79,7 +79,7 @@ NONE_BEFORE = TokensBefore.of((), 0)
 
 
 def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[TokensBefore]:
-    """Return the tokens before each of the len(proposal) + 1 rows: after the span, and after each proposed token."""
+    """Return the tokens before each of the len(proposal) + 1 rows that choose after the span and its proposal."""
     if not span.sampling.penalizes:
         return [NONE_BEFORE] * (len(proposal) + 1)
     rows = [TokensBefore.of(span.token_ids, span.output_start, span.tally)]

@@ -43,7 +43,7 @@ class PassCosts:
 
 
 class PassTimes:
-    """Pass times by number of sessions: one more costs other than one more draft token, by its attention for one."""
+    """Pass times by number of sessions, since a session costs other time than a draft token: attention, for one."""
 
     def __init__(self) -> None:
         self._by_sessions: dict[int, PassCosts] = {}

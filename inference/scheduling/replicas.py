@@ -16,7 +16,7 @@ from dataclasses import dataclass
 MAX_FAILURES = 3
 """Failures in a row after which a replica is ejected."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""Seconds for which an ejected replica gets no request; they double with each ejection, up to the maximum."""
+"""First and longest pause of an ejected replica, in seconds; each ejection doubles the pause."""
 FORGIVEN_AFTER_S = 60.0
 """Seconds after which past ejections no longer count, once the replica has succeeded again."""
 NEAR = 1
@@ -114,7 +114,7 @@ class Replicas:
 
     def _failed(self, record: Record, now: float) -> None:
         record.num_failures += 1
-        if record.num_failures >= MAX_FAILURES and record.back_at <= now:  # failures during a pause began before
+        if record.num_failures >= MAX_FAILURES and record.back_at <= now:  # later failures began before the pause
             record.back_at = now + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**record.num_ejections)
             record.num_ejections += 1
             record.num_failures = 0

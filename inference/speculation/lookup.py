@@ -104,7 +104,7 @@ class Lookup:
     """Lookup in one session's own tokens, and how often it was right; owned by the engine's loop.
 
     Text that repeats itself is guessed well, other text badly, and a short match worse than a long one. So each class
-    of match is judged by its own past, which fades; a rate that is low allows few tokens.
+    of match has its own acceptance rate, in which the past fades; a low rate allows few tokens.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class ModelProposer:
             self._fork(draft)
         spans = [self._span(draft) for draft in drafts]
         for draft, span in zip(drafts, spans, strict=True):
-            # A pass that fails may have written anything from there on.
+            # A pass that fails may have written anything from `start` on.
             self._held[draft.slot] = self._held[draft.slot][: span.start]
         logits = self._backend.forward(spans)
         for draft, span in zip(drafts, spans, strict=True):

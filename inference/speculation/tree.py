@@ -1,9 +1,8 @@
 """Draft tree of one session: the tokens that a draft has proposed after the committed ones.
 
-Owns which proposed tokens may still come true. Does not know the wire, the model, or when a pass happens. Nodes are
-numbered in order of arrival, on both sides of the wire, so that a later branch can name its parent; a number stays
-valid after its token was committed or lost, since messages cross on the way, for as long as any message can be on its
-way: `MAX_NUMBERS` later ones.
+Owns which proposed tokens may still come true. Does not know the wire, the model, or when a pass happens. Both sides of
+the wire number nodes in order of arrival, so that a later branch can name its parent. Messages cross on their way, so
+a number stays valid after its token was committed or rejected, until `MAX_NUMBERS` later ones.
 """
 
 from __future__ import annotations
