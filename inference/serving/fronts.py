@@ -23,7 +23,7 @@ from inference.workers.access import Access
 from inference.workers.admitting import admission
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
-from inference.workers.status import told_status
+from inference.workers.status import client_status
 
 if TYPE_CHECKING:
     from inference.gateway.app import Gateway
@@ -47,7 +47,7 @@ class GrpcFront(Server):
         self._moves = config.drain == "move"
         where = address(config.host, config.port)
         try:
-            super().__init__(where, servicers, status_of=told_status, gate=gate)
+            super().__init__(where, servicers, status_of=client_status, gate=gate)
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 

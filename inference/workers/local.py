@@ -72,8 +72,8 @@ class LocalCompleter:
         self._model_id = model_id
         self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size, max_length=generator.max_length)
 
-    def stand_for(self, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str) -> None:
-        """Answer for another model of the same vocabulary from now on."""
+    def switch_model(self, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str) -> None:
+        """Switch to another model of the same vocabulary."""
         self._tokenizer, self._defaults, self._model_id = tokenizer, defaults, model_id
         self.codec.tokenizer = tokenizer
 

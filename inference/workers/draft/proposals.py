@@ -23,6 +23,7 @@ class ProposalSender:
 
     def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], round_trip: RoundTrip) -> None:
         self._send = send
+        self.round_trip = round_trip
         self._echoes = Echoes(round_trip)
         self._num_nodes = 0
 
