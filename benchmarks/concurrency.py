@@ -23,7 +23,7 @@ from inference.backends.registry import load_backend
 from inference.commit import Commit
 from inference.config import ModelConfig
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.model import Backend
+from inference.model.slots import Backend
 from inference.request import GenerationRequest
 from inference.serving.assembly import running
 from inference.speculation.slot_decoder import SlotDecoder

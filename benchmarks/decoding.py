@@ -7,7 +7,8 @@ from pathlib import Path
 
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
-from inference.model import Backend, Decoder, PrefixKeeper, Turn
+from inference.model.decoder import Decoder, Turn
+from inference.model.slots import Backend, PrefixKeeper
 from inference.request import SamplingParams
 from inference.text.tokenizer import Tokenizer
 

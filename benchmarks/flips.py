@@ -21,7 +21,7 @@ import torch
 from benchmarks.decoding import load_model
 from benchmarks.report import print_json, print_table
 from inference.config import BUNDLED_TARGET, ROOT
-from inference.model import Array, Backend, Span
+from inference.model.slots import Array, Backend, Span
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.text.tokenizer import Tokenizer

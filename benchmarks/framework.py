@@ -22,7 +22,7 @@ from inference.backends.onnx.graph import DecoderGraph
 from inference.backends.onnx.packed import PackedDecoder, packed_decoder
 from inference.backends.onnx.passes import OnnxPass
 from inference.backends.onnx.slots import OnnxSlots
-from inference.model import Span
+from inference.model.slots import Span
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
 

@@ -24,7 +24,8 @@ from benchmarks.decoding import GREEDY, decode, encode_all, load_model, read_pro
 from benchmarks.report import print_json, print_table
 from benchmarks.timing import interleaved
 from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, FUSED_GAMMA
-from inference.model import Backend, Draft, Span
+from inference.model.proposer import Draft
+from inference.model.slots import Backend, Span
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder

@@ -38,7 +38,7 @@ from inference.config import (
 )
 from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.model import Span
+from inference.model.slots import Span
 from inference.observe.metrics import Metrics
 from inference.observe.stats import SOURCES, RequestStats
 from inference.request import SamplingParams

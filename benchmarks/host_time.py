@@ -23,7 +23,7 @@ from inference.config import BUNDLED_TARGET
 from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.model import Span
+from inference.model.slots import Span
 from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
 from inference.serving.assembly import running
 from inference.speculation.model_proposer import ModelProposer

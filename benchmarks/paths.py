@@ -19,7 +19,8 @@ from benchmarks.report import print_json, print_table
 from benchmarks.timing import interleaved
 from inference.backends.registry import load_backend
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT, ModelConfig
-from inference.model import Backend, Draft, DraftToken, Span
+from inference.model.proposer import Draft, DraftToken
+from inference.model.slots import Backend, Span
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
 

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.decoding import load_model
 from benchmarks.report import print_json, print_table
 from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint, workspace
-from inference.model import Span
+from inference.model.slots import Span
 
 ENGINES = "torch/float32,onnx/float32,onnx/int8"
 KIB_PER_MIB = 1024

@@ -11,7 +11,8 @@ inference.speculation
 inference.scheduling                pure: arithmetic over what was measured
 inference.backends                  a concrete one is named by its registry alone
 inference.sampling, text, observe   arithmetic, text, figures
-inference.model, commit, request, tokens, settings, config, caller, errors
+inference.model                     contracts of models
+inference.commit, request, tokens, settings, config, caller, errors
 grpc_comm                           knows nothing of inference
 """
 
@@ -29,8 +30,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-FOUNDATION = ("model", "commit", "request", "tokens", "settings", "config", "caller", "errors")
+FOUNDATION = ("commit", "request", "tokens", "settings", "config", "caller", "errors")
 ROOMS = (
+    ("model",),
     ("sampling", "text", "observe"),
     ("backends",),
     ("scheduling",),
@@ -188,7 +190,7 @@ def test_planted_violations_are_found(module: str, statement: str) -> None:
         ("inference.serving.assembly", "from inference.backends.registry import load_backend"),
         ("inference.serving.assembly", "import grpc\nfrom grpc_comm.channel import open_channel"),
         ("inference.observe.profile", "from inference.observe.stats import RequestStats"),
-        ("inference.scheduling.draft_length", "from inference.model import DraftToken"),
+        ("inference.scheduling.draft_length", "from inference.model.proposer import DraftToken"),
         ("grpc_comm.server", "import grpc"),
         ("comparison.run.load", "import asyncio\nfrom inference.workers.remote import RemoteCompleter"),
     ],

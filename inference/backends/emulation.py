@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inference.model import Array, Span
+from inference.model.slots import Array, Span
 
 
 def asleep(backend: Any, seconds_of: Callable[[Sequence[Span]], float]) -> Any:

@@ -14,7 +14,8 @@ from typing import Any
 from inference.backends.emulation import asleep
 from inference.config import ModelConfig
 from inference.errors import ConfigError
-from inference.model import Backend, CompiledDecoder, Decide
+from inference.model.decoder import CompiledDecoder, Decide
+from inference.model.slots import Backend
 
 logger = logging.getLogger(__name__)
 

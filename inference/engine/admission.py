@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from inference.caller import caller
 from inference.engine.prefixes import Place, Prefix, choose_place
 from inference.errors import CapacityError
-from inference.model import Backend, ForkingBackend, goes_on
+from inference.model.slots import Backend, CompiledBackend, ForkingBackend
 
 
 class Holder(Protocol):
@@ -146,7 +146,10 @@ class Admission(Generic[HolderT]):
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
         shared = {slot: wanted.num_shared(prefix) for slot, prefix in held.items()}
         num_tokens = wanted.length + 1
-        return {slot: count for slot, count in shared.items() if count and goes_on(self._model, count, num_tokens)}
+        return {slot: count for slot, count in shared.items() if count and self._is_gain(count, num_tokens)}
+
+    def _is_gain(self, num_held: int, num_tokens: int) -> bool:
+        return not isinstance(self._model, CompiledBackend) or self._model.goes_on(num_held, num_tokens)
 
     def forget(self, slot: int | None) -> None:
         """Trust nothing that a free slot holds."""

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.engine.draft_path import DraftPath
-from inference.engine.draft_session import DraftSession
+from inference.engine.draft_session import DraftPath, DraftSession
 from inference.engine.grammars import Grammars
 from inference.engine.loop import Engine
-from inference.model import Draft, DraftToken, Matcher, Proposer, num_branches
+from inference.model.decoder import Matcher
+from inference.model.proposer import Draft, DraftToken, Proposer
 from inference.request import Grammar, SamplingParams
-from inference.scheduling.confidence import Confidence
+from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import Pacing
 from inference.speculation.grammar import was_step
 
@@ -51,7 +51,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         self._proposer = proposer
         self._grammars = grammars
         self._confidence = Confidence()
-        self.num_branches = num_branches(proposer)
+        self.num_branches = proposer.num_branches
         self._recent_steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
 
     @property

@@ -10,23 +10,72 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from inference.engine.draft_path import DraftPath
 from inference.engine.prefixes import Prefix
-from inference.model import Draft, DraftToken, Matcher
+from inference.model.decoder import Matcher
+from inference.model.proposer import Draft, DraftToken
 from inference.request import SamplingParams
-from inference.scheduling.confidence import Confidence
+from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
 from inference.speculation.tree import Branch
 from inference.tokens import Tally, TokenView, common_length
+
+
+@dataclass(slots=True, eq=False)
+class DraftPath:
+    """Draft tokens in a row, a chain or a branch, made in one slot.
+
+    Attributes:
+        start: absolute position of the first token.
+        rates: how likely the target agrees with each token, if it agrees with all before it.
+        nodes: node numbers of the first tokens, which have been sent to the target.
+        exhausted: the proposer has nothing more for this path.
+    """
+
+    slot: int
+    start: int
+    tokens: list[DraftToken] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    exhausted: bool = False
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.token_id for token in self.tokens]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def advance(self, start: int) -> None:
+        """Drop the tokens before position `start`, which are committed now."""
+        count = start - self.start
+        self.start = start
+        self.tokens, self.rates, self.nodes = self.tokens[count:], self.rates[count:], self.nodes[count:]
+
+    @property
+    def num_unsent(self) -> int:
+        return len(self.tokens) - len(self.nodes)
+
+    @property
+    def survivals(self) -> list[float]:
+        """Probability, per token, that the target agrees with it and with all before it."""
+        return list(itertools.accumulate(self.rates, operator.mul))
+
+    @property
+    def survival(self) -> float:
+        return math.prod(self.rates)
 
 
 class DraftSession:
     """One sequence's drafts.
 
     Args:
-        num_slots, num_branches: slots of sequences, and of branches per sequence; see `BranchingProposer`.
+        num_slots, num_branches: slots of sequences, and of branches per sequence; see `Proposer`.
         confidence: says how likely a draft token is right, and learns from commits; of all sessions together.
         grammar: the request's, compiled, for this session alone.
         cache_salt: the request's.

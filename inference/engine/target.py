@@ -17,7 +17,7 @@ from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S, Engine
 from inference.engine.target_session import TargetSession
 from inference.errors import CapacityError, ContextLengthError, InvalidRequestError
-from inference.model import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
+from inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
 from inference.request import GenerationRequest, Schedule
 from inference.scheduling.pass_times import PassTimes
 from inference.scheduling.waiting import wait_s

@@ -12,10 +12,10 @@ from inference.caller import request_id
 from inference.commit import Answer, Commit, FinishReason, Opened, Timings, TokenLogprobs
 from inference.engine.prefixes import Prefix
 from inference.errors import InvalidRequestError
-from inference.model import Matcher, Turn, Verdict
+from inference.model.decoder import Matcher, Turn, Verdict
 from inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from inference.scheduling.acceptance import Acceptance
-from inference.scheduling.arrivals import Arrivals
+from inference.scheduling.waiting import Arrivals
 from inference.speculation.lookup import Lookup
 from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
 from inference.tokens import Tally, TokenView

@@ -28,12 +28,10 @@ from inference.gateway.middleware import (
     AnswerCount,
     BodyLimit,
     HttpGate,
-    ReadOnceRoute,
     RequestId,
-    ShapeLimit,
     http_spans,
 )
-from inference.gateway.requests import chat_requests, completion_requests, events_of
+from inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.observe.metrics import Metrics
@@ -85,7 +83,6 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     """The application in front of a gateway's completer; `access` says who may ask for what, None: all for all."""
     spans = http_spans(gateway.spans)
     app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
-    app.router.route_class = ReadOnceRoute
     _add_generation(app, gateway)
     _add_tokens(app, gateway)
     _add_operation(app, gateway)
@@ -93,8 +90,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
         _add_page(app)
     _add_failures(app)
     max_bytes = gateway.config.max_body_bytes
-    app.add_middleware(BodyLimit, max_bytes=max_bytes)
-    app.add_middleware(ShapeLimit, max_bytes=max_bytes, max_ids=lambda: gateway.card.max_length)
+    app.add_middleware(BodyLimit, max_bytes=max_bytes, max_numbers=lambda: max_numbers(gateway.card))
     if access is not None:
         app.add_middleware(HttpGate, access=access)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
@@ -109,7 +105,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         """Continue a text."""
         _check_model(body, gateway.card)
         answer = TextFormat(gateway.card.name)
-        return await _answer(gateway, request, body, completion_requests(body, gateway.card.defaults), answer)
+        return await _answer(gateway, request, body, completion_requests(body, gateway.card), answer)
 
     @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
@@ -147,6 +143,7 @@ def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     async def detokenize(body: DetokenizeBody) -> JsonAnswer:
         """The text of token ids."""
         _check_model(body, gateway.card)
+        check_ids(body.tokens, gateway.card, "tokens")
         return JsonAnswer(TextOfTokens(prompt=await _codec(gateway).decode(body.tokens)).model_dump())
 
 

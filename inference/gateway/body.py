@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
 from inference.gateway import noops
 from inference.gateway.noops import NoOps, without_no_ops
@@ -23,7 +24,27 @@ def _unicode(text: str) -> str:
     return text
 
 
+def _all_whole(values: Any) -> Any:
+    """As `_whole`, for a list that is not too long for it: long ones are validated in compiled code alone."""
+    return list(map(_whole, values)) if isinstance(values, list) and len(values) <= MAX_FIELDS else values
+
+
+def check_size(values: Any, limit: int) -> Any:
+    """Refuse an object of too many fields at once; Pydantic would make one error of each.
+
+    Raises:
+        PydanticCustomError: naming both numbers.
+    """
+    if isinstance(values, dict) and len(values) > limit:
+        message = f"an object of {len(values)} fields exceeds the limit of {limit}"
+        raise PydanticCustomError("too_long", "{message}", {"message": message})
+    return values
+
+
 WHOLE = BeforeValidator(_whole)
+ALL_WHOLE = BeforeValidator(_all_whole)
+MAX_FIELDS = 1024
+"""Of an object, and of a list that may write integers as 5.0."""
 Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
 
 
@@ -45,4 +66,4 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_what_says_nothing(cls, values: Any) -> Any:
-        return without_no_ops(values, cls.no_ops) if isinstance(values, dict) else values
+        return without_no_ops(check_size(values, MAX_FIELDS), cls.no_ops) if isinstance(values, dict) else values

@@ -14,6 +14,8 @@ from inference.gateway.body import Body, Text, complete
 from inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
 from inference.text.unicode import check_unicode
 
+MAX_PARTS = 1024
+"""Of one message."""
 FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
@@ -59,7 +61,7 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-Tools: TypeAlias = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+Tools: TypeAlias = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
 
 
@@ -123,9 +125,9 @@ class Message(Body):
 
     no_ops = noops.MESSAGE
     role: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_ROLE_CHARACTERS)]
-    content: Text | list[TextPart] = ""
+    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)] = ""
     name: Text | None = Field(None, description="Of a tool's answer: the function. Of others: taken, without effect.")
-    tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_call_id: Text | None = Field(None, description="Of a tool's answer: the call.")
     reasoning_content: Text | None = Field(None, description="What the assistant thought; templates may leave it out.")
 

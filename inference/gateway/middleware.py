@@ -6,17 +6,13 @@ Plain ASGI, so that streams stay streams; all of it is HTTP, since a port has ne
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry, Counter
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference.caller import ANYBODY, Right, audit, harmless_id, is_audited, request_id, serving
@@ -31,70 +27,40 @@ if TYPE_CHECKING:
 REQUEST_ID = b"x-request-id"
 
 
-class BodyLimit:
-    """Refuses bodies above `max_bytes` with 413, whether they say their length or not."""
+_SMALL_BYTES = 8 * 1024
+_INLINE_BYTES = 32 * 1024
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+
+class BodyLimit:
+    """Refuses bodies above `max_bytes` with 413, whether they say their length or not, and crowded ones with 400.
+
+    What is within these limits is read and validated on the event loop.
+
+    Args:
+        max_numbers: says how many numbers a body for the present model may have.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_numbers: Callable[[], int]) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._message = f"the body is above the limit of {max_bytes} bytes"
+        self._max_numbers = max_numbers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_bytes:
-            await ApiError(413, self._message).answer(connection="close")(scope, receive, send)
+        num_bytes = int(length) if length.isdigit() else 0
+        messages: list[Message] = []
+        if scope["method"] == "POST" and num_bytes <= self._max_bytes:
+            messages, num_bytes = await _read(receive, self._max_bytes)
+        fault = None
+        if num_bytes > self._max_bytes:
+            fault = ApiError(413, f"the body is above the limit of {self._max_bytes} bytes")
+        elif num_bytes > _SMALL_BYTES and messages:
+            body = b"".join(message.get("body", b"") for message in messages)
+            find = partial(parse_fault, body, self._max_numbers())
+            fault = await asyncio.to_thread(find) if num_bytes > _INLINE_BYTES else find()
+        if fault is not None:
+            await fault.answer(connection="close")(scope, receive, send)
             return
-        num_bytes = 0
-
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
-                raise HTTPException(413, self._message)  # of all exceptions, FastAPI lets only this one out
-            return message
-
-        await self._app(scope, counted, send)
-
-
-MAX_ITEMS = 1024
-"""Of a list or an object of a body, unless it is a list of token ids."""
-_SMALL_BYTES = 8 * 1024
-_INLINE_BYTES = 32 * 1024
-_DOCUMENT = "specdec.document"
-"""In a request's scope: its body as JSON, if that was read already."""
-
-
-class ShapeLimit:
-    """Refuses bodies with more items than any request has, before each of them is found wrong.
-
-    Pydantic collects every error, some 10 us and 1.5 kB each: two megabytes of wrong items took ten seconds. Bodies
-    that are small, or no JSON, or too long in all, are others' affair.
-
-    Args:
-        max_bytes: of a body; longer ones are `BodyLimit`'s.
-        max_ids: says how many token ids a prompt of the present model may have.
-    """
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int, max_ids: Callable[[], int]) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._max_ids = max_ids
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        messages = await _body(receive, self._max_bytes)
-        body = b"".join(message.get("body", b"") for message in messages)
-        if _SMALL_BYTES < len(body) <= self._max_bytes:
-            read = partial(_read, body, self._max_ids())
-            document, fault = await asyncio.to_thread(read) if len(body) > _INLINE_BYTES else read()
-            if fault is not None:
-                await ApiError(400, fault).answer(connection="close")(scope, receive, send)
-                return
-            if document is not None:
-                scope[_DOCUMENT] = document
 
         async def again() -> Message:
             return messages.pop(0) if messages else await receive()
@@ -102,8 +68,8 @@ class ShapeLimit:
         await self._app(scope, again, send)
 
 
-async def _body(receive: Receive, max_bytes: int) -> list[Message]:
-    """The messages of a body, to its end, or as far as its length is allowed."""
+async def _read(receive: Receive, max_bytes: int) -> tuple[list[Message], int]:
+    """Return the messages of a body, to its end or as far as its length is allowed, and its length."""
     messages: list[Message] = []
     num_bytes = 0
     while num_bytes <= max_bytes:
@@ -112,16 +78,15 @@ async def _body(receive: Receive, max_bytes: int) -> list[Message]:
         num_bytes += len(message.get("body", b""))
         if message["type"] != "http.request" or not message.get("more_body"):
             break
-    return messages
+    return messages, num_bytes
 
 
 _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[-+0-9.,eE\s]++|[a-zA-Z]++|.', re.DOTALL)
 """What JSON is made of: strings, runs of numbers, words, brackets and colons."""
-_MAX_PARTS = 8 * 16 * MAX_ITEMS
-_MAX_NUMBERS = 1_000_000
+_MAX_PARTS = 64 * 1024
 
 
-def _is_crowded(body: bytes) -> bool:
+def _is_crowded(body: bytes, max_numbers: int) -> bool:
     """Whether it has more parts than can be parsed in passing.
 
     The parser keeps the interpreter to itself, on whatever thread it runs: eight megabytes of members took 0.4 s, in
@@ -131,72 +96,19 @@ def _is_crowded(body: bytes) -> bool:
     for num_parts, part in enumerate(_PARTS.finditer(body)):
         if not (run := part.group()).startswith(b'"'):
             num_numbers += run.count(b",")
-        if num_parts > _MAX_PARTS or num_numbers > _MAX_NUMBERS:
+        if num_parts > _MAX_PARTS or num_numbers > max_numbers:
             return True
     return False
 
 
-def parse_fault(body: bytes) -> str | None:
-    """What makes a body too dear to parse, or hides that it is."""
+def parse_fault(body: bytes, max_numbers: int) -> ApiError | None:
+    """Return why a body must not be parsed: it has too many parts, or a zero byte, which hides that it has."""
     if b"\0" in body:
-        return "the body is not JSON in UTF-8: it has a zero byte"
-    if _is_crowded(body):
-        return f"the body has more than {_MAX_PARTS} strings, words and brackets, or {_MAX_NUMBERS} numbers"
+        return ApiError(400, "the body is not JSON in UTF-8: it has a zero byte")
+    if _is_crowded(body, max_numbers):
+        limits = f"{_MAX_PARTS} strings, words and brackets, or {max_numbers} numbers"
+        return ApiError(400, f"the body has more than {limits}")
     return None
-
-
-class ReadOnceRoute(APIRoute):
-    """A route whose bodies are not read again where `ShapeLimit` has read them."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See FastAPI's."""
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            return await handler(_ReadRequest(request.scope, request.receive))
-
-        return handle
-
-
-class _ReadRequest(Request):
-    async def json(self) -> Any:
-        return self.scope[_DOCUMENT] if _DOCUMENT in self.scope else await super().json()
-
-
-def _read(body: bytes, max_ids: int) -> tuple[Any, str | None]:
-    """The body as JSON, and what of it is out of proportion; two None if it is no JSON, which others tell."""
-    if fault := parse_fault(body):
-        return None, fault
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return None, None
-    return document, shape_fault(document, max_ids)
-
-
-def shape_fault(document: Any, max_ids: int) -> str | None:
-    """What of a body is out of proportion; None: nothing."""
-    lists = [document.get("prompt"), document.get("tokens")] if isinstance(document, dict) else []
-    lists += lists[0] if lists and isinstance(lists[0], list) and len(lists[0]) <= MAX_ITEMS else []
-    of_ids = {id(each) for each in lists if _are_ids(each, max_ids)}  # elsewhere numbers are as dear as anything
-    places = [document]
-    while places:
-        place = places.pop()
-        if not isinstance(place, list | dict) or id(place) in of_ids:
-            continue
-        if len(place) > MAX_ITEMS:
-            return f"a list or object of {len(place)} items exceeds the limit of {MAX_ITEMS} (token ids: {max_ids})"
-        places.extend(place.values() if isinstance(place, dict) else place)
-        if len(places) > 16 * MAX_ITEMS:
-            return f"the body has more than {16 * MAX_ITEMS} items that are no token ids"
-    return None
-
-
-def _are_ids(place: Any, max_ids: int) -> bool:
-    """Whether these are whole numbers from 0 on, and no more than the context holds; decided at C speed."""
-    if not isinstance(place, list) or not 0 < len(place) <= max_ids:
-        return False
-    return set(map(type, place)) == {int} and min(place) >= 0
 
 
 class RequestId:

@@ -11,11 +11,19 @@ from typing import TypeAlias
 
 from inference.caller import caller
 from inference.commit import Delta, Event, Timings
-from inference.errors import DeadlineError, InvalidRequestError
+from inference.errors import ContextLengthError, DeadlineError, InvalidRequestError
 from inference.gateway.conversation import Tool
 from inference.gateway.dialect import Dialect
 from inference.gateway.errors import ApiError
-from inference.gateway.schema import DEFAULT_MAX_TOKENS, MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
+from inference.gateway.schema import (
+    DEFAULT_MAX_TOKENS,
+    MAX_CHOICES,
+    MAX_IDS,
+    MAX_PROMPTS,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+)
 from inference.request import MAX_SEED, RequestDefaults
 from inference.text.calls.grammar import arguments_of
 from inference.text.chat import Chat
@@ -28,14 +36,36 @@ MAX_AT_ONCE = 32
 """Choices of one request that run or wait in the server at once; the queue is for other requests too."""
 MAX_UNREAD = 256
 """Events of one request that wait for its reader; whoever has more to say waits."""
+MIN_IDS = 1024
+"""Token ids that are left to the server to refuse."""
 NOTHING_NEW = Delta((), "", 0, 0, Timings())
 
 
-def completion_requests(body: CompletionBody, defaults: RequestDefaults) -> list[CompletionRequest]:
+def completion_requests(body: CompletionBody, card: ModelCard) -> list[CompletionRequest]:
     """Choice p * n + i is the i-th continuation of prompt p."""
-    max_tokens = _max_tokens(body, defaults, DEFAULT_MAX_TOKENS)
+    prompts = body.prompts()
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            check_ids(prompt, card, "prompt")
+    max_tokens = _max_tokens(body, card.defaults, DEFAULT_MAX_TOKENS)
     template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=body.logprobs, echo=body.echo)
-    return _repeated(body, body.prompts(), template, defaults)
+    return _repeated(body, prompts, template, card.defaults)
+
+
+def max_numbers(card: ModelCard) -> int:
+    """Return how many numbers a body may have: as many prompts of token ids as are allowed, up to a million ids."""
+    return min(MAX_IDS, MAX_PROMPTS * max(MIN_IDS, card.max_length))
+
+
+def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
+    """Refuse more token ids than the context holds here, before they are sent to the server.
+
+    Raises:
+        ContextLengthError: naming the field and both numbers.
+    """
+    if len(token_ids) > max(MIN_IDS, card.max_length):
+        message = f"This model's maximum context length is {card.max_length} tokens; {field} has {len(token_ids)}"
+        raise ContextLengthError(message, field=field)
 
 
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:

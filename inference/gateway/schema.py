@@ -7,12 +7,13 @@ names; limits stand beside each field.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from inference.gateway import noops, structured
-from inference.gateway.body import WHOLE, Body, Text, complete
+from inference.gateway.body import ALL_WHOLE, WHOLE, Body, Text, check_size, complete
 from inference.gateway.conversation import Message, TemplateBody, Tool, ToolChoice, Tools, chat_of, check_choice
 from inference.request import (
     BIAS,
@@ -32,7 +33,8 @@ MAX_CHOICES = 128
 """Sequences of one request: n times the number of prompts."""
 MAX_N = 64
 MAX_PROMPTS = 64
-MAX_DETOKENIZED = 1_000_000
+MAX_IDS = 1_000_000
+MAX_STOP_IDS = 256
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, of /v1/completions
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -47,16 +49,22 @@ def _within(name: str) -> Any:
     return _limits(RANGES[name])
 
 
-TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), WHOLE]
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKEN_ID), WHOLE]
 NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
-TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True), ALL_WHOLE]
 StopString: TypeAlias = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Stops: TypeAlias = Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)]
+Biases: TypeAlias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$(?!\n)")], Annotated[float, _limits(BIAS)]],
+    Field(max_length=MAX_LOGIT_BIASES),
+    BeforeValidator(partial(check_size, limit=MAX_LOGIT_BIASES)),
+]
 Prompt: TypeAlias = (
     Text
     | TokenIds
-    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 )
 
 
@@ -166,20 +174,17 @@ class GenerationBody(Body):
     repetition_penalty: Annotated[float, _within("repetition_penalty")] = 1.0
     presence_penalty: Annotated[float, _within("presence_penalty")] = 0.0
     frequency_penalty: Annotated[float, _within("frequency_penalty")] = 0.0
-    logit_bias: dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$(?!\n)")], Annotated[float, _limits(BIAS)]] = (
-        Field(
-            default_factory=dict,
-            max_length=MAX_LOGIT_BIASES,
-            description="By token id.",
-            json_schema_extra={"additionalProperties": False},
-        )
+    logit_bias: Biases = Field(
+        default_factory=dict, description="By token id.", json_schema_extra={"additionalProperties": False}
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE] | None = Field(
         None, description="Choice i uses seed + i. Unset: drawn for each choice."
     )
     n: Annotated[int, Field(ge=1, le=MAX_N), WHOLE] = 1
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
-    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=256)
+    stop: StopString | Stops = Field(default_factory=list)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS, fail_fast=True), ALL_WHOLE] = Field(
+        default_factory=list
+    )
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
@@ -280,7 +285,7 @@ class ChatBody(GenerationBody, TemplateBody):
     )
 
     no_ops = noops.CHAT
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice | None = Field(None, description="Unset: auto.")
     parallel_tool_calls: bool = Field(True, description="Several calls in one answer, where the model writes such.")
@@ -314,7 +319,7 @@ class TokenizeBody(TemplateBody):
     no_ops = noops.TOKENIZE
     model: str | None = None
     prompt: Text | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     tools: Tools = Field(default_factory=list)
     add_special_tokens: bool = Field(True, description="To a prompt; messages have those of the chat template.")
 
@@ -335,4 +340,4 @@ class DetokenizeBody(Body):
     """Body of /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId] = Field(max_length=MAX_DETOKENIZED)
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS, fail_fast=True), ALL_WHOLE]

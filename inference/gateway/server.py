@@ -5,8 +5,7 @@ from __future__ import annotations
 from grpc_comm.tls import ServerTls
 from inference.config import ServerConfig
 from inference.gateway.app import Gateway, create_app
-from inference.gateway.port import HttpPort
-from inference.gateway.probes import Probes
+from inference.gateway.port import HttpPort, Probes
 from inference.workers.access import Access
 from inference.workers.completion import ModelCard
 

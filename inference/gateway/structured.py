@@ -18,7 +18,9 @@ from inference.text.unicode import check_unicode
 
 GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
 Schema = dict[str, Any] | GrammarText
-Choices = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(min_length=1, max_length=1024)]
+Choices = Annotated[
+    list[Annotated[str, StringConstraints(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)
+]
 
 KINDS = {
     "json": GrammarKind.JSON_SCHEMA,

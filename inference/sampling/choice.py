@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import array_api_compat
 
-from inference.model import Array
+from inference.model.slots import Array
 from inference.request import SamplingParams
 from inference.sampling.noise import gumbel_noise, noise_keys, uniform_noise
 from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, adjusts, hold_back

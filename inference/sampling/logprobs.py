@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inference.commit import TokenLogprobs
-from inference.model import Array
+from inference.model.slots import Array
 
 LOWEST = -9999.0
 """In place of minus infinity, which JSON does not have; as in vLLM."""

@@ -25,7 +25,9 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from inference.model import Array, Draft, Turn
+from inference.model.decoder import Turn
+from inference.model.proposer import Draft
+from inference.model.slots import Array
 from inference.request import HoldingParams, SamplingParams
 from inference.tokens import Tally, logged
 

@@ -1,20 +1,31 @@
-"""How likely the target is to agree with the draft tokens of a session, learned from its verdicts. Pure."""
+"""Acceptance: how likely the target is to agree with draft tokens, learned from its verdicts. Pure.
+
+`Acceptance` is one rate of a session. `Confidence` judges a single token by its lead over the runner-up: a draft is
+right about all of a text that repeats, and about nothing where a sentence begins (compare AdaEDL, arXiv 2410.18351).
+"""
 
 from __future__ import annotations
 
+import bisect
+import math
 from dataclasses import dataclass
 
+from inference.model.proposer import DraftToken
 from inference.scheduling.pass_times import DECAY
 
 _PRIOR_RATE = 0.8
 _PRIOR_TESTED = 4.0
+_EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # nats of lead
+_PRIOR_TESTED_OF_GROUP = 8.0
+_DECAY_OF_GROUP = 0.995  # weight of the past per verdict of a group: about 200 are remembered
+_UNKNOWN_RATE = 0.8  # of tokens whose lead was not asked for
 
 
 @dataclass(slots=True)
 class Acceptance:
     """Decayed share of draft tokens that were accepted among those that were put to the test.
 
-    A rejected token ends a proposal: what comes behind it was not tested. `prior_rate` counts as `prior_tested` further
+    A rejected token ends a proposal: the tokens after it were not tested. `prior_rate` counts as `prior_tested` further
     tokens. Evidence fades with every pass, also without a test, so a draft that was given up gets another chance.
     """
 
@@ -32,3 +43,34 @@ class Acceptance:
     @property
     def rate(self) -> float:
         return (self._accepted + self.prior_rate * self.prior_tested) / (self._tested + self.prior_tested)
+
+
+class Confidence:
+    """Acceptance by margin, one estimate per group of margins; starts from a logistic guess."""
+
+    def __init__(self) -> None:
+        self._tested = [_PRIOR_TESTED_OF_GROUP] * (len(_EDGES) + 2)
+        self._accepted = [_PRIOR_TESTED_OF_GROUP * _prior_rate(group) for group in range(len(_EDGES) + 2)]
+
+    def rate(self, token: DraftToken) -> float:
+        """Return the probability that the target chooses this token, if it agrees with all before it."""
+        group = _group(token)
+        return self._accepted[group] / self._tested[group]
+
+    def record(self, token: DraftToken, *, accepted: bool) -> None:
+        """Take in the verdict on a token all of whose predecessors were accepted."""
+        group = _group(token)
+        self._tested[group] = self._tested[group] * _DECAY_OF_GROUP + 1.0
+        self._accepted[group] = self._accepted[group] * _DECAY_OF_GROUP + accepted
+
+
+def _group(token: DraftToken) -> int:
+    """Return the group of a token's margin; the last group holds tokens without one."""
+    return len(_EDGES) + 1 if math.isinf(token.margin) else bisect.bisect(_EDGES, token.margin)
+
+
+def _prior_rate(group: int) -> float:
+    """Return the first guess for a group, from even odds upwards: 1 / (1 + exp(-margin))."""
+    if group > len(_EDGES):
+        return _UNKNOWN_RATE
+    return 1.0 / (1.0 + math.exp(-_EDGES[min(group, len(_EDGES) - 1)]))

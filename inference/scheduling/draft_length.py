@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.model import DraftToken
-from inference.scheduling.acceptance import Acceptance
-from inference.scheduling.confidence import Confidence
+from inference.model.proposer import DraftToken
+from inference.scheduling.acceptance import Acceptance, Confidence
 from inference.scheduling.pass_times import PassTimes
 
 _PRIOR_TESTED = 1.0  # less than a target grants a draft elsewhere: here every useless token delays the pass

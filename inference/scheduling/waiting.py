@@ -1,20 +1,93 @@
-"""Whether, and how long, a target without draft tokens should wait for those on their way. Seconds. Pure."""
+"""Waiting of a target without draft tokens for those on their way: when due, whether it pays. Seconds. Pure."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from inference.scheduling.arrivals import Arrivals
 from inference.scheduling.pass_times import PassCosts
 
 MAX_WAIT_OF_PASS = 1.5
-"""So many passes the target waits at most for draft tokens that are due, whatever they did before."""
+"""Passes for which the target waits at most for draft tokens that are due."""
+_WEIGHT = 0.25  # of the newest measurement
+_DEVIATIONS = 2.0
+
+
+@dataclass(slots=True)
+class _Delay:
+    """Mean and mean deviation, as TCP keeps them of round trips (RFC 6298)."""
+
+    mean_s: float | None = None
+    deviation_s: float = 0.0
+
+    def record(self, delay_s: float) -> None:
+        if self.mean_s is None:
+            self.mean_s, self.deviation_s = delay_s, delay_s / 2
+            return
+        error = delay_s - self.mean_s
+        self.deviation_s += _WEIGHT * (abs(error) - self.deviation_s)
+        self.mean_s += _WEIGHT * error
+
+    @property
+    def limit_s(self) -> float | None:
+        """Return the delay after which a message is late."""
+        return None if self.mean_s is None else self.mean_s + _DEVIATIONS * self.deviation_s
+
+
+class Arrivals:
+    """Learns two delays: between messages of one chain, and from a rejection to the first message of the new chain.
+
+    The second one holds a network round trip, the first does not.
+    """
+
+    def __init__(self) -> None:
+        self._gap = _Delay()
+        self._restart = _Delay()
+        self._num_tokens = 1.0
+        self._last: float | None = None  # the last message, or the commit that rejected its chain
+        self._restarting = False
+
+    def proposed(self, now: float, num_tokens: int) -> None:
+        """Take in the arrival of a proposal."""
+        if self._last is not None:
+            self._delay.record(now - self._last)
+        self._num_tokens += _WEIGHT * (num_tokens - self._num_tokens)
+        self._last, self._restarting = now, False
+
+    def committed(self, now: float, *, all_accepted: bool) -> None:
+        """Take in a pass; unless it accepted the whole proposal, the draft begins a new chain."""
+        if not all_accepted:
+            self._last, self._restarting = now, True
+
+    @property
+    def _delay(self) -> _Delay:
+        return self._restart if self._restarting else self._gap
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the usual number of draft tokens per message, at least 1."""
+        return max(1, round(self._num_tokens))
+
+    @property
+    def delay_s(self) -> float | None:
+        """Return the usual time from the last message, or the rejection, to the next message; None while unknown."""
+        return self._delay.mean_s
+
+    def late_in(self, now: float, *, at_most_s: float) -> float | None:
+        """Return the time until the next message will be late, negative if it is; None while unknown.
+
+        Args:
+            now: the time.
+            at_most_s: a message that comes later than this after the last one is late.
+        """
+        limit_s = self._delay.limit_s
+        return None if self._last is None or limit_s is None else self._last + min(limit_s, at_most_s) - now
 
 
 def wait_s(
     arrivals: Arrivals, acceptance_rate: float, costs: PassCosts, *, now: float, ready_s: float, num_own: float = 1.0
 ) -> float:
-    """How long waiting for a session's draft tokens still pays; 0 or less is not at all.
+    """Return for how long waiting for a session's draft tokens still pays; 0 or less is not at all.
 
     Args:
         arrivals: of the session's draft tokens.
@@ -22,7 +95,7 @@ def wait_s(
         costs: of passes over this session alone.
         now: the time, on the clock of `arrivals`.
         ready_s: for how long the session could have been in a pass.
-        num_own: that a pass without a draft gives.
+        num_own: number of tokens that a pass without a draft gives.
     """
     longest_s = MAX_WAIT_OF_PASS * costs.base_s
     delay_s, late_in_s = arrivals.delay_s, arrivals.late_in(now, at_most_s=longest_s)
@@ -37,17 +110,17 @@ def wait_s(
 def waiting_pays(
     delay_s: float, num_tokens: int, rate: float, *, pass_s: float, slope_s: float, num_own: float = 1.0
 ) -> bool:
-    """Whether always waiting for draft tokens gives more tokens per second than decoding alone meanwhile.
+    """Return whether always waiting for draft tokens gives more tokens per second than decoding alone meanwhile.
 
     Waiting after every rejection gives rounds. Not waiting gives a pass alone for every `pass_s` of the delay, and the
     tokens that come then are of use only if they agree with all tokens of those passes; if not, it goes alone again.
 
     Args:
         delay_s: from a rejection to the next draft tokens.
-        num_tokens: how many come at once.
+        num_tokens: number of tokens that come at once.
         rate: acceptance per token.
         pass_s, slope_s: a pass without draft tokens, and what each of them adds.
-        num_own: what a pass alone gives, with what is looked up and forced.
+        num_own: number of tokens that a pass alone gives, with those looked up and forced.
     """
     if not pass_s:
         return False

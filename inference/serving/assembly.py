@@ -18,12 +18,14 @@ from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
-from inference.model import Backend, CompiledDecoder, Decoder, Identified, Proposer, Span, max_pass_draft_tokens
+from inference.model.decoder import CompiledDecoder, Decoder
+from inference.model.proposer import Proposer
+from inference.model.slots import Backend, Span, max_pass_draft_tokens
 from inference.request import RequestDefaults, SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.scheduling.draft_length import DraftLength
+from inference.speculation.lookup import MAX_NGRAM_LENGTH, NgramProposer
 from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.ngram import MAX_NGRAM_LENGTH, NgramProposer
 from inference.speculation.slot_decoder import SlotDecoder, decide
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
@@ -134,10 +136,8 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
 
 
 def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
-    """What its logits depend on beside the weights; the settings, of a model that does not say."""
-    if isinstance(model, Identified):
-        return model.arithmetic
-    return f"{config.backend} {config.dtype} {config.device} {config.neuron}"
+    """Return what the logits depend on beside the weights; the settings, of a model that does not say."""
+    return str(getattr(model, "arithmetic", f"{config.backend} {config.dtype} {config.device} {config.neuron}"))
 
 
 async def load_proposer(config: ProposerConfig) -> LoadedDraft:

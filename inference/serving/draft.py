@@ -71,7 +71,9 @@ async def serve_draft(
                 operation = Operation(engine, may_drain=server.ends_by_call)
                 completer = observers.around(local, metrics, model=card.name)
                 service = GenerationServicer(completer, card, local.codec, operation)
-                switch = partial(_switch_model, worker, local, service, loaded.tokenizer, proposer.tokenizer_path, ports)
+                switch = partial(
+                    _switch_model, worker, local, service, loaded.tokenizer, proposer.tokenizer_path, ports
+                )
                 await switch(card)
                 fronts = ports.fronts(observers, metrics, [service], upstream.is_serving, upstream.follow(switch))
                 with timeline(observe, engine):

@@ -119,8 +119,7 @@ class Ports:
         from prometheus_client import make_asgi_app
 
         from inference.gateway.middleware import HttpGate
-        from inference.gateway.port import SidePort  # uvicorn takes a while to import
-        from inference.gateway.probes import Probes
+        from inference.gateway.port import Probes, SidePort  # uvicorn takes a while to import
 
         scrape = HttpGate(make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS}))
         return [SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls), *probes]
@@ -129,8 +128,7 @@ class Ports:
         """Return the port for probes if it is asked for; `is_healthy` as in `fronts`."""
         if self.server.probe_port is None:
             return []
-        from inference.gateway.port import SidePort
-        from inference.gateway.probes import Probes, nothing
+        from inference.gateway.port import Probes, SidePort, nothing
 
         return [SidePort("probes", Probes(nothing, is_healthy), self.server.probe_port, self.server, None)]
 

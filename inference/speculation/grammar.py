@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from inference.commit import OwnDrafts
 from inference.errors import SpecDecError
-from inference.model import Draft, DraftToken, Matcher, Turn, Verdict
+from inference.model.decoder import Matcher, Turn, Verdict
+from inference.model.proposer import Draft, DraftToken
 from inference.tokens import joined
 
 MAX_FORCED_TOKENS = 32

@@ -1,7 +1,8 @@
-"""What one session's own tokens suggest that comes next, where no draft says anything, and how often that was right.
+"""Prompt lookup: drafting without a model, by what followed the last few tokens the last time they occurred.
 
-Text that repeats itself is guessed well, other text badly, and a short match worse than a long one: so each length of
-match is judged by its own past, which fades, and a rate that is low allows few tokens, or by the widths that pay none.
+After Saxena, "Prompt Lookup Decoding" (2023), as in Transformers and vLLM. Deterministic, so it does not use the noise:
+under sampling it is accepted as often as the target happens to choose the same token. `NgramProposer` takes the place
+of a draft model. `Lookup` is the target's own, for passes without draft tokens.
 """
 
 from __future__ import annotations
@@ -10,19 +11,101 @@ import bisect
 import math
 from collections.abc import Sequence
 
+from inference.model.proposer import Draft, DraftToken
 from inference.scheduling.acceptance import Acceptance
 from inference.scheduling.pacing import MIN_SURVIVAL
-from inference.speculation.ngram import NgramIndex, continuation, match_length
+from inference.speculation.grammar import allowed_part, extend_within_grammar
+from inference.tokens import common_length, logged
 
-_EDGES = (3, 8)  # lengths of matches from which on they are judged anew
+MAX_NGRAM_LENGTH = 1 << 20
+"""Tokens of a sequence that is still looked up; there is no KV to fill, only an index to keep small."""
+MATCHES = (3, 1)
+"""Lengths of the piece that must have occurred before, in the order in which they are tried."""
+LONGEST_MATCH = 8
+"""Longer matches are not told apart."""
+_EDGES = (3, 8)  # shortest matches of the second and the third class
 _PRIOR_RATES = (0.1, 0.3, 0.6)
 _PRIOR_TESTED = 2.0
 _READ_AT_ONCE = 1024
 """Tokens taken into the index between two passes: a long prompt takes several."""
 
 
+class NgramIndex:
+    """Index of where short pieces of one growing sequence ended last; constant time per token and per question."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in MATCHES}
+        self.num_read = 0
+
+    def read(self, token_ids: Sequence[int], end: int) -> None:
+        """Take in the tokens up to `end`; those that were taken in before must be the same."""
+        first = max(0, self.num_read + 1 - max(MATCHES))
+        piece = tuple(token_ids[first:end])
+        for stop in range(self.num_read + 1, end + 1):
+            for length, ends in self._ends.items():
+                if stop >= length:
+                    ends[piece[stop - length - first : stop - first]] = stop
+        self.num_read = max(self.num_read, end)
+
+    def find(self, token_ids: Sequence[int]) -> int | None:
+        """Return where the last tokens ended before, as far as was read; None if they did not."""
+        last = tuple(token_ids[-max(MATCHES) :])
+        for length, ends in self._ends.items():
+            end = ends.get(last[-length:]) if len(last) >= length else None
+            if end is not None and end < len(token_ids):
+                return end
+        return None
+
+
+def continuation(token_ids: Sequence[int], end: int, limit: int) -> list[int]:
+    """Return the `limit` tokens from position `end` on, as if those were repeated for ever."""
+    piece = [*token_ids[end : end + limit]]
+    period = len(token_ids) - end
+    while len(piece) < limit:
+        piece.append(piece[-period])
+    return piece
+
+
+def match_length(token_ids: Sequence[int], end: int) -> int:
+    """Return how many tokens before `end` equal those at the end of the sequence, up to `LONGEST_MATCH`."""
+    num_tokens = len(token_ids)
+    length = 0
+    while length < min(LONGEST_MATCH, end) and token_ids[end - 1 - length] == token_ids[num_tokens - 1 - length]:
+        length += 1
+    return length
+
+
+class NgramProposer:
+    """The `Proposer` over the sequence itself; any number of slots and any length cost it nothing."""
+
+    def __init__(self, *, num_slots: int, max_length: int) -> None:
+        self.num_slots, self.max_length, self.num_branches = num_slots, max_length, 0
+        self._held: dict[int, tuple[NgramIndex, Sequence[int]]] = {}
+
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
+        """Propose up to each draft's limit in one step, as far as its grammar allows; there are no runner-ups."""
+        return extend_within_grammar(drafts, self._look_up)
+
+    def _look_up(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
+        return [[*map(DraftToken, allowed_part(draft, self._continuation(draft)))] for draft in drafts]
+
+    def _continuation(self, draft: Draft) -> list[int]:
+        token_ids, (log, _) = draft.token_ids, logged(draft.token_ids)
+        index, held = self._held.get(draft.slot, (NgramIndex(), ()))
+        if common_length(held, log) < len(held):  # another sequence
+            index = NgramIndex()
+        index.read(log, min(len(log), len(token_ids) - 1))
+        self._held[draft.slot] = index, log
+        end = index.find(token_ids)
+        return [] if end is None else continuation(token_ids, end, draft.limit)
+
+
 class Lookup:
-    """Owned by the engine's loop, as its session is."""
+    """Lookup in one session's own tokens, and how often it was right; owned by the engine's loop.
+
+    Text that repeats itself is guessed well, other text badly, and a short match worse than a long one. So each class
+    of match is judged by its own past, which fades; a rate that is low allows few tokens.
+    """
 
     def __init__(self) -> None:
         self._index = NgramIndex()
@@ -31,7 +114,7 @@ class Lookup:
 
     @property
     def rate(self) -> float:
-        """How likely a token of the latest proposal is right, if all before it are."""
+        """Return how likely a token of the latest proposal is right, if all before it are."""
         return self._acceptance[self._match].rate
 
     def read(self, token_ids: Sequence[int]) -> None:
@@ -39,7 +122,7 @@ class Lookup:
         self._index.read(token_ids, min(len(token_ids) - 1, self._index.num_read + _READ_AT_ONCE))
 
     def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
-        """Up to `limit` tokens, no more than are right together with a probability of `MIN_SURVIVAL`."""
+        """Return up to `limit` tokens, no more than are right together with a probability of `MIN_SURVIVAL`."""
         self.read(token_ids)
         end = self._index.find(token_ids)
         if end is None:
@@ -48,7 +131,7 @@ class Lookup:
         return continuation(token_ids, end, min(limit, int(math.log(MIN_SURVIVAL) / math.log(self.rate))))
 
     def record(self, num_tokens: int, num_accepted_tokens: int) -> None:
-        """Take in a pass, and what it made of the latest proposal; 0 tokens of it may have been verified."""
+        """Take in a pass and its verdict on the latest proposal, of which 0 tokens may have been verified."""
         for match, acceptance in enumerate(self._acceptance):
             was_tried = match == self._match
             acceptance.record(num_tokens * was_tried, num_accepted_tokens * was_tried)

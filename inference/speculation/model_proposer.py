@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inference.model import Array, Backend, Draft, DraftToken, ForkingBackend, Span, prompt_chunk_tokens
+from inference.model.proposer import Draft, DraftToken
+from inference.model.slots import Array, Backend, ForkingBackend, Span, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens, rank_tokens
 from inference.sampling.penalties import TokensBefore, rows_before, rows_within
@@ -26,7 +27,7 @@ class ModelProposer:
     """The `Proposer` over a slot model; draws with the target's noise, from the draft's logits.
 
     Args:
-        backend: its slots are divided among sequences and their branches, see `BranchingProposer`.
+        backend: its slots are divided among sequences and their branches, see `Proposer`.
         num_branches: of each sequence; a backend that cannot fork gives them none, since they would be read anew.
     """
 

@@ -9,7 +9,8 @@ import array_api_compat
 
 from inference.commit import TokenLogprobs
 from inference.errors import InternalError
-from inference.model import Array, Backend, ForkingBackend, Span, Turn, Verdict, prompt_chunk_tokens
+from inference.model.decoder import Turn, Verdict
+from inference.model.slots import Array, Backend, ForkingBackend, Span, prompt_chunk_tokens
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.sampling.logprobs import token_logprobs

@@ -6,15 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inference.model import (
-    Decoder,
-    Draft,
-    DraftToken,
-    PrefixKeeper,
-    Proposer,
-    Turn,
-    Verdict,
-)
+from inference.model.decoder import Decoder, Turn, Verdict
+from inference.model.proposer import Draft, DraftToken, Proposer
+from inference.model.slots import PrefixKeeper
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.grammar import was_step
 from inference.tokens import joined

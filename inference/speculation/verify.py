@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.model import Verdict
+from inference.model.decoder import Verdict
 
 
 def verify(chosen: Sequence[int], proposal: Sequence[int]) -> Verdict:

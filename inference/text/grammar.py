@@ -82,7 +82,7 @@ def _path(grammar: Grammar) -> str:
 
 
 class GrammarMatcher:
-    """The `inference.model.Matcher` of one sequence: goes on from the longest prefix that it still holds.
+    """The `inference.model.decoder.Matcher` of one sequence: goes on from the longest prefix that it still holds.
 
     The library's limits count all that a matcher ever saw, refused drafts among it, and its errors stay. So a matcher
     with an error is made anew and shown the sequence alone: no draft can fail a request. A copy would not do: the

@@ -25,7 +25,7 @@ from inference.commit import (
 )
 from inference.engine.target import check_token_ids
 from inference.errors import InvalidRequestError
-from inference.model import check_seed, is_seed_invariant
+from inference.model.decoder import check_seed, is_seed_invariant
 from inference.request import (
     NO_DEFAULTS,
     GenerationRequest,

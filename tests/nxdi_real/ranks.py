@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 from inference.backends.neuron.decoders.fused import load_fused_decoder
 from inference.backends.neuron.slots import load_neuron_backend
 from inference.config import ModelConfig, NeuronOptions
-from inference.model import Span, Turn
+from inference.model.decoder import Turn
+from inference.model.slots import Span
 from inference.request import SamplingParams
 from inference.speculation.slot_decoder import decide
 from tests.support.models import save_tiny_model

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from inference.model import Backend, ForkingBackend, Span
+from inference.model.slots import Backend, ForkingBackend, Span
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
 
 NUM_SLOTS = 3

@@ -72,10 +72,13 @@ class ScriptedCompleter:
             if request.max_new_tokens == 0:
                 yield Finished(FinishReason.LENGTH)
                 return
+            position = 3
             for number, pieces in enumerate(self._passes):
                 await asyncio.sleep(self._gap_s)
                 is_last = number == len(self._passes) - 1 and self._error is None and not self.hangs
-                yield delta(pieces, request.logprobs, self._reason if is_last else None)
+                reason = self._reason if is_last else None
+                yield replace(delta(pieces, request.logprobs, reason), position=position)
+                position += len(pieces)
             if self.hangs:
                 await asyncio.Event().wait()
             if self._error is not None:

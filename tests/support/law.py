@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtrc  # type: ignore[import-untyped]
 
-from inference.model import Verdict
+from inference.model.decoder import Verdict
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
 

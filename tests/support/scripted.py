@@ -6,7 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
-from inference.model import Draft, DraftToken, Turn, Verdict
+from inference.model.decoder import Turn, Verdict
+from inference.model.proposer import Draft, DraftToken
 from inference.speculation.verify import verify
 
 VOCAB_SIZE = 1000
@@ -96,8 +97,7 @@ def ids_of(extensions: Sequence[Sequence[DraftToken] | None]) -> list[list[int] 
 class ScriptedProposer:
     """A `Proposer`, one token per step; right about everything."""
 
-    num_slots = 2
-    max_length = 40
+    num_slots, max_length, num_branches = 2, 40, 0
 
     def __init__(self) -> None:
         self.gate = Gate()

@@ -17,7 +17,7 @@ from inference.cli.roles.registry import parser_of
 from inference.config import ROOT
 from inference.errors import InvalidRequestError
 from inference.gateway.schema import CompletionBody
-from inference.model import check_request
+from inference.model.decoder import check_request
 from inference.request import (
     ANY_JSON_OBJECT,
     RANGES,

@@ -26,7 +26,7 @@ from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from inference.backends.spans import check_spans
 from inference.config import ModelConfig
 from inference.errors import ConfigError
-from inference.model import Array, Span
+from inference.model.slots import Array, Span
 
 
 class Application(Protocol):
@@ -62,12 +62,12 @@ class NeuronBackend(CompiledModel):
         self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a prompt at once, or not at all
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `inference.model.RereadingBackend`."""
+        """See `inference.model.slots.CompiledBackend`."""
         return self._times.goes_on(num_held, num_tokens)
 
     @torch.no_grad()
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `inference.model.Backend`. A numpy array."""
+        """See `inference.model.slots.Backend`. A numpy array."""
         check_spans(spans, self)
         works = [reading(span, self._held[span.slot]) for span in spans]
         for work in works:

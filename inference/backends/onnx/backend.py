@@ -22,7 +22,7 @@ from inference.backends.onnx.slots import OnnxSlots
 from inference.backends.spans import check_spans
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
-from inference.model import Array, Span
+from inference.model.slots import Array, Span
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +50,11 @@ class OnnxBackend:
         self.arithmetic = f"onnx {decoder.dtype} cpu {levels}"
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `inference.model.ForkingBackend`."""
+        """See `inference.model.slots.ForkingBackend`."""
         self._slots.fork(source_slot, destination_slot, start, end)
 
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `inference.model.Backend`. A numpy array."""
+        """See `inference.model.slots.Backend`. A numpy array."""
         check_spans(spans, self)
         groups = [spans[first : first + MAX_PLACES] for first in range(0, len(spans), MAX_PLACES)]
         logits = [self._pass(len(group)).run(group) for group in groups]

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from inference.backends.pytorch.slot_cache import LayerShape, SlotCache
 from inference.errors import UnsupportedModelError
-from inference.model import Span
+from inference.model.slots import Span
 
 ATTENTION_NAME = "specdec_slots"
 

@@ -30,7 +30,7 @@ from inference.backends.pytorch.static_pass import StaticPasses
 from inference.backends.spans import check_spans, wanted_rows
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
-from inference.model import Array, Span
+from inference.model.slots import Array, Span
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class TorchBackend:
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `inference.model.Backend`. A numpy array on CPU, a torch tensor elsewhere."""
+        """See `inference.model.slots.Backend`. A numpy array on CPU, a torch tensor elsewhere."""
         check_spans(spans, self)
         logits = self._forward_static(spans)
         if logits is None:
@@ -107,7 +107,7 @@ class TorchBackend:
 
     @torch.inference_mode()
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `inference.model.ForkingBackend`."""
+        """See `inference.model.slots.ForkingBackend`."""
         self._cache.fork(source_slot, destination_slot, start, end)
 
     def _run(self, inputs: torch.Tensor, slot_pass: LayerAttention, rows: Sequence[int] | None) -> torch.Tensor:

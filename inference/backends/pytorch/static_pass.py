@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from inference.backends.pytorch.attention import LayerAttention, Options
 from inference.backends.pytorch.slot_cache import SlotCache
 from inference.backends.spans import wanted_rows
-from inference.model import Span
+from inference.model.slots import Span
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from inference.cli.prompts.output import JsonSink, Sink, TextSink, TokenSink, print_summary
-from inference.cli.prompts.progress import PromptProgress
+from inference.cli.prompts.output import JsonSink, PromptProgress, Sink, TextSink, TokenSink, print_summary
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.runner import run_prompts
 from inference.cli.prompts.source import PromptJob

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inference.text.calls import hermes, llama3_json
 from inference.text.calls.reader import CallReader
+from inference.text.held import split_held
+
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+_MARK = re.compile(f"{TOOL_CALL_END}|(?={TOOL_CALL})")
+PYTHON_TAG = "<|python_tag|>"
+_BEHIND = re.compile(r"\s*\}?\s*(;?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +40,74 @@ class CallFormat:
         return f"{self.before}{body}{self.after}"
 
 
-HERMES = CallFormat(
-    hermes.HermesReader, f"{hermes.BEGIN}\n", "arguments", f"\n{hermes.END}", between="\n", trigger=hermes.BEGIN
-)
-LLAMA3_JSON = CallFormat(llama3_json.Llama3JsonReader, "", "parameters", "", between=None, trigger=None)
+class HermesReader(CallReader):
+    """Calls as Hermes and Qwen write them, anywhere: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
+
+    Whitespace around a call is no text; a call that is not closed ends where the next one begins.
+    """
+
+    def _in_text(self) -> bool:
+        before, begin, behind = self._buffer.partition(TOOL_CALL)
+        if not begin:
+            certain, self._buffer = split_held(before, TOOL_CALL)
+            self._say(certain)
+            return False
+        certain = before.rstrip()
+        self._say(certain)
+        return self._expect(before[len(certain) :] + TOOL_CALL, behind)
+
+    def _behind_call(self) -> bool:
+        mark = _MARK.search(self._buffer)
+        if mark is None:
+            self._buffer = self._buffer[-len(TOOL_CALL_END) :]
+            return False
+        self._buffer, self._state, self._drops_space = self._buffer[mark.end() :], self._in_text, True
+        return True
+
+
+class Llama3JsonReader(CallReader):
+    """Calls as Llama 3 writes them: the whole text is {"name": ..., "parameters": {...}}, maybe after <|python_tag|>.
+
+    Several are separated by semicolons. Only a text that begins with a call has calls: other models' text may hold
+    JSON.
+    """
+
+    def _in_text(self) -> bool:
+        text = self._buffer.lstrip()
+        if self._num_calls == 0 and not self._opening:
+            if text.startswith(PYTHON_TAG):
+                return self._expect(PYTHON_TAG, text.removeprefix(PYTHON_TAG))
+            if text.startswith("{"):
+                return self._expect(self._buffer[: -len(text)], text)
+            if PYTHON_TAG.startswith(text):
+                return False
+        return self._only_text()
+
+    def _only_text(self) -> bool:
+        self._say(self._buffer)
+        self._buffer, self._state = "", self._only_text
+        return False
+
+    def _no_call(self) -> bool:
+        self._say(self._opening)
+        self._state = self._only_text
+        return True
+
+    def _behind_call(self) -> bool:
+        behind = _BEHIND.match(self._buffer)
+        if behind is None or (behind.end() == len(self._buffer) and not behind[1]):
+            return False
+        self._drops_space = True
+        if behind[1]:
+            return self._expect(";", self._buffer[behind.end() :])
+        self._buffer, self._state = self._buffer[behind.end() :], self._only_text
+        return True
+
+
+HERMES = CallFormat(HermesReader, f"{TOOL_CALL}\n", "arguments", f"\n{TOOL_CALL_END}", between="\n", trigger=TOOL_CALL)
+LLAMA3_JSON = CallFormat(Llama3JsonReader, "", "parameters", "", between=None, trigger=None)
 FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
-MARKERS = (hermes.BEGIN, hermes.END, llama3_json.BEGIN)
+MARKERS = (TOOL_CALL, TOOL_CALL_END, PYTHON_TAG)
 """Of all ways; a tokenizer may have special tokens for them, which otherwise have no text."""
 _OTHERS = ("<function=", "<arg_key>")  # other ways to fill a <tool_call>
 
@@ -48,6 +116,6 @@ def format_of(chat_template: str | None) -> CallFormat | None:
     """The way that a template shows the model; None if it is none of these. Without any template it is Hermes'."""
     if chat_template is None:
         return HERMES
-    if hermes.BEGIN in chat_template:
+    if TOOL_CALL in chat_template:
         return None if any(each in chat_template for each in _OTHERS) else HERMES
     return LLAMA3_JSON if "tools" in chat_template and '"parameters' in chat_template.replace("\\", "") else None

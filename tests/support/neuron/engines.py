@@ -16,7 +16,7 @@ from inference.commit import Commit, FinishReason
 from inference.engine.draft import DraftEngine
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import InternalError
-from inference.model import Backend, max_pass_draft_tokens
+from inference.model.slots import Backend, max_pass_draft_tokens
 from inference.request import GenerationRequest, SamplingParams, Schedule
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.tree import Branch

@@ -19,7 +19,7 @@ from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
-from inference.model import ForkingBackend, Span
+from inference.model.slots import ForkingBackend, Span
 from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
 from tests.support.vitals import vitals
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
-from inference.model import Draft, DraftToken
+from inference.model.proposer import Draft, DraftToken
 from inference.request import SamplingParams
 from inference.scheduling.pacing import Branching, Pacing
 from inference.speculation.tree import Branch, DraftTree

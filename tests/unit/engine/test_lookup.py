@@ -17,7 +17,9 @@ from inference.engine.grammars import Grammars
 from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.engine.target_session import TargetSession
-from inference.model import Decoder, Draft, DraftToken, Span
+from inference.model.decoder import Decoder
+from inference.model.proposer import Draft, DraftToken
+from inference.model.slots import Span
 from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.slot_decoder import SlotDecoder
@@ -59,7 +61,7 @@ class TableModel:
 class Moody:
     """A `Proposer` that gives up half of the time, and is wrong half of the other half."""
 
-    num_slots, max_length = 4, 400
+    num_slots, max_length, num_branches = 4, 400, 0
 
     def __init__(self) -> None:
         self._rng = random.Random(3)

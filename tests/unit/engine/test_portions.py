@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 from inference.engine.draft_session import DraftSession
-from inference.model import DraftToken
+from inference.model.proposer import DraftToken
 from inference.request import SamplingParams
-from inference.scheduling.confidence import Confidence
+from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import Pacing
 
 SURE, UNSURE = 20.0, 0.05

@@ -18,7 +18,9 @@ from inference.commit import Commit, Opened
 from inference.engine.draft import DraftEngine
 from inference.engine.prefixes import Place, Prefix, choose_place
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.model import Array, Decoder, Draft, DraftToken, Span, Turn
+from inference.model.decoder import Decoder, Turn
+from inference.model.proposer import Draft, DraftToken
+from inference.model.slots import Array, Span
 from inference.request import GenerationRequest, SamplingParams
 from inference.scheduling.draft_length import DraftLength
 from inference.scheduling.pacing import Branching, Pacing
@@ -261,7 +263,7 @@ def test_a_draft_trusts_nothing_behind_where_a_failed_pass_began() -> None:
 class Rereading(Unforkable):
     """Says whether going on pays."""
 
-    pays = False
+    max_pass_tokens, prompt_chunk_tokens, pays = 8, 0, False
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
         return self.pays and num_tokens - num_held < 3

@@ -12,7 +12,7 @@ import torch
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import TokenLogprobs
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.model import Decoder, Turn, Verdict
+from inference.model.decoder import Decoder, Turn, Verdict
 from inference.request import GenerationRequest
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder

@@ -13,10 +13,12 @@ import pytest
 
 from inference.commit import Commit
 from inference.engine.draft import DraftEngine
-from inference.engine.loop import MAX_FAILED_STEPS
+from inference.engine.guard import MAX_FAILED_STEPS
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import InternalError, UnavailableError
-from inference.model import Array, Draft, DraftToken, Span, Turn, Verdict
+from inference.model.decoder import Turn, Verdict
+from inference.model.proposer import Draft, DraftToken
+from inference.model.slots import Array, Span
 from inference.request import GenerationRequest, SamplingParams
 from inference.scheduling.pacing import Branching, Pacing
 from inference.speculation.slot_decoder import SlotDecoder

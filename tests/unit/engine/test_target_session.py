@@ -7,7 +7,7 @@ import pytest
 from inference.commit import Commit
 from inference.engine import target_session
 from inference.engine.target_session import TargetSession
-from inference.model import Verdict
+from inference.model.decoder import Verdict
 from inference.request import GenerationRequest, SamplingParams, Schedule
 from inference.speculation.tree import Branch
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 import numpy as np
 import pytest
 
-from inference.model import Verdict
+from inference.model.decoder import Verdict
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.speculation.verify import verify

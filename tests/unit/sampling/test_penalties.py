@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from inference.errors import InvalidRequestError
-from inference.model import Span, Turn
+from inference.model.decoder import Turn
+from inference.model.slots import Span
 from inference.request import GenerationRequest, SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, rows_before

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from inference.backends.pytorch.backend import TorchBackend
-from inference.model import Decoder, DraftToken, Proposer, Turn
+from inference.model.decoder import Decoder, Turn
+from inference.model.proposer import DraftToken, Proposer
 from inference.request import SamplingParams
 from inference.scheduling.draft_length import DraftLength
+from inference.speculation.lookup import NgramProposer
 from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.ngram import NgramProposer
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.models import tiny_model

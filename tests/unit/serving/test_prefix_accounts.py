@@ -23,7 +23,7 @@ from inference.engine.pool import DraftPool
 from inference.engine.prefixes import Prefix
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
-from inference.model import Decoder
+from inference.model.decoder import Decoder
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import running
 from inference.speculation.model_proposer import ModelProposer

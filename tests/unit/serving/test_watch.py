@@ -123,7 +123,7 @@ async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[fl
     decoder.gate.close()
     running = asyncio.create_task(Host(engine, [diary], config=QUICK).run())
     session = engine.open(GenerationRequest((1, 2)), drafted=False)
-    await until(lambda: engine._thread.is_busy)
+    await until(lambda: engine._thread.began is not None)
     engine.close(session)
     os.kill(os.getpid(), signal.SIGTERM)
     await until(lambda: diary.told[-1:] == ["refuse"])

@@ -12,12 +12,13 @@ import torch
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.errors import InternalError
-from inference.model import Draft, Proposer, Turn, Verdict
+from inference.model.decoder import Turn, Verdict
+from inference.model.proposer import Draft, Proposer
 from inference.request import Grammar, GrammarKind, SamplingParams
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.grammar import Allowed, was_step
+from inference.speculation.lookup import NgramProposer
 from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.ngram import NgramProposer
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler, GrammarMatcher

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from inference.backends.pytorch.backend import TorchBackend
-from inference.model import Draft, Span, Turn
+from inference.model.decoder import Turn
+from inference.model.proposer import Draft
+from inference.model.slots import Span
 from inference.request import SamplingParams
 from inference.speculation import model_proposer as module
 from inference.speculation.model_proposer import ModelProposer

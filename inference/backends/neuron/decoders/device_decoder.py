@@ -51,7 +51,7 @@ class DeviceDecoder(GraphDecoder):
         self._has_cut_top_k = False
 
     def check(self, request: GenerationRequest) -> None:
-        """See `inference.model.LimitedDecoder`."""
+        """See `inference.model.decoder.CompiledDecoder`."""
         super().check(request)
         for field, fault in self._faults(request):
             cannot = f"this server's {self._method} chooses tokens on the device, which cannot do that"

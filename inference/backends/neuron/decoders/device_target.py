@@ -14,7 +14,7 @@ from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from inference.backends.neuron.slots import checked_config
 from inference.config import ModelConfig
 from inference.errors import ConfigError
-from inference.model import Turn, Verdict
+from inference.model.decoder import Turn, Verdict
 
 
 class TargetDecoder(DeviceDecoder):

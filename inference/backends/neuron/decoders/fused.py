@@ -27,7 +27,7 @@ from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from inference.backends.neuron.slots import Application, check_model, checked_config, prepare_slots
 from inference.config import ModelConfig
 from inference.errors import ConfigError, InternalError
-from inference.model import Decide, Turn, Verdict
+from inference.model.decoder import Decide, Turn, Verdict
 
 
 class HostFusedDecoder(GraphDecoder):

@@ -16,14 +16,14 @@ from inference.backends.neuron.graphs.calls import GREEDY, Row, prompt_call
 from inference.backends.neuron.graphs.shape import SlotShape
 from inference.backends.neuron.slots import Application, CompiledModel
 from inference.errors import InvalidRequestError
-from inference.model import Turn, Verdict
+from inference.model.decoder import Turn, Verdict
 from inference.request import GenerationRequest
 
 _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class GraphDecoder(CompiledModel, ABC):
-    """A compiled graph and its slots; see `inference.model.Decoder`. The width of its shape is a step's at most."""
+    """A compiled graph and its slots; see `inference.model.decoder`. The width of its shape is a step's at most."""
 
     seed_invariant = True
     keeps_grammars = False
@@ -34,7 +34,7 @@ class GraphDecoder(CompiledModel, ABC):
         self.prompt_chunk_tokens = shape.length  # a prompt is read at once
 
     def check(self, request: GenerationRequest) -> None:
-        """See `inference.model.LimitedDecoder`."""
+        """See `inference.model.decoder.CompiledDecoder`."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens > self._shape.max_prompt:
             limit = self._shape.max_prompt

@@ -19,7 +19,7 @@ from inference.backends.neuron.graphs.settings import medusa_arguments
 from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from inference.backends.neuron.slots import Application, checked_config
 from inference.config import ModelConfig
-from inference.model import Turn, Verdict
+from inference.model.decoder import Turn, Verdict
 
 
 class MedusaDecoder(DeviceDecoder):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from inference.backends.neuron.graphs.calls import Row
-from inference.model import Span
+from inference.model.slots import Span
 
 REREAD_PASSES = 4
 """More passes than this before the first wanted logits cost more than reading the prompt again."""
@@ -71,7 +71,7 @@ class ReadingTimes:
             self._passes.append(seconds)
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `inference.model.RereadingBackend`: a prompt takes at least as long as a shorter one did."""
+        """See `inference.model.slots.CompiledBackend`: a prompt takes at least as long as a shorter one did."""
         longest = max((length for length in list(self._prompts) if length <= num_tokens), default=None)
         num_passes = -(-(num_tokens - num_held) // self._width)
         if longest is None or not self._passes or num_passes > REREAD_PASSES:

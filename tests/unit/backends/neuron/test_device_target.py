@@ -14,7 +14,7 @@ from inference.backends.neuron.decoders.fused import compile_models
 from inference.backends.registry import load_decoder
 from inference.config import ModelConfig
 from inference.errors import InvalidRequestError
-from inference.model import check_seed
+from inference.model.decoder import check_seed
 from inference.request import GenerationRequest, SamplingParams
 from inference.serving.assembly import target_engine
 from inference.speculation.slot_decoder import decide

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from inference.backends.neuron.graphs.application import FAMILIES
 from inference.backends.neuron.slots import load_neuron_backend
 from inference.errors import UnsupportedModelError
-from inference.model import Span
+from inference.model.slots import Span
 from tests.support.models import save_tiny_model
 from tests.support.neuron.engines import generate_all, greedy_reference, requests
 from tests.support.neuron.slot_models import GAMMA, neuron_config

@@ -21,7 +21,7 @@ from inference.backends.neuron.graphs import calls as calls_module
 from inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import ConfigError, InvalidRequestError
-from inference.model import Turn, Verdict, check_seed
+from inference.model.decoder import Turn, Verdict, check_seed
 from inference.request import GenerationRequest, SamplingParams
 from inference.serving.assembly import target_engine
 from inference.speculation.slot_decoder import decide

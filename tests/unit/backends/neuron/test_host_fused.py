@@ -17,7 +17,7 @@ from inference.config import ModelConfig
 from inference.engine.grammars import Grammars
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import InternalError, InvalidRequestError
-from inference.model import Decoder, Turn, Verdict
+from inference.model.decoder import Decoder, Turn, Verdict
 from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.grammar import GrammarCompiler

@@ -23,7 +23,7 @@ from inference.backends.neuron.slots import load_neuron_backend, prepare_slots
 from inference.backends.registry import load_decoder
 from inference.config import ROOT, ModelConfig, NeuronOptions
 from inference.errors import ConfigError, UnsupportedModelError
-from inference.model import Span
+from inference.model.slots import Span
 from inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.models import save_tiny_model

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from inference.backends.neuron.graphs.plan import ReadingTimes
 from inference.backends.neuron.slots import NeuronBackend, load_neuron_backend
-from inference.model import Backend, Span, goes_on, max_pass_draft_tokens, prompt_chunk_tokens
+from inference.model.slots import Backend, Span, max_pass_draft_tokens, prompt_chunk_tokens
 from tests.support.backend_contract import (
     MAX_LENGTH,
     NUM_SLOTS,
@@ -115,11 +115,11 @@ def test_what_a_slot_holds_is_used_where_passes_were_measured_to_be_faster() -> 
 def test_a_backend_measures_what_it_reads() -> None:
     backend = slot_backend()
     backend.forward([Span(0, 0, TOKENS[:9], 1)])
-    assert not goes_on(backend, 8, 9)
+    assert not backend.goes_on(8, 9)
     backend.forward([Span(0, 9, TOKENS[9:13], 4)])
     assert isinstance(backend, NeuronBackend)
     backend._times.record_prompt(12, 3600.0)  # whatever the passes took on this machine
-    assert goes_on(backend, 8, 12)
+    assert backend.goes_on(8, 12)
 
 
 def test_a_span_behind_what_the_slot_holds_is_an_error() -> None:

@@ -22,7 +22,7 @@ from inference.backends.onnx.shape import SUPPORTED_TYPES, DecoderShape, shape_o
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
-from inference.model import Backend, Span
+from inference.model.slots import Backend, Span
 from tests.support.backend_contract import (
     HISTORY,
     MAX_LENGTH,

@@ -21,7 +21,7 @@ from inference.backends.onnx.layout import GRAPH_FILE, LOCK_FILE, MAKING
 from inference.backends.onnx.lock import FolderLock, remove_unused
 from inference.config import ModelConfig
 from inference.errors import ConfigError
-from inference.model import Array, Span
+from inference.model.slots import Array, Span
 from tests.conftest import ModelDirectories
 from tests.support.models import save_tiny_model
 

@@ -16,7 +16,8 @@ from inference.backends.onnx.backend import OnnxBackend
 from inference.backends.registry import load_backend
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
-from inference.model import Array, Decoder, Span, Turn
+from inference.model.decoder import Decoder, Turn
+from inference.model.slots import Array, Span
 from inference.request import SamplingParams
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from inference.backends.pytorch import attention
 from inference.backends.pytorch.backend import TorchBackend
-from inference.model import Backend, Span
+from inference.model.slots import Backend, Span
 from tests.support.backend_contract import (
     HISTORY,
     MAX_LENGTH,

@@ -10,7 +10,7 @@ import torch
 from inference.backends.pytorch import packed_linear
 from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.pytorch.packed_linear import PackedLinear, pack_linears
-from inference.model import Span
+from inference.model.slots import Span
 from tests.support.backend_contract import HISTORY, MAX_LENGTH, NUM_SLOTS, assert_matches, reference
 from tests.support.models import FAMILIES, tiny_model
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from inference.backends.pytorch import static_pass
 from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.pytorch.static_pass import StaticPass, StaticPasses
-from inference.model import Span
+from inference.model.slots import Span
 from tests.support.backend_contract import (
     HISTORY,
     MAX_LENGTH,

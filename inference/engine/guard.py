@@ -1,0 +1,116 @@
+"""Guard of an engine's steps: the thread that runs them, and what follows when one fails.
+
+A failed step costs no sequence a token, since tokens are a function of what is committed: its sessions become suspects,
+and each takes its next step alone, from its committed tokens. A session that fails alone ends; the others had a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from inference.engine.admission import Holder
+from inference.errors import InternalError
+
+MAX_FAILED_STEPS = 8
+"""Failed steps in a row after which the engine is broken."""
+SHRUNK_STEPS = 100
+"""Steps for which fewer sessions share one, after memory was short for more."""
+
+
+class EngineSession(Holder, Protocol):
+    """A session as the loop sees it."""
+
+    def replay(self) -> None:
+        """Forget what a failed step may have left half done: begin again from the committed tokens, as a suspect."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Return whether the session has committed nothing since `replay`."""
+
+
+T = TypeVar("T")
+SessionT = TypeVar("SessionT", bound=EngineSession)
+WorkT = TypeVar("WorkT")
+Scheduler: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT]]]
+
+
+class ModelThread:
+    """The only thread that runs a model. A running function cannot be interrupted; its result can be dropped."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self.began: float | None = None
+        """When the running function began, in monotonic seconds; None if none runs."""
+
+    async def run(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, function)
+
+    def _run(self, function: Callable[[], T]) -> T:
+        self.began = time.monotonic()
+        try:
+            return function()
+        finally:
+            self.began = None
+
+    def close(self) -> None:
+        """End the thread after the running function, without waiting: it may never return."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class StepGuard(Generic[SessionT, WorkT]):
+    """The choice of sessions for each step, after those that failed; the arguments are methods of the `Engine`."""
+
+    def __init__(self, schedule: Scheduler[SessionT, WorkT], can_replay: Callable[[SessionT], bool]) -> None:
+        self._schedule, self._can_replay = schedule, can_replay
+        self._suspects: deque[SessionT] = deque()
+        self._num_together = 0  # sessions that share a step at most, up to the step `_shrunk_until`
+        self._shrunk_until = self._num_steps = 0
+        self.num_failed_steps = 0
+        """Failed steps since the last one that succeeded."""
+
+    def next_step(self, running: Sequence[SessionT]) -> list[tuple[SessionT, WorkT]]:
+        """Return the work of the next step: of one suspect alone, while there are any."""
+        while self._suspects:
+            suspect = self._suspects[0]
+            if suspect.slot is not None and suspect.is_suspect and (work := self._schedule((suspect,))):
+                return work
+            self._suspects.popleft()
+        return self._together(self._schedule(running))
+
+    def _together(self, scheduled: list[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT]]:
+        """Return as many as may share a step; they take turns."""
+        self._num_steps += 1
+        if self._num_steps > self._shrunk_until or len(scheduled) <= self._num_together:
+            return scheduled
+        first = self._num_steps * self._num_together % len(scheduled)
+        return [*scheduled[first:], *scheduled[:first]][: self._num_together]
+
+    def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
+        """Let the sessions of a failed step replay; return those that end instead, and each one's error."""
+        self.num_failed_steps += 1
+        if isinstance(exc, MemoryError) or "OutOfMemory" in type(exc).__name__:  # a device has a class of its own
+            self._num_together = max(1, len(sessions) // 2)
+            self._shrunk_until = self._num_steps + SHRUNK_STEPS
+        tried = len(sessions) == 1 and all(session.is_suspect for session in sessions)
+        ended = []
+        for session in (each for each in sessions if each.slot is not None):  # others were closed meanwhile
+            session.replay()
+            if tried or not self._can_replay(session):
+                ended.append((session, _failure(exc, tried=tried)))
+            else:
+                self._suspects.append(session)
+        return ended
+
+
+def _failure(exc: Exception, *, tried: bool) -> Exception:
+    """Return the error of a session that ends with a failed step."""
+    if isinstance(exc, InternalError):
+        return exc
+    if tried:
+        return InternalError("the model failed on this request; the server's log has the cause")
+    return InternalError("the model failed, and what it samples on the device cannot be computed again; ask anew")

@@ -1,0 +1,195 @@
+"""Decoders, which take sequences of a target through a step; turns, with their grammars, go in, verdicts come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from inference.commit import NO_OWN_DRAFTS, OwnDrafts, TokenLogprobs
+from inference.errors import InvalidRequestError, SpecDecError
+from inference.model.slots import Array
+from inference.request import GenerationRequest, SamplingParams
+from inference.tokens import Tally
+
+
+class Matcher(Protocol):
+    """A compiled grammar: which tokens may follow the output of one sequence.
+
+    Callers pass the whole output each time: the committed tokens after the prompt, and draft tokens. One thread at a
+    time uses a matcher.
+    """
+
+    def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
+        """Return how many of the proposal's first tokens the grammar accepts.
+
+        Masks may allow fewer: they exclude a token that is only the beginning of forced text.
+
+        Raises:
+            InternalError: the grammar refuses the output, though each of its tokens was allowed.
+        """
+
+    def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
+        """Return the allowed tokens of the len(proposal) + 1 rows that verify a proposal.
+
+        Returns:
+            Per row, one bit per token id, the lowest bit of the first byte first. None where the proposal before the
+            row is refused or has ended the sequence: no token of that row can be committed. There are fewer rows where
+            the grammar becomes too complex within the proposal: no token may be committed for the missing ones.
+
+        Raises:
+            InternalError: as `num_allowed`.
+            InvalidRequestError: the grammar is too complex for the first mask.
+        """
+
+    def forced(self, output: Sequence[int], limit: int) -> list[int]:
+        """Return up to `limit` tokens that must follow; none if there is a choice, or the output is refused."""
+
+    def goes_on(self, output: Sequence[int]) -> bool:
+        """Return whether the output is allowed and has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one sequence wants from one target pass.
+
+    Attributes:
+        slot: the sequence's slot.
+        start: number of positions of the sequence that the slot holds already.
+        token_ids: the committed tokens up to where they are to be written now. Their end is the sequence's end, unless
+            the turn is a part of a longer prompt. Not changed while the pass runs.
+        sampling: how tokens are chosen.
+        proposal: draft tokens to verify after them; empty for plain decoding.
+        gamma: number of draft tokens that a decoder with a draft of its own may add where the proposal is empty.
+        chooses: False for a part of a prompt that ends before its last token: no token is chosen.
+        output_start: position of the sequence's first output token; penalties tell prompt and output apart by it.
+        logprobs: as in `GenerationRequest`.
+        scored: prompt tokens whose log-probabilities are wanted: those after `start` that this pass makes known.
+        prompt_logprobs: number of best tokens whose log-probabilities are wanted at each scored one.
+        grammar: what the output must look like; None: anything.
+        lookup: proposal for a turn without draft tokens: what followed the last tokens where they occurred before.
+        tally: token counts for penalties, kept between passes; None: count again. Used on the pass's thread alone.
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    proposal: Sequence[int] = ()
+    gamma: int = 0
+    chooses: bool = True
+    output_start: int = 0
+    logprobs: int | None = None
+    scored: Sequence[int] = ()
+    prompt_logprobs: int = 0
+    grammar: Matcher | None = None
+    lookup: Sequence[int] = ()
+    tally: Tally | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of one turn.
+
+    Attributes:
+        token_ids: the tokens that it commits: accepted draft tokens, then one of the target's own.
+        num_draft_tokens: number of draft tokens that were verified.
+        num_accepted_tokens: number of draft tokens that were accepted.
+        draft_us: microseconds that the decoder's own draft took.
+        logprobs: one per token, if the turn asked for them.
+        prompt_logprobs: one per scored token.
+        error: why the sequence cannot go on; None if it can. With an error there are no tokens.
+        own: of the draft tokens, those that no draft made.
+    """
+
+    token_ids: tuple[int, ...]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    draft_us: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: SpecDecError | None = None
+    own: OwnDrafts = NO_OWN_DRAFTS
+
+    @property
+    def of_draft(self) -> tuple[int, int]:
+        """Return how many tokens of a draft were verified, and how many of these were accepted."""
+        return self.num_draft_tokens - self.own.num_tokens, self.num_accepted_tokens - self.own.num_accepted
+
+
+Decide: TypeAlias = Callable[[Sequence[Turn], Array], list[Verdict]]
+"""Chooses tokens and verifies proposals, from logits: `inference.speculation.slot_decoder.decide`, for lower layers."""
+
+
+class Decoder(Protocol):
+    """A target that takes many sequences through a step, each by at least one token.
+
+    One thread calls `step`; the attributes are constants that any thread reads. Each token must follow from the tokens
+    before it and from the request's seed alone: never from the proposal, the other turns, or how often a turn is
+    repeated. A decoder that always chooses token 0, and verifies nothing, is complete:
+
+        class Zeros:
+            vocab_size, num_slots, max_length = 100, 8, 4096
+            prompt_chunk_tokens, keeps_grammars = 0, False
+
+            def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+                return [Verdict((0,) if turn.chooses else (), 0, 0) for turn in turns]
+
+    Attributes:
+        vocab_size: number of tokens that it chooses from.
+        num_slots: number of sequences that can be held at once.
+        max_length: number of tokens that prompt and output may have together.
+        prompt_chunk_tokens: number of tokens of the parts in which a long prompt is best read; 0: any.
+        keeps_grammars: True if it keeps to the grammar of a turn.
+    """
+
+    vocab_size: int
+    num_slots: int
+    max_length: int
+    prompt_chunk_tokens: int
+    keeps_grammars: bool
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        """Return one verdict per turn, in order; the slots of the turns are distinct.
+
+        A turn that does not choose gets no tokens. Positions from a turn's `start` on are written, and overwrite what
+        the slot held there.
+
+        After an exception the engine runs each sequence again, from `start` 0.
+        """
+
+
+@runtime_checkable
+class CompiledDecoder(Decoder, Protocol):
+    """A decoder that is a model of its own, in one compiled graph, and cannot do all that a request may ask for.
+
+    Attributes:
+        slot_bytes: size of one slot's keys and values, in bytes.
+    """
+
+    slot_bytes: int
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidRequestError for a request that the decoder cannot serve; called on the event loop."""
+
+
+def is_seed_invariant(model: object) -> bool:
+    """Return whether equal seeds give equal tokens; a decoder or generator where they do not has `seed_invariant`."""
+    return bool(getattr(model, "seed_invariant", True))
+
+
+def check_seed(generator: object, sampling: SamplingParams) -> None:
+    """Raise InvalidRequestError if a client chose a seed that the generator cannot keep; greedy decoding needs none."""
+    if not sampling.greedy and not is_seed_invariant(generator):
+        raise InvalidRequestError(
+            "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"
+        )
+
+
+def check_request(decoder: Decoder, request: GenerationRequest) -> None:
+    """Raise InvalidRequestError, which names the parameter, for a request that the decoder cannot serve."""
+    if isinstance(decoder, CompiledDecoder):
+        decoder.check(request)
+    if request.grammar is not None and not decoder.keeps_grammars:
+        fault = f"grammar: {type(decoder).__name__} chooses tokens in a compiled graph, which cannot keep to one"
+        raise InvalidRequestError(f"{fault}: use --speculation_method vanilla", field="grammar")

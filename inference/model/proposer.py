@@ -1,0 +1,87 @@
+"""Proposers: what extends chains of draft tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from inference.model.decoder import Matcher
+from inference.request import SamplingParams
+from inference.tokens import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A chain that a proposer is asked to extend.
+
+    Attributes:
+        slot: the sequence's slot in the draft model.
+        token_ids: committed tokens, then the draft tokens so far; not changed while the step runs.
+        sampling: how the target will choose.
+        limit: number of tokens wanted at most, >= 1.
+        output_start: as in `Turn`.
+        source_slot: another slot that may hold more of the same tokens, and can be copied from.
+        grammar, tally: as in `Turn`.
+    """
+
+    slot: int
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    limit: int
+    output_start: int = 0
+    source_slot: int | None = None
+    grammar: Matcher | None = None
+    tally: Tally | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftToken:
+    """A token as a draft model chose it.
+
+    Attributes:
+        runner_up: the second choice under the same noise; None if it was not asked for.
+        margin: by how much the token's score exceeds the runner-up's: logits, or log-probabilities with noise.
+        is_forced: True if a grammar left no choice, and the token took no pass.
+    """
+
+    token_id: int
+    runner_up: int | None = None
+    margin: float = math.inf
+    is_forced: bool = False
+
+
+class Proposer(Protocol):
+    """A source of draft tokens for many sequences.
+
+    One thread calls it; the attributes are constants. Proposals affect speed only, never the answer, so a proposer may
+    be wrong, and may leave `sampling` and `grammar` aside. One that repeats the last token is complete:
+
+        class Repeater:
+            num_slots, max_length, num_branches = 8, 4096, 0
+
+            def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
+                return [[DraftToken(draft.token_ids[-1])] * draft.limit for draft in drafts]
+
+    Attributes:
+        num_slots: number of sequences.
+        max_length: length of the longest chain, committed tokens included, that can be extended by one.
+        num_branches: number of slots of each sequence for branches beside its chain. Those of slot s are
+            num_slots + s * num_branches + b for b = 0 .. num_branches - 1.
+    """
+
+    num_slots: int
+    max_length: int
+    num_branches: int
+
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
+        """Take one step for every draft; their slots are distinct.
+
+        Args:
+            ranked: True if runner-ups and margins are wanted too; a proposer without them leaves the defaults.
+
+        Returns:
+            Per draft, its next 1 .. limit tokens. An empty list: there is nothing to propose. None: the step read a
+            part of a long prompt, and more steps are needed.
+        """

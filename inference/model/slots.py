@@ -1,0 +1,123 @@
+"""Slot models: backends that run tokens of many sequences through one model, and what some of them can do besides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+Array: TypeAlias = Any
+"""A numpy array or a torch tensor; functions that take one return the same kind, on the same device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of one sequence, to be run through a model in one pass.
+
+    Attributes:
+        slot: room for the sequence's keys and values, 0 <= slot < num_slots.
+        start: absolute position of the first token; all positions before it have been written to the slot.
+        token_ids: one or more ids, each below the vocabulary's size.
+        num_logits: number of last tokens whose logits are wanted, 0 <= num_logits <= len(token_ids).
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    num_logits: int
+
+
+class Backend(Protocol):
+    """A causal language model with a fixed number of slots, each of which holds one sequence.
+
+    A span writes its positions, and overwrites what they held. Each token sees its own sequence up to its own position
+    and nothing after it. So a caller rolls a slot back by starting earlier, and reuses it by starting at 0.
+
+    One thread at a time calls `forward`; the attributes are constants that any thread reads. A backend may also have
+    `arithmetic`, a text: backend, dtype, kind of device, levels of quantization. Servers resume each other's answers
+    only where it is equal. A bigram model keeps nothing in its slots, and is a complete backend:
+
+        class Bigrams:
+            num_slots, max_length, slot_bytes = 4, 1024, 0
+
+            def __init__(self, logits: np.ndarray) -> None:  # float32 [vocab_size, vocab_size]
+                self.logits, self.vocab_size = logits, len(logits)
+
+            def forward(self, spans: Sequence[Span]) -> Array:
+                wanted = [span.token_ids[len(span.token_ids) - span.num_logits :] for span in spans]
+                return self.logits[[*itertools.chain(*wanted)]]
+
+    Attributes:
+        vocab_size: number of columns of the logits.
+        num_slots: number of sequences that can be held at once.
+        max_length: number of positions of a slot.
+        slot_bytes: size of one slot's keys and values, in bytes.
+    """
+
+    vocab_size: int
+    num_slots: int
+    max_length: int
+    slot_bytes: int
+
+    def forward(self, spans: Sequence[Span]) -> Array:
+        """Run one pass over one or more spans of distinct slots.
+
+        Returns:
+            float32 logits [sum of num_logits, vocab_size]: the rows of the first span, then those of the second, ...
+            Row i of a span's last `num_logits` tokens is the distribution of the token that follows it.
+
+        Raises:
+            ValueError: the spans break this contract; `inference.backends.spans.check_spans` finds out.
+        """
+
+
+@runtime_checkable
+class ForkingBackend(Protocol):
+    """A backend that copies the content of one slot to another."""
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """Copy keys and values of the positions start .. end-1; other positions of the destination stay as they are."""
+
+
+@runtime_checkable
+class CompiledBackend(Protocol):
+    """A backend whose passes are compiled graphs of fixed widths.
+
+    Attributes:
+        max_pass_tokens: number of tokens of one span that fit into one graph; a longer span takes several.
+        prompt_chunk_tokens: number of tokens of the parts in which a long prompt is best read.
+    """
+
+    max_pass_tokens: int
+    prompt_chunk_tokens: int
+
+    def goes_on(self, num_held: int, num_tokens: int) -> bool:
+        """Return whether to read a prompt of `num_tokens` on from its first `num_held`, which a slot holds.
+
+        True where that was measured to be faster than reading all of it. The event loop calls this, also during a pass.
+        """
+
+
+@runtime_checkable
+class PrefixKeeper(Protocol):
+    """A decoder or proposer whose slots keep their content between sequences, for the next sequence to begin with."""
+
+    @property
+    def slots(self) -> Backend | None:
+        """Return the backend that has the slots; None if no sequence may begin with what is there."""
+
+    def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
+        """Give a slot to a new sequence, whose first tokens, `token_ids`, are in `source_slot`.
+
+        The engine calls this on the model's thread, between steps. No tokens: the sequence begins from nothing.
+        """
+
+
+def prompt_chunk_tokens(backend: object) -> int:
+    """Return the number of tokens of the parts in which a backend is best given long prompts; 0: any."""
+    return backend.prompt_chunk_tokens if isinstance(backend, CompiledBackend) else 0
+
+
+def max_pass_draft_tokens(backend: object, default: int) -> int:
+    """Return how many draft tokens fit into one pass after the last committed token, `default` at most."""
+    return min(default, backend.max_pass_tokens - 1) if isinstance(backend, CompiledBackend) else default
