@@ -65,7 +65,7 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
         with serving(caller(), id_):
             audit(f"{code_name(exc)} at {method}: {exc}")
         raise
-    with _accounted(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():
+    with _audited(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():
         yield
 
 
@@ -99,7 +99,7 @@ def _while_welcome(identify: Callable[[], Caller]) -> Generator[None, None, None
 
 
 @contextmanager
-def _accounted(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
+def _audited(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
     """Serve a call; one of ours that fails without a line in the audit log gets one."""
     with serving(who, id_):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"

@@ -38,7 +38,7 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.dialling import check_link, credentials_of, named
 from inference.workers.draft.proposals import ProposalSender
-from inference.workers.draft.run_ahead import Runner, send_drafts
+from inference.workers.draft.schedules import Runner
 from inference.workers.status import calls_to
 
 logger = logging.getLogger(__name__)
@@ -312,7 +312,7 @@ class PoolSession:
         self._end = len(prompt) + request.max_new_tokens
         self._metrics = metrics.request()
         self.context = copy_context()
-        self._tasks = [asyncio.create_task(send_drafts(self._draft, proposals))]
+        self._tasks = [asyncio.create_task(proposals.run(self._draft))]
         if request.grammar is not None:  # commits that come while it is compiled must find the session
             self._tasks.append(asyncio.create_task(self._learn(request.grammar)))
 

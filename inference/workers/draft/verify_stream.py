@@ -57,8 +57,7 @@ class VerifyStream:
         self._call = call
         self._address = address
         self._state = state
-        self.round_trip = RoundTrip()
-        self.proposals = ProposalSender(self._propose, self.round_trip)
+        self.proposals = ProposalSender(self._propose, RoundTrip())
         self._bytes_up = 0
         self._bytes_down = 0
         self.opened: Opened | None = None
@@ -98,7 +97,7 @@ class VerifyStream:
 
     def _take_opened(self, message: pb.VerifyResponse) -> None:
         """The target answers Open at once: a round trip."""
-        self.round_trip.record(time.monotonic() - self._opened_at)
+        self.proposals.round_trip.record(time.monotonic() - self._opened_at)
         opened = message.opened
         self._state.provenance = Provenance(opened.model_id, opened.grammar_version)
         self._state.has_begun = self._state.answered = True
@@ -123,7 +122,7 @@ class VerifyStream:
     def with_figures(
         self, commit: Commit, *, wait_s: float, draft_s: float = 0.0, counts: Counts = NOTHING_COUNTED
     ) -> Commit:
-        """The commit with all that the draft worker knows of what it cost; what the link carried counts from here anew.
+        """Return the commit with its cost as the draft worker knows it; bytes of the link count from here on again.
 
         Args:
             wait_s: seconds waited for it: what the target did not spend of them, the way took.
@@ -135,7 +134,7 @@ class VerifyStream:
             commit.timings,
             draft_us=round(draft_s * 1e6),
             network_us=max(0, round(wait_s * 1e6) - spent_us),
-            round_trip_us=round(self.round_trip.seconds * 1e6),
+            round_trip_us=round(self.proposals.round_trip.seconds * 1e6),
         )
         counts = replace(counts, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0

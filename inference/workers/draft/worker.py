@@ -19,8 +19,7 @@ from inference.engine.target import check_token_ids
 from inference.errors import SpecDecError, UnavailableError
 from inference.request import GenerationRequest, Schedule
 from inference.text.vocabulary import Vocabulary
-from inference.workers.draft.rounds import rounds
-from inference.workers.draft.run_ahead import run_ahead
+from inference.workers.draft.schedules import rounds, run_ahead
 from inference.workers.draft.verify_stream import StreamState, verify_stream
 from inference.workers.failover import prefix_of
 from inference.workers.fleet import Fleet, Replica
@@ -39,27 +38,13 @@ class DraftWorker:
     """
 
     def __init__(
-        self,
-        engine: DraftEngine,
-        fleet: Fleet,
-        *,
-        config: DraftConfig,
-        vocabulary: Vocabulary,
-        max_length: int,
+        self, engine: DraftEngine, fleet: Fleet, *, config: DraftConfig, vocabulary: Vocabulary, max_length: int
     ) -> None:
         self._engine = engine
         self._fleet = fleet
         self._config = config
         self._vocabulary = vocabulary
-        self._max_length = max_length
-
-    @property
-    def max_length(self) -> int:
-        return self._max_length
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocabulary.size
+        self.max_length, self.vocab_size = max_length, vocabulary.size
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """See `Generator`."""
