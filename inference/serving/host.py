@@ -1,7 +1,7 @@
 """Life of every server: open its fronts, wait for a signal, drain, close.
 
-A drain has this order: all fronts report that they are not ready; after a delay, in which balancers notice, they take no
-new requests; running requests get the grace period, and the rest fails with a message; then the fronts close. The
+A drain has this order: all fronts report that they are not ready; after a delay, in which balancers notice, they take
+no new requests; running requests get the grace period, and the rest fails with a message; then the fronts close. The
 process ends even if something hangs. Roles without a port of their own live so, too.
 """
 
