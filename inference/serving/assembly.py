@@ -56,10 +56,6 @@ class RunningTarget:
     tokenizer: Tokenizer
     arithmetic: str = ""
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.tokenizer.fingerprint, self.engine.vocab_size)
-
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that all servers of this target have, alone or with a draft beside it, and no other model."""
         ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too

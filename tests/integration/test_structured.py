@@ -29,6 +29,7 @@ from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.observe.metrics import Metrics
 from inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
 from inference.serving.assembly import draft_engine, draft_worker, load_proposer, running, target_engine
+from inference.text.vocabulary import Vocabulary
 from inference.workers import convert
 from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.draft.pool_worker import Offer, PoolWorker
@@ -97,9 +98,10 @@ def model(path: Path, num_slots: int = 8) -> ModelConfig:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
     async with target_engine(model(models.target), max_waiting=64) as loaded:
-        pool, words = DraftPool(loaded.engine), loaded.vocabulary
+        engine, pool = loaded.engine, DraftPool(loaded.engine)
+        words = Vocabulary(loaded.tokenizer.fingerprint, engine.vocab_size)
         observer = Observer(Metrics("target"))
-        verifier = VerificationServicer(loaded.engine, pool, card_of(words), idle_timeout_s=60.0, observer=observer)
+        verifier = VerificationServicer(engine, pool, card_of(words), idle_timeout_s=60.0, observer=observer)
         card = ModelCard("target", "target", 128, words.size, words.fingerprint)
         generation = GenerationServicer(LocalCompleter(pool, loaded.tokenizer), card)
         server = Server("127.0.0.1:0", [verifier, generation], status_of=to_status)
