@@ -30,7 +30,7 @@ from inference.config import (
     ModelConfig,
     ProposerConfig,
 )
-from inference.serving.assembly import draft_worker, fused_engine, load_proposer
+from inference.serving.assembly import draft_worker, load_proposer, target_engine
 from inference.serving.processes import free_port, server_process
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.fleet import Fleet
@@ -100,7 +100,7 @@ async def _topologies() -> AsyncGenerator[dict[str, Completer], None]:
         fleet = await stack.enter_async_context(Fleet([target.address]))
         worker, _ = await stack.enter_async_context(draft_worker(loaded, config, fleet))
         pair = FusedConfig(ModelConfig(BUNDLED_TARGET, backend="auto", num_slots=2, num_threads=1), _draft())
-        fused = await stack.enter_async_context(fused_engine(pair, max_waiting=1))
+        fused = await stack.enter_async_context(target_engine(pair, max_waiting=1))
         yield {
             "target alone": RemoteCompleter(channel, target.address, deadline_s=120.0),
             "distributed": LocalCompleter(worker, loaded.tokenizer),

@@ -30,7 +30,7 @@ from inference.config import (
 )
 from inference.engine.draft import DraftEngine
 from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
-from inference.serving.assembly import draft_worker, fused_engine, load_proposer, running
+from inference.serving.assembly import draft_worker, load_proposer, running, target_engine
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.draft.worker import DraftWorker
@@ -160,7 +160,7 @@ async def _distributed(target: ServerProcess, *, grammared: bool) -> AsyncGenera
 @asynccontextmanager
 async def _fused() -> AsyncGenerator[Completer, None]:
     model = ModelConfig(BUNDLED_TARGET, num_slots=1, num_threads=1)
-    async with fused_engine(FusedConfig(model, _draft_config()), max_waiting=1) as loaded:
+    async with target_engine(FusedConfig(model, _draft_config()), max_waiting=1) as loaded:
         yield LocalCompleter(loaded.engine, loaded.tokenizer)
 
 

@@ -86,16 +86,16 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Serving:
-    """A request that is being served; `is_accounted`: it has left a line in the log."""
+    """A request that is being served; `is_audited`: it has left a line in the log."""
 
     caller: Caller
     request_id: str
-    is_accounted: bool = False
+    is_audited: bool = False
 
 
-_NOTHING = _Serving(ANYBODY, "")  # no request: whether it is accounted for, nobody asks
+_NOTHING = _Serving(ANYBODY, "")  # no request: nothing reads whether it is audited
 _SERVING: ContextVar[_Serving] = ContextVar("serving", default=_NOTHING)
-_audit = logging.getLogger("specdec.audit")
+_log = logging.getLogger("specdec.audit")
 _HARMLESS = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -124,16 +124,16 @@ def serving(who: Caller, id_: str) -> Generator[str, None, None]:
         _SERVING.reset(token)
 
 
-def is_accounted() -> bool:
+def is_audited() -> bool:
     """Whether this request has left a line already."""
-    return _SERVING.get().is_accounted
+    return _SERVING.get().is_audited
 
 
-def account_for(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
+def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
     """Write what became of this request, or of one of its choices: never a text, a token id or a secret."""
-    _SERVING.get().is_accounted = True
+    _SERVING.get().is_audited = True
     who, line = caller(), "request=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
-    _audit.info(line, request_id(), who.name or "-", who.user or "-", model, num_tokens, seconds, status)
+    _log.info(line, request_id(), who.name or "-", who.user or "-", model, num_tokens, seconds, status)
 
 
 class NamesRequests(logging.Filter):

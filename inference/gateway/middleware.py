@@ -15,7 +15,7 @@ from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.caller import ANYBODY, Right, account_for, harmless_id, is_accounted, request_id, serving
+from inference.caller import ANYBODY, Right, audit, harmless_id, is_audited, request_id, serving
 from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.gateway.errors import ApiError, from_error
 from inference.workers.access import Access, rights_of_path
@@ -151,13 +151,13 @@ class HttpGate:
         try:
             who = self._access.by_token(authorization, rights)
         except (UnauthenticatedError, ForbiddenError) as exc:
-            account_for(f"{code_name(exc)} at {scope['path'][:100]!r}: {exc}")
+            audit(f"{code_name(exc)} at {scope['path'][:100]!r}: {exc}")
             await from_error(exc).answer(connection="close")(scope, receive, send)
             return
 
         async def accounted(message: Message) -> None:
-            if who.name and message.get("status", 200) >= 400 and not is_accounted():
-                account_for(f"{message['status']} at {scope['path'][:100]!r}")
+            if who.name and message.get("status", 200) >= 400 and not is_audited():
+                audit(f"{message['status']} at {scope['path'][:100]!r}")
             await send(message)
 
         with serving(who, request_id()):

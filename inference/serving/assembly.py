@@ -39,14 +39,6 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A slot model, and the tokenizer of its directory."""
-
-    backend: Backend
-    tokenizer: Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
 class LoadedDraft:
     """What drafts, the tokenizer of its directory, the vocabulary it drafts in, and whether prefixes are kept."""
 
@@ -64,10 +56,6 @@ class RunningTarget:
     tokenizer: Tokenizer
     arithmetic: str = ""
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.tokenizer.fingerprint, self.engine.vocab_size)
-
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that all servers of this target have, alone or with a draft beside it, and no other model."""
         ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too
@@ -76,88 +64,57 @@ class RunningTarget:
 
 @asynccontextmanager
 async def target_engine(
-    config: ModelConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S, lookup: bool = True
+    config: ModelConfig | FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S, lookup: bool = True
 ) -> AsyncGenerator[RunningTarget, None]:
-    """A running engine over one model."""
-    compiled = await _load_compiled(config, None)
-    if compiled is not None:
-        decoder, tokenizer = compiled
-        limits = EngineLimits(max_waiting, 0, tokenizer.eos_token_ids, pass_timeout_s, config.prefix_caching)
-        async with running(TargetEngine(decoder, limits)) as engine:
-            yield RunningTarget(engine, tokenizer, _arithmetic(config, decoder))
-        return
-    model = await load(config)
-    gamma = max_pass_draft_tokens(model.backend, MAX_PASS_DRAFT_TOKENS)
-    eos, caching = model.tokenizer.eos_token_ids, config.prefix_caching
-    limits = EngineLimits(max_waiting, gamma, eos, pass_timeout_s, caching, lookup)
-    grammars = Grammars(GrammarCompiler(model.tokenizer, model.backend.vocab_size))
-    async with running(TargetEngine(SlotDecoder(model.backend), limits, grammars)) as engine:
-        yield RunningTarget(engine, model.tokenizer, _arithmetic(config, model.backend))
-
-
-def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
-    """Return what the logits depend on beside the weights; the settings, of a model that does not say."""
-    return str(getattr(model, "arithmetic", f"{config.backend} {config.dtype} {config.device} {config.neuron}"))
-
-
-@asynccontextmanager
-async def fused_engine(
-    config: FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S, lookup: bool = True
-) -> AsyncGenerator[RunningTarget, None]:
-    """A running engine over a target and what drafts for it.
+    """Run an engine over one model, or over a target and what drafts for it.
 
     Raises:
         IncompatibleDraftError: they do not share a vocabulary.
     """
-    compiled = None if config.draft.model is None else await _load_compiled(config.target, config.draft.model)
+    loaded = await (_load_pair(config) if isinstance(config, FusedConfig) else _load_alone(config))
+    eos, caching = loaded.tokenizer.eos_token_ids, target_of(config).prefix_caching
+    limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup)
+    grammars = Grammars(GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size))
+    async with running(TargetEngine(loaded.decoder, limits, grammars)) as engine:
+        yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic)
+
+
+def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
+    """Return the configuration of the target model, alone or of a pair."""
+    return config.target if isinstance(config, FusedConfig) else config
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedTarget:
+    """A decoder, its tokenizer, what its logits depend on beside the weights, and most draft tokens of one pass."""
+
     decoder: Decoder
-    if compiled is None:
-        decoder, tokenizer, arithmetic = await _load_pair(config)
-    else:
-        decoder, tokenizer = compiled
-        arithmetic = _arithmetic(config.target, decoder)
-    caching = config.target.prefix_caching
-    limits = EngineLimits(max_waiting, config.gamma, tokenizer.eos_token_ids, pass_timeout_s, caching, lookup)
-    grammars = Grammars(GrammarCompiler(tokenizer, decoder.vocab_size))
-    async with running(TargetEngine(decoder, limits, grammars)) as engine:
-        yield RunningTarget(engine, tokenizer, arithmetic)
+    tokenizer: Tokenizer
+    arithmetic: str
+    gamma: int
 
 
-async def _load_pair(config: FusedConfig) -> tuple[Decoder, Tokenizer, str]:
-    """Two slot models that take turns, and the arithmetic of the target."""
-    model, drafting = await load(config.target), await load_proposer(config.draft)
-    words = Vocabulary(model.tokenizer.fingerprint, model.backend.vocab_size)
-    require_one_vocabulary(drafting.vocabulary, words)
+async def _load_alone(config: ModelConfig) -> _LoadedTarget:
+    if (compiled := await _load_compiled(config, None, gamma=0)) is not None:
+        return compiled
+    backend, tokenizer = await _load(config)
+    gamma = max_pass_draft_tokens(backend, MAX_PASS_DRAFT_TOKENS)
+    return _LoadedTarget(SlotDecoder(backend), tokenizer, _arithmetic(config, backend), gamma)
+
+
+async def _load_pair(config: FusedConfig) -> _LoadedTarget:
+    target, draft, gamma = config.target, config.draft, config.gamma
+    if draft.model is not None and (compiled := await _load_compiled(target, draft.model, gamma=gamma)) is not None:
+        return compiled
+    (backend, tokenizer), drafting = await _load(target), await load_proposer(draft)
+    require_one_vocabulary(drafting.vocabulary, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     length = DraftLength() if config.adaptive_gamma else None
-    decoder = SpeculativeDecoder(SlotDecoder(model.backend), drafting.proposer, length)
-    return decoder, model.tokenizer, _arithmetic(config.target, model.backend)
+    decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length)
+    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma)
 
 
-async def load_proposer(config: ProposerConfig) -> LoadedDraft:
-    """Load a draft model, or prepare prompt lookup."""
-    if config.model is None:
-        tokenizer = Tokenizer.load(config.tokenizer_path)
-        lookup = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
-        words = Vocabulary(tokenizer.fingerprint, model_vocab_size(config.tokenizer_path))
-        return LoadedDraft(lookup, tokenizer, words)
-    num_slots = config.num_slots * (1 + config.branches)
-    model = await load(replace(config.model, num_slots=num_slots))
-    proposer = ModelProposer(model.backend, num_branches=config.branches)
-    if config.branches:
-        _log_branches(proposer, num_slots - config.num_slots)
-    words = Vocabulary(model.tokenizer.fingerprint, model.backend.vocab_size)
-    return LoadedDraft(proposer, model.tokenizer, words, config.model.prefix_caching)
-
-
-def _log_branches(proposer: ModelProposer, num_branch_slots: int) -> None:
-    if proposer.num_branches:
-        logger.info("%d of the slots are for branches, %d per sequence", num_branch_slots, proposer.num_branches)
-    else:
-        logger.warning("no branches: this backend cannot fork a slot")
-
-
-async def _load_compiled(target: ModelConfig, draft: ModelConfig | None) -> tuple[CompiledDecoder, Tokenizer] | None:
-    """A model, or two in one graph, as a decoder, if the backend has that and the configuration wants it.
+async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamma: int) -> _LoadedTarget | None:
+    """Load a model, or two in one graph, as a decoder, if the backend has that and the configuration wants it.
 
     Raises:
         IncompatibleDraftError: they do not share a vocabulary.
@@ -171,7 +128,31 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None) -> tupl
         words = Vocabulary(Tokenizer.load(draft.path).fingerprint, model_vocab_size(draft.path))
         require_one_vocabulary(words, Vocabulary(tokenizer.fingerprint, decoder.vocab_size))
     _log_ready(target, decoder, started)
-    return decoder, tokenizer
+    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, decoder), gamma)
+
+
+def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
+    """Return what the logits depend on beside the weights; the settings, of a model that does not say."""
+    return str(getattr(model, "arithmetic", f"{config.backend} {config.dtype} {config.device} {config.neuron}"))
+
+
+async def load_proposer(config: ProposerConfig) -> LoadedDraft:
+    """Load a draft model, or prepare prompt lookup."""
+    if config.model is None:
+        tokenizer = Tokenizer.load(config.tokenizer_path)
+        lookup = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
+        words = Vocabulary(tokenizer.fingerprint, model_vocab_size(config.tokenizer_path))
+        return LoadedDraft(lookup, tokenizer, words)
+    num_slots = config.num_slots * (1 + config.branches)
+    backend, tokenizer = await _load(replace(config.model, num_slots=num_slots))
+    proposer = ModelProposer(backend, num_branches=config.branches)
+    if proposer.num_branches:
+        num_shared = num_slots - config.num_slots
+        logger.info("%d of the slots are for branches, %d per sequence", num_shared, proposer.num_branches)
+    elif config.branches:
+        logger.warning("no branches: this backend cannot fork a slot")
+    words = Vocabulary(tokenizer.fingerprint, backend.vocab_size)
+    return LoadedDraft(proposer, tokenizer, words, config.model.prefix_caching)
 
 
 EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)
@@ -190,7 +171,7 @@ async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
 async def draft_worker(
     draft: LoadedDraft, config: DraftConfig, fleet: Fleet
 ) -> AsyncGenerator[tuple[DraftWorker, DraftEngine], None]:
-    """A running draft engine, and the worker that joins it to the targets."""
+    """Run a draft engine, and the worker that joins it to the targets."""
     async with running(draft_engine(draft, max_waiting=config.max_waiting)) as engine:
         max_length = draft.proposer.max_length
         yield DraftWorker(engine, fleet, config=config, vocabulary=draft.vocabulary, max_length=max_length), engine
@@ -203,14 +184,14 @@ def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
     return DraftEngine(draft.proposer, max_waiting=max_waiting, grammars=grammars, prefix_caching=caching)
 
 
-async def load(config: ModelConfig) -> LoadedModel:
-    """Load a model off the event loop, warm it up, and say what it takes."""
+async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
+    """Load a slot model and the tokenizer of its directory off the event loop, and warm the model up."""
     started = time.monotonic()
     tokenizer = Tokenizer.load(config.path)
     backend = await asyncio.to_thread(load_backend, config)
     await asyncio.to_thread(_warm_up, backend)
     _log_ready(config, backend, started)
-    return LoadedModel(backend, tokenizer)
+    return backend, tokenizer
 
 
 def _warm_up(backend: Backend) -> None:
@@ -220,17 +201,11 @@ def _warm_up(backend: Backend) -> None:
 
 
 def model_card(
-    name: str,
-    topology: str,
-    generator: Generator,
-    tokenizer: Tokenizer,
-    defaults: RequestDefaults,
-    model_id: str = "",
+    name: str, topology: str, generator: Generator, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
 ) -> ModelCard:
-    """Build what GetModel answers."""
+    """Return the answer of GetModel."""
     limits = (generator.max_length, generator.vocab_size)
-    template = tokenizer.chat_template
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, template, defaults, model_id)
+    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults, model_id)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from inference.config import (
@@ -17,23 +19,24 @@ from inference.config import (
     ServerConfig,
     model_name,
 )
+from inference.errors import IncompatibleDraftError, SpecDecError
 from inference.observe.metrics import Metrics
 from inference.request import NO_DEFAULTS
 from inference.serving.assembly import draft_engine, draft_worker, load_proposer, model_card, running
-from inference.serving.behind import TargetBehind
 from inference.serving.fronts import Ports
 from inference.serving.host import Host
-from inference.serving.observers import Observers, observed, timeline
+from inference.serving.observers import observed, timeline
 from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.dialling import credentials_of
-from inference.workers.draft.pool_member import Offer, PoolHelp
+from inference.workers.draft.pool_worker import Offer, PoolWorker
 from inference.workers.draft.worker import DraftWorker
-from inference.workers.fleet import connected
+from inference.workers.fleet import Fleet, connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.operation import Operation
-from inference.workers.remote import card_of_target
+from inference.workers.remote import TARGET, card_of_target
 
 logger = logging.getLogger(__name__)
 
@@ -57,61 +60,108 @@ async def serve_draft(
         async with connected(draft.connection, observers.headers) as fleet:
             await card_of_target(fleet)  # before a model is loaded for minutes
             loaded = await load_proposer(proposer)
-            behind = TargetBehind(fleet, loaded.vocabulary)
-            behind.card = await behind.ask()
+            upstream = UpstreamTarget(fleet, loaded.vocabulary)
+            upstream.card = await upstream.ask()
             async with draft_worker(loaded, draft, fleet) as (worker, engine):
-                card = behind.card or model_card(
-                    f"target of {fleet.label}", "target", worker, loaded.tokenizer, NO_DEFAULTS
-                )
+                of_draft = model_card(f"target of {fleet.label}", TARGET, worker, loaded.tokenizer, NO_DEFAULTS)
+                card = upstream.card or of_draft
                 metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
+                local = LocalCompleter(worker, loaded.tokenizer)
                 operation = Operation(engine, may_drain=server.ends_by_call)
-                face = _Face(worker, loaded.tokenizer, proposer.tokenizer_path, operation)
-                generation = await face.of(card, observers, metrics)
-
-                async def adopt(card: ModelCard) -> None:
-                    await face.show(card)
-                    ports.show(generation.card)
-
-                fronts = ports.fronts(observers, metrics, [generation], behind.is_serving, behind.follow(adopt))
+                completer = observers.around(local, metrics, model=card.name)
+                service = GenerationServicer(completer, card, local.codec, operation)
+                switch = partial(
+                    _switch_model, worker, local, service, loaded.tokenizer, proposer.tokenizer_path, ports
+                )
+                await switch(card)
+                fronts = ports.fronts(observers, metrics, [service], upstream.is_serving, upstream.follow(switch))
                 with timeline(observe, engine):
                     await Host(engine, fronts, config=server, metrics=metrics, operation=operation).run()
 
 
-class _Face:
-    """What clients see: the target's name and defaults, so that an answer does not depend on whom they asked.
+async def _switch_model(
+    worker: DraftWorker,
+    local: LocalCompleter,
+    service: GenerationServicer,
+    tokenizer: Tokenizer,
+    path: Path,
+    ports: Ports,
+    target: ModelCard,
+) -> None:
+    """Answer for `target` from now on, in its name; conversations are written as its chat template says.
 
     Args:
-        worker: answers.
         tokenizer: of the draft, in the directory `path`.
-        operation: of the server.
+
+    Raises:
+        ConfigError: the chat template is too long.
+    """
+    words = await asyncio.to_thread(tokenizer.with_template, target.chat_template, path)
+    about = target.defaults, target.model_id
+    local.switch_model(words, *about)
+    service.card = model_card(target.name, "distributed", worker, words, *about)
+    ports.show(service.card)
+    logger.info("the target serves %s", target.name)
+
+
+class UpstreamTarget:
+    """Target at a fleet's addresses, which another model may replace at any time.
+
+    Attributes:
+        card: of the model that it served last; None if it gives none.
     """
 
-    def __init__(self, worker: DraftWorker, tokenizer: Tokenizer, path: Path, operation: Operation) -> None:
-        self._worker = worker
-        self._tokenizer = tokenizer
-        self._path = path
-        self._operation = operation
-        self._local = LocalCompleter(worker, tokenizer)
+    def __init__(self, fleet: Fleet, vocabulary: Vocabulary) -> None:
+        self._fleet = fleet
+        self._vocabulary = vocabulary  # of the draft
+        self.card: ModelCard | None = None
+        self._serves = True  # or it would not have been dialled
+        self._fault = ""  # why it is of no use, as the log has it
 
-    async def of(self, card: ModelCard, observers: Observers, metrics: Metrics) -> GenerationServicer:
-        """The service, for the target of this card."""
-        completer = observers.around(self._local, metrics, model=card.name)
-        self._generation = GenerationServicer(completer, card, self._local.codec, self._operation)
-        await self.show(card)
-        return self._generation
-
-    async def show(self, target: ModelCard) -> None:
-        """Stand for this target from now on; conversations are written as its chat template says.
+    async def ask(self) -> ModelCard | None:
+        """Return its card; None if the target has none, or does not answer.
 
         Raises:
-            ConfigError: its chat template is too long.
+            IncompatibleDraftError: it is no target, or one of another vocabulary.
         """
-        tokenizer = await asyncio.to_thread(self._tokenizer.with_template, target.chat_template, self._path)
-        self._local.stand_for(tokenizer, target.defaults, target.model_id)
-        about = (target.defaults, target.model_id)
-        self._generation.card = model_card(target.name, "distributed", self._worker, tokenizer, *about)
-        logger.info("the target serves %s", target.name)
+        card = await card_of_target(self._fleet)
+        if card is not None:
+            require_one_vocabulary(self._vocabulary, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
+        return card
+
+    async def follow(self, switch_model: Callable[[ModelCard], Awaitable[None]]) -> AsyncGenerator[bool, None]:
+        """Yield whether it serves, and the draft fits it, now and whenever that changes; for ever.
+
+        Args:
+            switch_model: called before with its card, if that has changed.
+        """
+        async with aclosing(self._fleet.serves()) as changes:
+            async for serves in changes:
+                self._serves = serves and await self._fits(switch_model)
+                yield self._serves
+
+    async def _fits(self, switch_model: Callable[[ModelCard], Awaitable[None]]) -> bool:
+        fault, may_change = "", True
+        try:
+            card = await self.ask()
+            if card is not None and card != self.card:
+                await switch_model(card)
+                self.card = card
+            may_change = card is None  # it did not answer, and may be another one
+        except SpecDecError as exc:
+            fault = str(exc)
+            if fault != self._fault:
+                logger.error("not ready until another target is at %s: %s", self._fleet.label, exc)
+            may_change = not isinstance(exc, IncompatibleDraftError)  # such as a token that it does not take at present
+        if may_change:
+            self._fleet.look_again()
+        self._fault = fault
+        return not fault
+
+    async def is_serving(self) -> bool:
+        """Return what `follow` yielded last."""
+        return self._serves
 
 
 async def help_targets(
@@ -124,7 +174,7 @@ async def help_targets(
     security: DialSecurity,
     tells_health: bool,
 ) -> None:
-    """Draft for the sessions of targets until a signal; this worker's health is told if somebody asks for it.
+    """Draft for the sessions of targets until a signal; `tells_health` opens a port for the worker's health.
 
     Raises:
         ConfigError: the draft cannot be loaded, a port is taken, or a file of `security` cannot be used.
@@ -139,7 +189,7 @@ async def help_targets(
         async with running(draft_engine(loaded, max_waiting=0)) as engine:
             metrics.watch(engine)
             offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security)
-            pool_help = PoolHelp(engine, targets, offer, metrics)
+            worker = PoolWorker(engine, targets, offer, metrics)
             fronts = ports.fronts(observers, metrics, []) if tells_health else ports.side_fronts(observers, metrics)
             with timeline(observe, engine):
-                await Host(pool_help, fronts, config=config, metrics=metrics).run(until=pool_help.refused())
+                await Host(worker, fronts, config=config, metrics=metrics).run(until=worker.refused())

@@ -23,7 +23,7 @@ from inference.workers.access import Access
 from inference.workers.admitting import admission
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
-from inference.workers.status import told_status
+from inference.workers.status import client_status
 
 if TYPE_CHECKING:
     from inference.gateway.app import Gateway
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOVE_AFTER_S = 1.0
-"""What ends within so long of a drain is not worth reading its prompt anew elsewhere."""
+"""Requests that end so soon after a drain begins stay: another server would have to read their prompts again."""
 
 
 async def _always() -> bool:
@@ -47,7 +47,7 @@ class GrpcFront(Server):
         self._moves = config.drain == "move"
         where = address(config.host, config.port)
         try:
-            super().__init__(where, servicers, status_of=told_status, gate=gate)
+            super().__init__(where, servicers, status_of=client_status, gate=gate)
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 
@@ -102,7 +102,11 @@ class Ports:
         fronts = self.side_fronts(observers, metrics, is_healthy)
         for servicer in servicers:
             if isinstance(servicer, GenerationServicer) and self._http is not None:
-                fronts.append(self.http_front(_gateway(self._http, servicer, metrics, observers, is_healthy)))
+                from inference.gateway.app import Gateway
+
+                card, codec = servicer.card.named(self._http.served_model_name), servicer.codec
+                completer, spans = servicer.completer, observers.spans
+                fronts.append(self.http_front(Gateway(completer, card, metrics, is_healthy, self._http, spans, codec)))
         front = GrpcFront(self.server, servicers, self._gate(observers))
         if changes is not None:
             front.follow(changes)
@@ -144,7 +148,7 @@ class Ports:
         return self._web
 
     def show(self, card: ModelCard) -> None:
-        """Another model is served from now on."""
+        """Show another model over HTTP from now on."""
         if self._web is not None:
             self._web.show(card)
 
@@ -169,20 +173,6 @@ def _keys_of(server: ServerConfig) -> tuple[ServerTls | None, Access]:
         return ServerTls(security.cert, security.key, security.client_ca), access
     except UnusableError as exc:
         raise ConfigError(str(exc)) from exc
-
-
-def _gateway(
-    config: HttpConfig,
-    service: GenerationServicer,
-    metrics: Metrics,
-    observers: Observers,
-    is_healthy: Callable[[], Awaitable[bool]],
-) -> Gateway:
-    """What HTTP has in front of a service of this process."""
-    from inference.gateway.app import Gateway
-
-    card = service.card.named(config.served_model_name)
-    return Gateway(service.completer, card, metrics, is_healthy, config, observers.spans, service.codec)
 
 
 def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from signal import Signals
 
 from grpc_comm.secured import Headers
 from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
@@ -46,20 +47,17 @@ async def serve_gateway(
         observers = stack.enter_context(observed(observe))
         for front in (probes := ports.probe_fronts(is_serving)):
             await stack.enter_async_context(opened(front))
-        stopped = asyncio.create_task(_stopped())
+        stopped = asyncio.create_task(
+            stop_signal()
+        )  # a container's first process ignores signals that no handler waits for
         stack.callback(stopped.cancel)
         fleet = await _reached(connection, observers.headers, stack, stopped)
         if fleet is not None:
             await _serve(fleet, connection, http, ports, observers, probes, stopped)
 
 
-async def _stopped() -> None:
-    """Wait for a signal. A container's first process ignores one that nothing waits for."""
-    await stop_signal()
-
-
 async def _reached(
-    connection: ConnectionConfig, headers: Headers, stack: AsyncExitStack, stopped: asyncio.Task[None]
+    connection: ConnectionConfig, headers: Headers, stack: AsyncExitStack, stopped: asyncio.Task[Signals]
 ) -> Fleet | None:
     """Enter the fleet of a connection once a server answers; None if a signal came first."""
     dialling = asyncio.create_task(_dialled(connection, headers, stack))
@@ -100,7 +98,7 @@ async def _serve(
     ports: Ports,
     observers: Observers,
     probes: Sequence[Front],
-    stopped: asyncio.Task[None],
+    stopped: asyncio.Task[Signals],
 ) -> None:
     """Serve with servers that are there."""
     remote = FailoverCompleter(fleet, connection)
@@ -119,7 +117,7 @@ async def _serve(
 
 
 async def _follow_model(gateway: Gateway, remote: FailoverCompleter, fleet: Fleet) -> None:
-    """Ask for the model whenever a server behind says that it serves: it, or one behind it, may be another now."""
+    """Ask for the model whenever an upstream server reports that it serves: its model may have changed."""
     async with aclosing(fleet.serves()) as changes:
         async for serves in changes:
             if serves:

@@ -1,8 +1,8 @@
-"""One life of a server, whatever it serves: open its fronts, wait for a signal, drain, close. The one drain there is.
+"""Life of every server: open its fronts, wait for a signal, drain, close.
 
-Draining means, in this order: all fronts say that they are not ready; a while later, when balancers have heard it, they
-take no new requests; what runs gets its grace, and the rest fails with a word; then the fronts close. Whatever hangs
-meanwhile, the process ends. Every role that serves lives so, also one that has no port of its own.
+A drain has this order: all fronts report that they are not ready; after a delay, in which balancers notice, they take
+no new requests; running requests get the grace period, and the rest fails with a message; then the fronts close. The
+process ends even if something hangs. Roles without a port of their own live so, too.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Host:
         work: is watched, and drained.
         fronts: in the order in which they open.
         config: how long draining takes.
-        metrics: are told how late the event loop is.
+        metrics: record how late the event loop is.
         operation: may tell it to drain.
     """
 
@@ -98,7 +98,7 @@ class Host:
         self._metrics = metrics
         self._operation = operation
 
-    async def run(self, until: Awaitable[None] | None = None) -> None:
+    async def run(self, until: Awaitable[object] | None = None) -> None:
         """Serve until a signal, or what stands for one, or until something ends by which all work has ended.
 
         Raises:
@@ -113,7 +113,9 @@ class Host:
             gc.freeze()
             stack.callback(gc.unfreeze)
             if self._config.ready_json:
-                print(self._ready_line(), flush=True)
+                ports = {name: port for front in self._fronts for name, port in front.ports.items()}
+                line = {"ready": True, "pid": os.getpid(), "host": self._config.host, "ports": ports}
+                print(json.dumps(line), flush=True)
             await self._serve(until)
             last_resort = self._last_resort()
             await self._drain()
@@ -122,10 +124,6 @@ class Host:
         logger.info("stopped")
         if self._work.broken is not None:
             raise InternalError(self._work.broken)
-
-    def _ready_line(self) -> str:
-        ports = {name: port for front in self._fronts for name, port in front.ports.items()}
-        return json.dumps({"ready": True, "pid": os.getpid(), "host": self._config.host, "ports": ports})
 
     async def _drain(self) -> None:
         if self._operation is not None:
@@ -146,13 +144,17 @@ class Host:
         timer.start()
         return timer
 
-    async def _serve(self, until: Awaitable[None] | None) -> None:
+    async def _serve(self, until: Awaitable[object] | None) -> None:
         signal, watching = asyncio.create_task(stop_signal()), asyncio.create_task(self._watch())
-        told: dict[asyncio.Task[Any], str] = {signal: "a signal", **self._told()}
+        causes: dict[asyncio.Task[Any], str] = {signal: "a signal"}
+        if self._operation is not None:
+            causes[asyncio.create_task(self._operation.until_drain())] = "a call of Drain"
+        if self._config.lifeline is not None:
+            causes[asyncio.create_task(stdin_ended())] = "the end of stdin"
         end = asyncio.ensure_future(until if until is not None else asyncio.Event().wait())
-        await asyncio.wait({*told, end, watching}, return_when=asyncio.FIRST_COMPLETED)
-        by = next((what for task, what in told.items() if task.done()), None)
-        for task in {*told, end, watching} - ({signal} if by else set()):
+        await asyncio.wait({*causes, end, watching}, return_when=asyncio.FIRST_COMPLETED)
+        by = next((what for task, what in causes.items() if task.done()), None)
+        for task in {*causes, end, watching} - ({signal} if by else set()):
             task.cancel()
         if by is not None:
             signal.add_done_callback(_end_at_next)
@@ -162,15 +164,6 @@ class Host:
             end.result()
         elif watching.done():
             watching.result()
-
-    def _told(self) -> dict[asyncio.Task[None], str]:
-        """What else tells this process to drain, each with its name."""
-        told = {}
-        if self._operation is not None:
-            told[asyncio.create_task(self._operation.told_to_drain())] = "a call of Drain"
-        if self._config.lifeline is not None:
-            told[asyncio.create_task(stdin_ended())] = "the end of stdin"
-        return told
 
     async def _watch(self) -> None:
         """Tell the fronts what becomes of the work, until it breaks."""

@@ -1,6 +1,6 @@
 """Starts servers of this project as processes of their own, for the demo, the comparison and the tests.
 
-Owns the processes: whoever leaves the context has none left running, however it is left. Needs no torch.
+Owns the processes: none outlives its context, however that is left. Needs no torch.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from tempfile import NamedTemporaryFile
 
 from grpc_comm.channel import open_channel
 from grpc_comm.health import is_serving
@@ -48,9 +47,10 @@ class ServerProcess:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    def log_tail(self, num_lines: int = 5) -> str:
-        """Its last words."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
+    def log_tail(self, num_lines: int | None = 5) -> str:
+        """Return the last lines of its log; None: all."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines if num_lines is None else lines[-num_lines:])
 
 
 def free_port() -> int:
@@ -74,7 +74,7 @@ async def finished_process(name: str, role: str, *flags: str) -> None:
     Raises:
         UnavailableError: it ended with an error; the message has the end of its log.
     """
-    with tempfile.NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
+    with NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
         process = await _started(role, *flags, log=log.fileno())
         try:
             if code := await process.wait():
@@ -106,7 +106,7 @@ async def server_process(
     Raises:
         UnavailableError: it ended, or was not SERVING in time; the message has the end of its log.
     """
-    with _opened(name, log_file) as log:
+    with log_file.open("wb") if log_file else NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
         process = await _started(role, *flags, log=log.fileno())
         try:
             if cores:
@@ -116,12 +116,6 @@ async def server_process(
             yield server
         finally:
             await _stop(process)
-
-
-def _opened(name: str, log_file: Path | None) -> IO[bytes]:
-    if log_file is not None:
-        return log_file.open("wb")
-    return tempfile.NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log")
 
 
 async def _started(role: str, *flags: str, log: int) -> asyncio.subprocess.Process:
@@ -134,27 +128,19 @@ async def _started(role: str, *flags: str, log: int) -> asyncio.subprocess.Proce
         stdin=asyncio.subprocess.DEVNULL,
         stdout=log,
         stderr=asyncio.subprocess.STDOUT,
-        env=_environment(),
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONUNBUFFERED": "1"}
 
 
 async def _until_ready(server: ServerProcess, timeout_s: float, ready_line: str | None) -> None:
     try:
         async with asyncio.timeout(timeout_s), open_channel(server.address) as channel:
-            while not (await is_serving(channel) if ready_line is None else _has_logged(server, ready_line)):
+            while not (await is_serving(channel) if ready_line is None else ready_line in server.log_tail(None)):
                 if server.process.returncode is not None:
                     raise UnavailableError(f"{server.name} ended at start:\n{server.log_tail()}")
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise UnavailableError(f"{server.name} is not ready after {timeout_s:g} s:\n{server.log_tail()}") from None
-
-
-def _has_logged(server: ServerProcess, line: str) -> bool:
-    return line in server.log.read_text(errors="replace")
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

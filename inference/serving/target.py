@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-
 from grpc_comm.server import Servicer
 from inference.commit import Generator
 from inference.config import FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
 from inference.engine.pool import DraftPool
 from inference.observe.metrics import Metrics
-from inference.serving.assembly import RunningTarget, fused_engine, model_card, target_engine
+from inference.serving.assembly import RunningTarget, model_card, target_engine, target_of
 from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
@@ -21,44 +19,21 @@ from inference.workers.target.verification import VerificationServicer
 
 
 async def serve_target(
-    model: ModelConfig, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig
+    config: ModelConfig | FusedConfig, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig
 ) -> None:
-    """Serve draft workers, and clients without any draft, until a signal.
-
-    Raises:
-        ConfigError: the model cannot be loaded, or a port is taken.
-    """
-    engine = target_engine(
-        model, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s, lookup=server.lookup
-    )
-    await _serve(engine, model, TARGET, Ports(server, observe, http), observe)
-
-
-async def serve_fused(
-    config: FusedConfig, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig
-) -> None:
-    """Serve thin clients with both models, until a signal.
+    """Serve one model to draft workers and clients, or a pair of models to thin clients, until a signal.
 
     Raises:
         ConfigError: a model cannot be loaded, or a port is taken.
-        IncompatibleDraftError: the models do not share a vocabulary.
+        IncompatibleDraftError: the models of a pair do not share a vocabulary.
     """
-    engine = fused_engine(
-        config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s, lookup=server.lookup
-    )
-    await _serve(engine, config.target, "fused", Ports(server, observe, http), observe)
-
-
-async def _serve(
-    engine: AbstractAsyncContextManager[RunningTarget],
-    model: ModelConfig,
-    topology: str,
-    ports: Ports,
-    observe: ObserveConfig,
-) -> None:
+    ports = Ports(server, observe, http)
+    topology = "fused" if isinstance(config, FusedConfig) else TARGET
     with observed(observe) as observers:
-        async with engine as running:
-            host = _host(running, model, topology, ports, observers)
+        async with target_engine(
+            config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s, lookup=server.lookup
+        ) as running:
+            host = _host(running, target_of(config), topology, ports, observers)
             with timeline(observe, running.engine):
                 await host.run()
 

@@ -1,7 +1,7 @@
 """Who may do what: the one decision, for calls of gRPC and requests of HTTP alike.
 
-Without an auth file, whoever reaches a port may do everything, but help with others' prompts over a network. With one,
-nobody may do anything that it does not say.
+Without an auth file, every client of a port may do everything, except help with others' prompts over a network. With
+one, a client may do only what the file says.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Access:
     """Who may do what at one server.
 
     Args:
-        auth_file: who there is; None: everybody is welcome.
-        on_loopback: whether nobody but this machine reaches the server.
+        auth_file: names the callers; None: all are welcome.
+        on_loopback: whether only this machine reaches the server.
 
     Raises:
         UnusableError: the file is not as it must be; only now, later the last good version stays.
@@ -77,10 +77,10 @@ class Access:
         return self._file.is_stale
 
     def by_token(self, authorization: str, rights: frozenset[Right]) -> Caller:
-        """Whoever sends a header `Bearer TOKEN`.
+        """Return the caller that sends a header `Bearer TOKEN`.
 
         Raises:
-            UnauthenticatedError: nobody knows the token, or there is none.
+            UnauthenticatedError: the token is unknown, or there is none.
             ForbiddenError: its owner has none of the rights.
         """
         if self._file is None:
@@ -94,7 +94,7 @@ class Access:
         return _with_any(rights, who)
 
     def by_certificate(self, names: Sequence[str], authorization: str, rights: frozenset[Right]) -> Caller:
-        """Whoever has a certificate for these names, which the handshake has verified.
+        """Return the caller that has a certificate for these names, which the handshake has verified.
 
         Raises:
             UnauthenticatedError: a token came with it.

@@ -11,7 +11,7 @@ from functools import partial
 
 from grpc_comm.guard import Admit, Trailers
 from grpc_comm.secured import AUTHORIZATION
-from inference.caller import Caller, account_for, caller, harmless_id, is_accounted, request_id, serving
+from inference.caller import Caller, audit, caller, harmless_id, is_audited, request_id, serving
 from inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
 from inference.workers.access import ASSIST, DRAIN, Access, rights_of_call
 from inference.workers.status import code_name
@@ -63,9 +63,9 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
         who = _for_user(identify(), user)
     except (UnauthenticatedError, ForbiddenError, InvalidRequestError) as exc:
         with serving(caller(), id_):
-            account_for(f"{code_name(exc)} at {method}: {exc}")
+            audit(f"{code_name(exc)} at {method}: {exc}")
         raise
-    with _accounted(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():
+    with _audited(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():
         yield
 
 
@@ -99,7 +99,7 @@ def _while_welcome(identify: Callable[[], Caller]) -> Generator[None, None, None
 
 
 @contextmanager
-def _accounted(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
+def _audited(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
     """Serve a call; one of ours that fails without a line in the audit log gets one."""
     with serving(who, id_):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
@@ -111,8 +111,8 @@ def _accounted(who: Caller, id_: str, method: str) -> Generator[None, None, None
             raise
         finally:
             is_news = status != "OK" or method in _NOTED
-            if who.name and is_news and method.startswith("/specdec.") and not is_accounted():
-                account_for(f"{status} at {method}", seconds=time.monotonic() - began)
+            if who.name and is_news and method.startswith("/specdec.") and not is_audited():
+                audit(f"{status} at {method}", seconds=time.monotonic() - began)
 
 
 def _caller(access: Access, method: str, authorization: str, names: Sequence[str] | None) -> Caller:

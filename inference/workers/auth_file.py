@@ -1,4 +1,4 @@
-"""The auth file: who there is, by the hash of a token or the name in a certificate, and what each may do.
+"""The auth file: callers, by the hash of a token or the name in a certificate, and what each may do.
 
     [[token]]
     name = "alice"
@@ -24,6 +24,7 @@ import hashlib
 import hmac
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -39,13 +40,13 @@ _NAME = re.compile(r"[\w.@:/-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class AuthFile:
-    """Everybody who is known."""
+    """Known callers."""
 
     tokens: tuple[tuple[Caller, bytes], ...]
     certificates: dict[str, Caller]
 
     def of_token(self, token: str) -> Caller | None:
-        """Whose token it is. Takes as long for each, known or not."""
+        """Return the owner of a token; takes equally long for every token, known or not."""
         digest, found = hashlib.sha256(token.encode()).digest(), None
         for who, known in self.tokens:
             if hmac.compare_digest(known, digest):
@@ -53,12 +54,12 @@ class AuthFile:
         return found
 
     def of_certificate(self, names: Sequence[str]) -> Caller | None:
-        """Whose certificate has one of these names."""
+        """Return the owner of a certificate with one of these names."""
         return next((self.certificates[name] for name in names if name in self.certificates), None)
 
 
 def read_auth_file(path: Path) -> AuthFile:
-    """Everybody in the file.
+    """Return the callers of the file.
 
     Raises:
         UnusableError: something in it is not as it must be; nothing of a half-written file is used.
@@ -156,8 +157,6 @@ def _refuse_others(entry: dict[str, Any], known: set[str], where: str) -> None:
 
 
 def _refuse_twice(values: Iterable[str], what: str) -> None:
-    seen: set[str] = set()
-    for value in values:
-        if value in seen:
+    for value, num in Counter(values).items():
+        if num > 1:
             raise ValueError(f"{what} {value} is there twice")
-        seen.add(value)

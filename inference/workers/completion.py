@@ -24,7 +24,7 @@ from inference.text.stop_strings import check_stops
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Description of a served model, as GetModel answers it; `model_id` is empty where nobody knows it."""
+    """Description of a served model, as GetModel answers it; `model_id` is empty if it is unknown."""
 
     name: str
     topology: str
@@ -67,7 +67,7 @@ class CompletionRequest:
         stop: strings before which the text ends.
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
         min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
-        deadline: the event loop's time from which nobody waits for the rest any more; None waits for ever.
+        deadline: the event loop's time at which the client stops waiting; None waits for ever.
         resume: go on behind what is committed; all else is as it was asked of the first server. None begins.
 
     Raises:

@@ -108,23 +108,25 @@ async def converted(convert: Callable[[_In], _Out], item: _In, scores: Sized) ->
     return await asyncio.to_thread(convert, item) if scores else convert(item)
 
 
+def _known(values: dict[Any, _Out], number: int, what: str, field: str | None = None) -> _Out:
+    """Return what a number on the wire stands for.
+
+    Raises:
+        InvalidRequestError: a newer peer sent it.
+    """
+    if number not in values:
+        raise InvalidRequestError(f"{what} {number} is not known here", field=field)
+    return values[number]
+
+
 def reason_from_message(number: pb.FinishReason) -> FinishReason:
-    try:
-        return _REASON_FROM_MESSAGE[number]
-    except KeyError:
-        raise InvalidRequestError(f"finish reason {number} is not known here") from None
-
-
-def schedule_from_message(number: pb.Schedule) -> Schedule | None:
-    if number not in _SCHEDULE_FROM_MESSAGE:
-        raise InvalidRequestError(f"schedule {number} is not known here", field="schedule")
-    return _SCHEDULE_FROM_MESSAGE[number]
+    return _known(_REASON_FROM_MESSAGE, number, "finish reason")
 
 
 def sampling_to_message(
     sampling: SamplingParams, seed: int | None, unsaid: frozenset[str] = frozenset()
 ) -> pb.SamplingParams:
-    """Fields go by their names; all are set but the unsaid, so that nobody's defaults matter."""
+    """Return a message with all fields but the unsaid, so that the receiver's defaults do not matter."""
     biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
     said = [name for name in _SAMPLING_NAMES if name not in unsaid]
     return pb.SamplingParams(seed=seed, logit_bias=biases, **_to_message(sampling, said))
@@ -137,10 +139,6 @@ def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
     return SamplingParams(**values, logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias))
 
 
-def _unsaid(message: pb.SamplingParams) -> frozenset[str]:
-    return frozenset(name for name in LEFT_TO_SERVER if not message.HasField(name))
-
-
 def grammar_to_message(grammar: Grammar | None) -> pb.Grammar | None:
     if grammar is None:
         return None
@@ -151,10 +149,9 @@ def grammar_to_message(grammar: Grammar | None) -> pb.Grammar | None:
 def _wanted_grammar(message: pb.GenerateRequest | pb.Open) -> Grammar | None:
     if not message.HasField("grammar"):
         return None
-    if message.grammar.kind not in _GRAMMAR_FROM_MESSAGE:
-        raise InvalidRequestError(f"grammar kind {message.grammar.kind} is not known here", field="grammar")
+    kind = _known(_GRAMMAR_FROM_MESSAGE, message.grammar.kind, "grammar kind", "grammar")
     preamble = Preamble.REASONING if message.grammar.after_reasoning else Preamble.NONE
-    return Grammar(_GRAMMAR_FROM_MESSAGE[message.grammar.kind], message.grammar.text, preamble)
+    return Grammar(kind, message.grammar.text, preamble)
 
 
 def logprobs_to_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
@@ -169,8 +166,8 @@ def logprobs_from_message(message: pb.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(token_ids, logprobs, texts if any(texts) else (), message.num_characters)
 
 
-def timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
-    return pb.Timings(
+def _timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
+    return pb.Timings(  # written out: a loop over the names takes twice as long
         queue_us=timings.queue_us,
         compute_us=timings.compute_us,
         draft_us=timings.draft_us,
@@ -185,12 +182,40 @@ def timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
     )
 
 
-def timings_from_message(message: pb.Timings) -> Timings:
-    return Timings(*_timings_of(message))
+def _pass_to_message(piece: Commit | Delta) -> dict[str, Any]:
+    """Return the fields that pb.Commit and pb.Delta have alike."""
+    return {
+        "position": piece.position,
+        "token_ids": piece.token_ids,
+        "num_draft_tokens": piece.num_draft_tokens,
+        "num_accepted_tokens": piece.num_accepted_tokens,
+        "timings": _timings_to_message(piece.timings, piece.counts),
+        "finish_reason": _REASON_TO_MESSAGE[piece.finish_reason] if piece.finish_reason else None,
+        "logprobs": map(logprobs_to_message, piece.logprobs) if piece.logprobs else None,
+        "num_lookup_tokens": piece.own.num_lookup_tokens,
+        "num_lookup_accepted": piece.own.num_lookup_accepted,
+    }
 
 
-def counts_from_message(message: pb.Timings) -> Counts:
-    return Counts(*_counts_of(message))
+def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
+    """Return the fields that `Commit` and `Delta` have alike, with sizes that a pass over a tree can have.
+
+    Raises:
+        InvalidRequestError: naming the field, its size and the limit.
+    """
+    token_ids, logprobs, timings = message.token_ids, message.logprobs, message.timings
+    _check_count(token_ids, MAX_TOKENS_OF_PASS, "token_ids")
+    _check_count(logprobs, MAX_TOKENS_OF_PASS, "logprobs")
+    return {
+        "token_ids": tuple(token_ids),
+        "num_draft_tokens": message.num_draft_tokens,
+        "num_accepted_tokens": message.num_accepted_tokens,
+        "timings": Timings(*_timings_of(timings)),
+        "counts": Counts(*_counts_of(timings)),
+        "finish_reason": reason_from_message(message.finish_reason) if message.finish_reason else None,
+        "logprobs": all_logprobs(logprobs) if logprobs else (),
+        "own": OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
+    }
 
 
 def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateRequest:
@@ -204,15 +229,12 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         **_to_message(request, _COMPLETION),
     )
     if request.resume is not None:
-        _add_resume(message, request.resume)
+        origin = request.resume.provenance
+        message.committed_token_ids.CopyFrom(pb.TokenIds(ids=request.resume.token_ids))  # none, too, must be there
+        message.model_id, message.prompt_digest = origin.model_id, origin.prompt_digest
+        if message.HasField("grammar"):
+            message.grammar.version = origin.grammar_version
     return message
-
-
-def _add_resume(message: pb.GenerateRequest, resume: completion.Resume) -> None:
-    message.committed_token_ids.CopyFrom(pb.TokenIds(ids=resume.token_ids))  # also none: that it is there says it
-    message.model_id, message.prompt_digest = resume.provenance.model_id, resume.provenance.prompt_digest
-    if message.HasField("grammar"):
-        message.grammar.version = resume.provenance.grammar_version
 
 
 def _wanted_resume(message: pb.GenerateRequest) -> completion.Resume | None:
@@ -222,15 +244,14 @@ def _wanted_resume(message: pb.GenerateRequest) -> completion.Resume | None:
     return completion.Resume(tuple(message.committed_token_ids.ids), provenance)
 
 
-def _chat_to_message(chat: Chat) -> pb.Chat:
-    messages = [pb.ChatMessage(**_to_message(each, _MESSAGE_NAMES)) for each in chat.messages]
-    return pb.Chat(messages=messages, tools_json=chat.tools_json, template_kwargs_json=chat.template_kwargs_json)
-
-
 def _prompt_to_message(prompt: str | tuple[int, ...] | Chat) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"text": prompt}
-    return {"chat": _chat_to_message(prompt)} if isinstance(prompt, Chat) else {"token_ids": pb.TokenIds(ids=prompt)}
+    if not isinstance(prompt, Chat):
+        return {"token_ids": pb.TokenIds(ids=prompt)}
+    messages = [pb.ChatMessage(**_to_message(each, _MESSAGE_NAMES)) for each in prompt.messages]
+    chat = pb.Chat(messages=messages, tools_json=prompt.tools_json, template_kwargs_json=prompt.template_kwargs_json)
+    return {"chat": chat}
 
 
 def tokenize_to_message(prompt: str | Chat, *, special: bool) -> pb.TokenizeRequest:
@@ -269,9 +290,9 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         prompt=_prompt_from_message(message),
         sampling=sampling_from_message(message.sampling),
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
-        unsaid=_unsaid(message.sampling),
+        unsaid=frozenset(name for name in LEFT_TO_SERVER if not message.sampling.HasField(name)),
         stop_token_ids=frozenset(message.stop_token_ids),
-        schedule=schedule_from_message(message.schedule),
+        schedule=_known(_SCHEDULE_FROM_MESSAGE, message.schedule, "schedule", "schedule"),
         stop=tuple(message.stop),
         grammar=_wanted_grammar(message),
         resume=_wanted_resume(message),
@@ -290,19 +311,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         return pb.GenerateResponse(started=started)
     if isinstance(event, Finished):
         return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASON_TO_MESSAGE[event.reason]))
-    delta = pb.Delta(
-        token_ids=event.token_ids,
-        text=event.text,
-        num_draft_tokens=event.num_draft_tokens,
-        num_accepted_tokens=event.num_accepted_tokens,
-        timings=timings_to_message(event.timings, event.counts),
-        piece_lengths=event.piece_lengths,
-        logprobs=map(logprobs_to_message, event.logprobs),
-        finish_reason=_REASON_TO_MESSAGE[event.finish_reason] if event.finish_reason else None,
-        position=event.position,
-        num_lookup_tokens=event.own.num_lookup_tokens,
-        num_lookup_accepted=event.own.num_lookup_accepted,
-    )
+    delta = pb.Delta(text=event.text, piece_lengths=event.piece_lengths, **_pass_to_message(event))
     return pb.GenerateResponse(delta=delta)
 
 
@@ -320,21 +329,13 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     if kind == "finished":
         return Finished(reason_from_message(message.finished.reason))
     delta = message.delta
-    _check_pass(delta)
     _check_count(delta.piece_lengths, MAX_TOKENS_OF_PASS, "piece_lengths")
     _check_count(delta.text, MAX_CHARACTERS_OF_PASS, "text")
     return Delta(
-        tuple(delta.token_ids),
-        delta.text,
-        delta.num_draft_tokens,
-        delta.num_accepted_tokens,
-        timings_from_message(delta.timings),
-        tuple(delta.piece_lengths),
-        tuple(map(logprobs_from_message, delta.logprobs)),
-        reason_from_message(delta.finish_reason) if delta.finish_reason else None,
-        counts_from_message(delta.timings),
-        delta.position if delta.HasField("position") else None,
-        OwnDrafts(delta.num_lookup_tokens, delta.num_lookup_accepted),
+        text=delta.text,
+        piece_lengths=tuple(delta.piece_lengths),
+        position=delta.position if delta.HasField("position") else None,
+        **_pass_from_message(delta),
     )
 
 
@@ -365,7 +366,7 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
         sampling=sampling,
         stop_token_ids=frozenset(message.stop_token_ids),
         gamma=message.gamma or None,
-        schedule=schedule_from_message(message.schedule),
+        schedule=_known(_SCHEDULE_FROM_MESSAGE, message.schedule, "schedule", "schedule"),
         grammar=_wanted_grammar(message),
         **_from_message(message, _OPEN),
     )
@@ -402,18 +403,10 @@ def branch_to_message(branch: Branch) -> pb.Branch:
 def commit_to_message(commit: Commit, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> pb.Commit:
     """Return a commit's message; the first one of a session carries the prompt's log-probabilities."""
     return pb.Commit(
-        position=commit.position,
-        token_ids=commit.token_ids,
-        num_accepted_tokens=commit.num_accepted_tokens,
-        num_draft_tokens=commit.num_draft_tokens,
-        timings=timings_to_message(commit.timings, commit.counts),
-        finish_reason=_REASON_TO_MESSAGE[commit.finish_reason] if commit.finish_reason else None,
-        logprobs=map(logprobs_to_message, commit.logprobs),
         num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
         hold_us=commit.hold_us,
         prompt_logprobs=map(logprobs_to_message, prompt_logprobs),
-        num_lookup_tokens=commit.own.num_lookup_tokens,
-        num_lookup_accepted=commit.own.num_lookup_accepted,
+        **_pass_to_message(commit),
     )
 
 
@@ -422,31 +415,13 @@ def all_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, .
     return tuple(map(logprobs_from_message, messages))
 
 
-def _check_pass(message: pb.Commit | pb.Delta) -> None:
-    """Compare the sizes of what a server gives with what a pass can make of a tree.
-
-    Raises:
-        InvalidRequestError: naming the field, its size and the limit.
-    """
-    _check_count(message.token_ids, MAX_TOKENS_OF_PASS, "token_ids")
-    _check_count(message.logprobs, MAX_TOKENS_OF_PASS, "logprobs")
-
-
 def commit_from_message(message: pb.Commit) -> Commit:
-    _check_pass(message)
     _check_count(message.prompt_logprobs, message.position, "prompt_logprobs")
     return Commit(
         position=message.position,
-        token_ids=tuple(message.token_ids),
-        num_draft_tokens=message.num_draft_tokens,
-        num_accepted_tokens=message.num_accepted_tokens,
-        timings=timings_from_message(message.timings),
-        finish_reason=reason_from_message(message.finish_reason) if message.finish_reason else None,
-        logprobs=all_logprobs(message.logprobs),
         num_received_tokens=message.num_received_tokens,
         hold_us=message.hold_us,
-        counts=counts_from_message(message.timings),
-        own=OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
+        **_pass_from_message(message),
     )
 
 

@@ -27,7 +27,7 @@ from inference.errors import ForbiddenError, InternalError, OtherServerError, Un
 from inference.scheduling.replicas import Replicas
 from inference.scheduling.retry_budget import RetryBudget
 from inference.workers.admitting import passed_on
-from inference.workers.dialling import check_link, credentials_of, named
+from inference.workers.dialling import credentials_of, named
 from inference.workers.status import calls_to
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Fleet:
 
         Raises:
             ConfigError: a file of certificates, or with the token, cannot be used.
-            UnreachableError: nobody has heard of a name.
+            UnreachableError: a name is not known.
         """
         names = addresses_of(self._targets)
         self._take(await anext(names))
@@ -184,20 +184,20 @@ class Fleet:
         return self._serves or time.monotonic() - self._served_at < LATELY_S
 
     async def serves(self) -> AsyncGenerator[bool, None]:
-        """Whether any of the servers is ready, now and whenever one of them says so anew; for ever."""
+        """Yield whether any of the servers is ready, now and whenever one of them reports a change; for ever."""
         while True:
             changed = self._changed
             yield self._serves
             await changed.wait()
 
     def look_again(self) -> None:
-        """Have `serves` speak again in a while: whoever asked a server more than that was not told."""
+        """Have `serves` yield again in a while, for a caller whose question to a server failed."""
         if self._looking is not None:
             self._looking.cancel()
         self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._tell)
 
     async def is_serving(self) -> bool:
-        """Ask them all whether one of them serves; nobody waits for the others once one has said so."""
+        """Ask all servers at once; return at the first that serves."""
         asking = [asyncio.create_task(self._is_serving(replica)) for replica in self._replicas.values()]
         try:
             for answer in asyncio.as_completed(asking):
@@ -214,16 +214,12 @@ class Fleet:
             return self.is_ready(replica)
         return await is_serving(replica.channel)
 
-    async def check_link(self, replica: Replica) -> None:
-        """See `dialling.check_link`."""
-        await check_link(replica.address, replica.security)
-
     async def _resolve(self, names: AsyncGenerator[Addresses, None]) -> None:
         async for addresses in names:
             self._take(addresses)
 
     def _take(self, addresses: Addresses) -> None:
-        """There are these servers now; one that left ends the requests that it has."""
+        """Replace the set of servers. Removed ones close after their running requests."""
         for address in set(self._replicas) - set(addresses):
             self._background(_leave(self._replicas.pop(address)))
         for address, name in addresses.items():

@@ -28,7 +28,7 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
 
     Args:
         codec: of the model's tokenizer; without it the server does not tokenize for others.
-        operation: of the server; without it nobody learns its load, or ends it by a call.
+        operation: of the server; without it, no call reports its load or ends it.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name

@@ -46,7 +46,7 @@ from inference.workers.prompt import LocalCodec
 _END_TOKENS = 16
 """Of a prompt, in which the mark of a reasoning stands if it is the last that is said."""
 REPLAY_TOKENS = 256
-"""Tokens of a resumed output that become text in one go: a few milliseconds in which nobody else is served."""
+"""Tokens of a resumed output that become text in one go: a few milliseconds in which no other request is served."""
 SCORED_TOKENS = 32  # of a prompt, whose log-probabilities are named in one go: likewise
 
 
@@ -55,7 +55,7 @@ class LocalCompleter:
 
     Args:
         defaults: for requests that do not say.
-        model_id: of the target; empty: not known, and nobody else can go on with what it begins.
+        model_id: of the target; empty if unknown, and then no other server can go on with its answers.
     """
 
     def __init__(
@@ -72,19 +72,20 @@ class LocalCompleter:
         self._model_id = model_id
         self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size, max_length=generator.max_length)
 
-    def stand_for(self, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str) -> None:
-        """Answer for another model of the same vocabulary from now on."""
+    def switch_model(self, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str) -> None:
+        """Switch to another model of the same vocabulary."""
         self._tokenizer, self._defaults, self._model_id = tokenizer, defaults, model_id
         self.codec.tokenizer = tokenizer
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        asked, request = request, request.resolved(self._defaults)
+        is_open = bool(request.unsaid) or request.max_new_tokens is None
+        request = request.resolved(self._defaults)
         prompt = request.prompt
         token_ids = self.codec.checked(prompt) if isinstance(prompt, tuple) else await self.codec.encode(prompt)
         generation = self._generation(request, token_ids)
         text = _Text(self._tokenizer, request)
-        started = self._started(request, generation, self._left_open(asked))
+        started = self._started(request, generation, self._defaults if is_open else None)
         if request.resume is not None:
             generation = self._resumed(generation, request.resume)
         if request.max_new_tokens == 0 and request.prompt_logprobs is None:  # no pass is needed
@@ -115,10 +116,6 @@ class LocalCompleter:
             text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
         seed, origin = generation.sampling.seed, self._provenance(generation)
         return Started(len(token_ids), seed, text, has_grammar=has_grammar, provenance=origin, defaults=defaults)
-
-    def _left_open(self, request: CompletionRequest) -> RequestDefaults | None:
-        """The defaults, of a request that needs any."""
-        return self._defaults if request.unsaid or request.max_new_tokens is None else None
 
     def _provenance(self, generation: GenerationRequest) -> Provenance:
         goes_on = generation.sampling.greedy or is_seed_invariant(self._generator)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from inference.caller import account_for, caller
+from inference.caller import audit, caller
 from inference.commit import Answer, Event
 from inference.observe.metrics import Metrics, RequestMetrics
 from inference.observe.profile import Profile
@@ -71,7 +71,7 @@ class Observer:
             observation.metrics.left(late=deadline is not None and _now() >= deadline - CLOCK_MARGIN_S)
             if caller().name:
                 model, num_tokens, seconds = observation.metrics.cost
-                account_for(observation.metrics.status, model=model, num_tokens=num_tokens, seconds=seconds)
+                audit(observation.metrics.status, model=model, num_tokens=num_tokens, seconds=seconds)
             if annotate is not None and stats is not None:
                 annotate(stats)
 

@@ -1,4 +1,4 @@
-"""What operators ask of a server, and tell it: how busy it is, and to drain."""
+"""Requests of operators to a server: report its load, and drain."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from inference.observe.metrics import SlotLoad
 
 
 class Operation:
-    """Of one server.
+    """Load and drain of one server.
 
     Args:
-        load: knows how busy it is.
+        load: of the server.
         may_drain: whether a call may end it.
     """
 
@@ -20,18 +20,18 @@ class Operation:
         self.load = load
         self.is_draining = False
         self._may_drain = may_drain
-        self._told = asyncio.Event()
+        self._asked = asyncio.Event()
 
     def drain(self) -> None:
         """Begin to drain, as on SIGTERM.
 
         Raises:
-            ForbiddenError: anybody of the network could call it.
+            ForbiddenError: without an auth file, every client could end the server.
         """
         if not self._may_drain:
             raise ForbiddenError("whoever reaches this port may do everything but end it: drain needs an --auth_file")
-        self._told.set()
+        self._asked.set()
 
-    async def told_to_drain(self) -> None:
-        """Wait for that."""
-        await self._told.wait()
+    async def until_drain(self) -> None:
+        """Wait for a call of `drain`."""
+        await self._asked.wait()

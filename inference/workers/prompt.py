@@ -12,7 +12,7 @@ from inference.text.chat import Chat
 from inference.text.tokenizer import Tokenizer
 
 MAX_INLINE_CHARACTERS = 20_000
-"""Longer prompts are tokenized on a thread: megabytes take seconds, in which nobody else would be served."""
+"""Longer prompts are tokenized on a thread: megabytes take seconds, which would hold up all other requests."""
 MAX_INLINE_IDS = 4096
 """More are made text there too."""
 MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024

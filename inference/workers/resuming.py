@@ -1,7 +1,7 @@
 """The resume loop: one request's answer, over as many servers as it takes.
 
 A gateway, a client and a draft worker use the same loop. It decides whether, when, where and how often the rest of an
-answer is asked for after a server was lost; what a server is asked, and how its events are checked, is the `attempt`'s.
+answer is asked for after a server was lost; the `attempt` knows what to ask a server, and how to check its events.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from inference.errors import (
     UnavailableError,
 )
 from inference.scheduling.retry_budget import SIZE
+from inference.workers.dialling import check_link
 from inference.workers.fleet import REFUSES_US, Fleet, Replica
 from inference.workers.remote import MAX_DEADLINE_S
 
@@ -161,9 +162,7 @@ class Resuming(Generic[EventT]):
         except RequestError as exc:  # of one that cannot go on: another model, too short a context, no trust in us
             if replica is None or not (self._progress.has_begun or isinstance(exc, REFUSES_US)):
                 raise
-            self._unfit.add(replica.address)
-            if self._unfit.issuperset(self._fleet.addresses):
-                raise
+            self._exclude(replica, exc)
             raise UnavailableError(exc.message, address=exc.address) from exc
         except RESUMABLE:
             if replica is not None:
@@ -211,7 +210,7 @@ class Resuming(Generic[EventT]):
             raise exc
         if self._num_barren >= MAX_BARREN_RESUMES:
             last = _last(exc)
-            last.is_final = True  # or whoever asked this server would have it broken over as often elsewhere
+            last.is_final = True  # or the caller of this server would break as many others with it
             raise last
         if self._goes_on_at_once:
             return
@@ -229,11 +228,15 @@ class Resuming(Generic[EventT]):
         if self._latest is None or not isinstance(exc, UnavailableError):
             return
         try:
-            await self._fleet.check_link(self._latest)
-        except HandshakeError:
-            self._unfit.add(self._latest.address)
-            if self._unfit.issuperset(self._fleet.addresses):
-                raise
+            await check_link(self._latest.address, self._latest.security)
+        except HandshakeError as fault:
+            self._exclude(self._latest, fault)
+
+    def _exclude(self, replica: Replica, exc: SpecDecError) -> None:
+        """Ask this server no more; raise `exc` if it is the last."""
+        self._unfit.add(replica.address)
+        if self._unfit.issuperset(self._fleet.addresses):
+            raise exc
 
     def _check_patience(self, exc: SpecDecError) -> None:
         if self._lost_at is not None and time.monotonic() - self._lost_at > self._patience_s:
@@ -241,5 +244,5 @@ class Resuming(Generic[EventT]):
 
 
 def _last(exc: SpecDecError) -> SpecDecError:
-    """What the client is told in the end: a fault stays one, all else is a server that is not there."""
+    """Return the client's error: a fault stays one, all else is a server that is not there."""
     return exc if isinstance(exc, InternalError) else UnavailableError(exc.message, address=exc.address)

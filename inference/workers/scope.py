@@ -214,7 +214,11 @@ class InFlight:
             yield
             return
         _check(request, who)
-        self._check_room(who)
+        limit, num = who.limits.in_flight, self._num[who.name]
+        if limit is not None and num >= limit:
+            retry_after_s = max(0.1, self._mean_s.get(who.name, 1.0) / limit)
+            message = f"{who.name} has {num} requests in flight, its limit is {limit}"
+            raise CapacityError(message, retry_after_s=retry_after_s)
         self._num[who.name] += 1
         began = time.monotonic()
         try:
@@ -223,13 +227,6 @@ class InFlight:
             self._num[who.name] -= 1
             took_s, mean_s = time.monotonic() - began, self._mean_s.get(who.name)
             self._mean_s[who.name] = took_s if mean_s is None else mean_s + 0.2 * (took_s - mean_s)
-
-    def _check_room(self, who: Caller) -> None:
-        limit, num = who.limits.in_flight, self._num[who.name]
-        if limit is not None and num >= limit:
-            retry_after_s = max(0.1, self._mean_s.get(who.name, 1.0) / limit)
-            message = f"{who.name} has {num} requests in flight, its limit is {limit}"
-            raise CapacityError(message, retry_after_s=retry_after_s)
 
 
 def _check(request: CompletionRequest, who: Caller) -> None:

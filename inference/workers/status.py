@@ -56,7 +56,7 @@ def to_status(error: Exception) -> Status | None:
     return Status(code, error.message, retry_after_s, field, error.address, reason)
 
 
-def told_status(error: Exception) -> Status | None:
+def client_status(error: Exception) -> Status | None:
     """As `to_status`, for a client: that the server behind does not take our credentials is no fault of its own."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the server behind: %s", error)

@@ -29,7 +29,7 @@ from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.draft.pool_member import Offer, PoolHelp
+from inference.workers.draft.pool_worker import Offer, PoolWorker
 from inference.workers.fleet import Fleet
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
@@ -162,7 +162,7 @@ async def test_branches_of_a_pool_worker(far_target: Server, link: DelayProxy, m
     loaded = await load_proposer(proposer_config(models.related))
     async with running(DraftEngine(loaded.proposer)) as engine:
         sessions = watched(engine)
-        helping = PoolHelp(engine, [link.address], Offer(loaded.vocabulary, 4, 3), Metrics("draft"))
+        helping = PoolWorker(engine, [link.address], Offer(loaded.vocabulary, 4, 3), Metrics("draft"))
         try:
             async with asyncio.timeout(60):
                 while not num_branch_hits(sessions):  # the worker has attached, and branches are in time

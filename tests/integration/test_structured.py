@@ -28,10 +28,11 @@ from inference.engine.pool import DraftPool
 from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.observe.metrics import Metrics
 from inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
-from inference.serving.assembly import draft_engine, draft_worker, fused_engine, load_proposer, running, target_engine
+from inference.serving.assembly import draft_engine, draft_worker, load_proposer, running, target_engine
+from inference.text.vocabulary import Vocabulary
 from inference.workers import convert
 from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.draft.pool_member import Offer, PoolHelp
+from inference.workers.draft.pool_worker import Offer, PoolWorker
 from inference.workers.fleet import Fleet
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
@@ -97,9 +98,10 @@ def model(path: Path, num_slots: int = 8) -> ModelConfig:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
     async with target_engine(model(models.target), max_waiting=64) as loaded:
-        pool, words = DraftPool(loaded.engine), loaded.vocabulary
+        engine, pool = loaded.engine, DraftPool(loaded.engine)
+        words = Vocabulary(loaded.tokenizer.fingerprint, engine.vocab_size)
         observer = Observer(Metrics("target"))
-        verifier = VerificationServicer(loaded.engine, pool, card_of(words), idle_timeout_s=60.0, observer=observer)
+        verifier = VerificationServicer(engine, pool, card_of(words), idle_timeout_s=60.0, observer=observer)
         card = ModelCard("target", "target", 128, words.size, words.fingerprint)
         generation = GenerationServicer(LocalCompleter(pool, loaded.tokenizer), card)
         server = Server("127.0.0.1:0", [verifier, generation], status_of=to_status)
@@ -192,7 +194,7 @@ async def test_distributed(
 async def test_pool(models: ModelDirectories, target: Server, link: DelayProxy, plain: list[Completion]) -> None:
     loaded = await load_proposer(ProposerConfig(models.related, model(models.related), num_slots=4, branches=2))
     async with running(draft_engine(loaded, max_waiting=4)) as engine:
-        helping = PoolHelp(engine, [link.address], Offer(loaded.vocabulary, 4, 4), Metrics("draft"))
+        helping = PoolWorker(engine, [link.address], Offer(loaded.vocabulary, 4, 4), Metrics("draft"))
         try:
             for _ in range(3):
                 assert answers(await complete_at(target, some_requests())) == answers(plain)
@@ -204,7 +206,7 @@ async def test_pool(models: ModelDirectories, target: Server, link: DelayProxy, 
 async def test_fused(models: ModelDirectories, plain: list[Completion], adaptive: bool) -> None:
     draft = ProposerConfig(models.related, model(models.related), num_slots=8)
     config = FusedConfig(model(models.target), draft, gamma=4, adaptive_gamma=adaptive)
-    async with fused_engine(config, max_waiting=64) as loaded:
+    async with target_engine(config, max_waiting=64) as loaded:
         helped = await complete_with(LocalCompleter(loaded.engine, loaded.tokenizer), some_requests())
     assert answers(helped) == answers(plain)
 

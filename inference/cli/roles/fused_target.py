@@ -37,9 +37,9 @@ async def run(settings: FusedSettings) -> int:
     if settings.models.loading.only_compiles:
         return await compile_ahead(config.target, config.draft.model)
 
-    from inference.serving.target import serve_fused
+    from inference.serving.target import serve_target
 
-    await serve_fused(config, replace(settings.server, defaults=defaults), settings.http, settings.observe)
+    await serve_target(config, replace(settings.server, defaults=defaults), settings.http, settings.observe)
     return 0
 
 

@@ -23,6 +23,7 @@ class ProposalSender:
 
     def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], round_trip: RoundTrip) -> None:
         self._send = send
+        self.round_trip = round_trip
         self._echoes = Echoes(round_trip)
         self._num_nodes = 0
 
@@ -30,9 +31,11 @@ class ProposalSender:
         """Send a chain behind the first `prefix_length` tokens; an empty one asks for the target's own token."""
         await self._propose([Branch(None, prefix_length, token_ids)] if token_ids else [])
 
-    async def grow(self, draft: DraftSession) -> None:
-        """Send the draft session's tokens that are due."""
-        await self._propose(draft.take_unsent(self._num_nodes))
+    async def run(self, draft: DraftSession) -> None:
+        """Send the session's draft tokens as they become due, until cancelled; `VerifyStream` reports a lost link."""
+        while True:
+            await draft.has_unsent()
+            await self._propose(draft.take_unsent(self._num_nodes))
 
     async def _propose(self, branches: list[Branch]) -> None:
         num_tokens = sum(len(branch.token_ids) for branch in branches)

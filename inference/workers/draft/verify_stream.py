@@ -13,8 +13,10 @@ import grpc
 from grpc_comm.call import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import NOTHING_COUNTED, Commit, Counts, Opened
-from inference.errors import IncompatibleDraftError, UnavailableError
+from inference.commit import NOTHING_COUNTED, Answer, Commit, Counts, Opened
+from inference.engine.draft_session import DraftSession
+from inference.engine.loop import SHUTTING_DOWN
+from inference.errors import IncompatibleDraftError, SpecDecError, UnavailableError
 from inference.request import UNKNOWN, GenerationRequest, Provenance
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
@@ -29,20 +31,48 @@ _FRAME_BYTES = 5  # gRPC's length prefix of each message
 
 @dataclass(slots=True)
 class StreamState:
-    """What each of a request's streams takes over from the one before it.
+    """`Progress` of a request of a draft worker: what each of its streams takes over from the one before it.
 
     Attributes:
         provenance: of its tokens; fields are empty until the first target has named them.
+        draft: of the request, which outlives the streams.
         has_begun: whether any target has opened the session.
         answered: whether the latest stream was opened: if it breaks then, it was not for want of a target.
         is_cautious: the next stream waits for the answer to Open. Drafting ahead of it saves a round trip, but a write
             that meets a refusal takes its place (gRPC's 36066): a stream that broke so early is asked again, slowly.
+        has_opened: whether the client has the Opened event.
     """
 
     provenance: Provenance = UNKNOWN
+    draft: DraftSession | None = None
     has_begun: bool = False
     answered: bool = False
     is_cautious: bool = False
+    has_opened: bool = False
+    has_ended: bool = False
+
+    @property
+    def closing(self) -> None:
+        """See `Progress`; the last commit says that it is the last."""
+        return None
+
+    def take(self, event: Answer) -> bool:
+        """See `Progress`."""
+        if isinstance(event, Opened):
+            is_news, self.has_opened = not self.has_opened, True
+            return is_news
+        self.has_ended = event.finish_reason is not None
+        return True
+
+    def lost(self, exc: SpecDecError) -> None:
+        """See `Progress`; a draft session that was ended is no fault of the target's.
+
+        Raises:
+            SpecDecError: what the session ended with: this server is shutting down, or its draft fails on the request.
+        """
+        self.is_cautious = not self.answered
+        if self.draft is not None and self.draft.slot is None:
+            raise self.draft.error or UnavailableError(SHUTTING_DOWN)
 
 
 class VerifyStream:
@@ -57,8 +87,7 @@ class VerifyStream:
         self._call = call
         self._address = address
         self._state = state
-        self.round_trip = RoundTrip()
-        self.proposals = ProposalSender(self._propose, self.round_trip)
+        self.proposals = ProposalSender(self._propose, RoundTrip())
         self._bytes_up = 0
         self._bytes_down = 0
         self.opened: Opened | None = None
@@ -98,7 +127,7 @@ class VerifyStream:
 
     def _take_opened(self, message: pb.VerifyResponse) -> None:
         """The target answers Open at once: a round trip."""
-        self.round_trip.record(time.monotonic() - self._opened_at)
+        self.proposals.round_trip.record(time.monotonic() - self._opened_at)
         opened = message.opened
         self._state.provenance = Provenance(opened.model_id, opened.grammar_version)
         self._state.has_begun = self._state.answered = True
@@ -123,7 +152,7 @@ class VerifyStream:
     def with_figures(
         self, commit: Commit, *, wait_s: float, draft_s: float = 0.0, counts: Counts = NOTHING_COUNTED
     ) -> Commit:
-        """The commit with all that the draft worker knows of what it cost; what the link carried counts from here anew.
+        """Return the commit with its cost as the draft worker knows it; bytes of the link count from here on again.
 
         Args:
             wait_s: seconds waited for it: what the target did not spend of them, the way took.
@@ -135,7 +164,7 @@ class VerifyStream:
             commit.timings,
             draft_us=round(draft_s * 1e6),
             network_us=max(0, round(wait_s * 1e6) - spent_us),
-            round_trip_us=round(self.round_trip.seconds * 1e6),
+            round_trip_us=round(self.proposals.round_trip.seconds * 1e6),
         )
         counts = replace(counts, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from inference.commit import Answer, Opened
+from inference.commit import Answer
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
-from inference.engine.loop import SHUTTING_DOWN
 from inference.engine.target import check_token_ids
-from inference.errors import SpecDecError, UnavailableError
 from inference.request import GenerationRequest, Schedule
 from inference.text.vocabulary import Vocabulary
-from inference.workers.draft.rounds import rounds
-from inference.workers.draft.run_ahead import run_ahead
+from inference.workers.draft.schedules import rounds, run_ahead
 from inference.workers.draft.verify_stream import StreamState, verify_stream
 from inference.workers.failover import prefix_of
 from inference.workers.fleet import Fleet, Replica
@@ -39,27 +36,13 @@ class DraftWorker:
     """
 
     def __init__(
-        self,
-        engine: DraftEngine,
-        fleet: Fleet,
-        *,
-        config: DraftConfig,
-        vocabulary: Vocabulary,
-        max_length: int,
+        self, engine: DraftEngine, fleet: Fleet, *, config: DraftConfig, vocabulary: Vocabulary, max_length: int
     ) -> None:
         self._engine = engine
         self._fleet = fleet
         self._config = config
         self._vocabulary = vocabulary
-        self._max_length = max_length
-
-    @property
-    def max_length(self) -> int:
-        return self._max_length
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocabulary.size
+        self.max_length, self.vocab_size = max_length, vocabulary.size
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """See `Generator`."""
@@ -71,7 +54,7 @@ class DraftWorker:
             grammar=await self._engine.compiled(request.grammar),
             cache_salt=request.cache_salt,
         )
-        progress = _Progress(request.provenance, draft=draft)
+        progress = StreamState(request.provenance, draft)
         resuming = Resuming(progress, self._fleet, self._config.connection, waits_to_begin=True)
 
         def attempt(replica: Replica) -> AsyncGenerator[Answer, None]:
@@ -115,35 +98,3 @@ class DraftWorker:
                     if opened is None and (opened := target.opened) is not None:
                         yield opened
                     yield commit
-
-
-@dataclass(slots=True)
-class _Progress(StreamState):
-    """`Progress` of a request that this worker drafts for, with the state that each stream takes over from the last."""
-
-    draft: DraftSession | None = None
-    has_opened: bool = False
-    has_ended: bool = False
-
-    @property
-    def closing(self) -> None:
-        """See `Progress`; the last commit says that it is the last."""
-        return None
-
-    def take(self, event: Answer) -> bool:
-        """See `Progress`."""
-        if isinstance(event, Opened):
-            is_news, self.has_opened = not self.has_opened, True
-            return is_news
-        self.has_ended = event.finish_reason is not None
-        return True
-
-    def lost(self, exc: SpecDecError) -> None:
-        """See `Progress`; a draft session that was ended is no fault of the target's.
-
-        Raises:
-            SpecDecError: what the session ended with: this server is shutting down, or its draft fails on the request.
-        """
-        self.is_cautious = not self.answered
-        if self.draft is not None and self.draft.slot is None:
-            raise self.draft.error or UnavailableError(SHUTTING_DOWN)

@@ -59,10 +59,12 @@ class StreamWorker:
         """See `Worker`."""
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.help_id)))
 
-    def beat(self) -> None:
-        """Give a sign of life, if nothing else is on its way."""
-        if self.outbox.empty():
-            self._put(pb.AssistResponse())
+    async def beat(self) -> None:
+        """Give signs of life while nothing else is on its way; for ever."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self.outbox.empty():
+                self._put(pb.AssistResponse())
 
     def _put(self, message: pb.AssistResponse) -> None:
         if self.outbox.full() or self._num_bytes > MAX_OUTBOX_BYTES:
@@ -71,11 +73,12 @@ class StreamWorker:
         self._num_bytes += message.ByteSize()
         self.outbox.put_nowait(message)
 
-    async def next_message(self) -> pb.AssistResponse:
-        """What the worker is to be told next."""
-        message = await self.outbox.get()
-        self._num_bytes -= message.ByteSize()
-        return message
+    async def write(self, call: Call) -> None:
+        """Write what is queued; for ever."""
+        while True:
+            message = await self.outbox.get()
+            self._num_bytes -= message.ByteSize()
+            await call.write(message)
 
 
 def checked_slots(num_slots: int) -> int:
@@ -90,11 +93,11 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, *, pas
 
     Raises:
         InvalidRequestError: it sent what no draft may send.
-        UnavailableError: it does not read what it is told.
+        UnavailableError: it does not read its messages.
     """
     await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pass_us)))
     pool.attach(worker)
-    jobs = (_read(worker, pool, call), _write(worker, call), _overflow(worker), _beat(worker))
+    jobs = (_read(worker, pool, call), worker.write(call), _overflow(worker), worker.beat())
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -118,17 +121,6 @@ async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
             pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
         else:
             raise InvalidRequestError("a worker attaches once; what follows must propose, decline or tell its slots")
-
-
-async def _write(worker: StreamWorker, call: Call) -> None:
-    while True:
-        await call.write(await worker.next_message())
-
-
-async def _beat(worker: StreamWorker) -> None:
-    while True:
-        await asyncio.sleep(HEARTBEAT_S)
-        worker.beat()
 
 
 async def _overflow(worker: StreamWorker) -> None:

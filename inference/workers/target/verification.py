@@ -49,7 +49,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         pool: takes in the draft workers that attach.
         card: of the target; draft workers must have its vocabulary, and resumed sessions its model.
         idle_timeout_s: seconds a session may hold its slot without a proposal.
-        observer: is told of every session.
+        observer: observes every session.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
@@ -174,7 +174,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._end(session, UnavailableError(f"no proposal came for {self._idle_timeout_s:g} s"))
 
     def _end(self, session: TargetSession, error: Exception) -> None:
-        """Fail a session, and free its slot now: whoever tells the draft may hang in a write that nobody reads."""
+        """Fail a session, and free its slot now: the write that reports the failure may hang."""
         session.fail(error)
         self._engine.close(session)
 

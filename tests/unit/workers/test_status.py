@@ -9,7 +9,7 @@ from grpc.aio import Metadata
 from grpc_comm.errors import Status
 from inference import errors
 from inference.gateway.errors import from_error
-from inference.workers.status import code_name, from_rpc_error, to_status, told_status
+from inference.workers.status import client_status, code_name, from_rpc_error, to_status
 
 SAME_ON_BOTH_SIDES = [
     errors.InvalidRequestError("a"),
@@ -107,12 +107,12 @@ def test_what_is_not_ours_is_internal() -> None:
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
 def test_a_refusal_of_our_own_credentials_is_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
     """It would look for what is wrong with its own token; the log says whose it was."""
-    behind = told_status(error("the token is not known here", address="target:1"))
+    behind = client_status(error("the token is not known here", address="target:1"))
     assert behind is not None
     assert (behind.code, "target" in behind.message) == (grpc.StatusCode.UNAVAILABLE, False)
     assert from_error(error("the token is not known here", address="target:1")).status == 503
     assert from_error(error("the token is not known here")).status in (401, 403)
-    own = told_status(error("the token is not known here"))
+    own = client_status(error("the token is not known here"))
     assert own is not None
     assert own.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 

@@ -15,7 +15,7 @@ from inference.cli.prompts import topologies
 from inference.config import ConnectionConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.errors import ConfigError
 from inference.serving import target
-from inference.serving.assembly import fused_engine, load_proposer, target_engine
+from inference.serving.assembly import load_proposer, target_engine
 from tests.conftest import ModelDirectories
 from tests.support.neuron.slot_models import checkpoint, neuron_config
 from tests.unit.backends.neuron.test_cli import COMMON, run
@@ -42,12 +42,8 @@ ROLES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], i
 
 @pytest.fixture(autouse=True)
 def _servers_end_when_they_have_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def serve_target(model: ModelConfig, *_: Any) -> None:
-        async with target_engine(model, max_waiting=1):
-            pass
-
-    async def serve_fused(config: FusedConfig, *_: Any) -> None:
-        async with fused_engine(config, max_waiting=1):
+    async def serve_target(config: ModelConfig | FusedConfig, *_: Any) -> None:
+        async with target_engine(config, max_waiting=1):
             pass
 
     async def run_draft(_: object, proposer: ProposerConfig, __: ConnectionConfig) -> int:
@@ -55,7 +51,6 @@ def _servers_end_when_they_have_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     monkeypatch.setattr(target, "serve_target", serve_target)
-    monkeypatch.setattr(target, "serve_fused", serve_fused)
     monkeypatch.setattr(topologies, "run_draft", run_draft)
 
 

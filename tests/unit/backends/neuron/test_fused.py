@@ -23,7 +23,7 @@ from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import ConfigError, InvalidRequestError
 from inference.model.decoder import Turn, Verdict, check_seed
 from inference.request import GenerationRequest, SamplingParams
-from inference.serving.assembly import fused_engine
+from inference.serving.assembly import target_engine
 from inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.answers import commits_of
@@ -93,7 +93,7 @@ async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, ca
     wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
     config = FusedConfig(target, ProposerConfig(draft.path, draft, 3), gamma=K, adaptive_gamma=False)
-    async with fused_engine(config, max_waiting=8) as running:
+    async with target_engine(config, max_waiting=8) as running:
         answers = [answer_of(await commits_of(running.engine.generate(request))) for request in wanted]
         assert running.engine.seed_invariant
     assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)

@@ -1,9 +1,10 @@
-"""The asynchronous schedule: the draft never waits.
+"""Schedules of a draft worker: synchronous rounds, and running ahead.
 
-While the target verifies, the draft goes on extending its chain, up to a window past the last commit, and sends every
-token as it comes. A commit that agrees with the chain shortens it; one that does not starts it anew. The target
-verifies what has arrived, and decodes by itself if nothing has, so the draft can only help. Where a round trip is long,
-branches go along: if the target leaves the chain for one of them, it need not wait to be told how that goes on.
+A round drafts gamma tokens, sends them and waits for the verdict. A draft that runs ahead never waits: while the target
+verifies, it goes on extending its chain, up to a window past the last commit, and sends every token as it comes. A
+commit that agrees with the chain shortens it; any other one begins a new chain. The target verifies what has arrived,
+and decodes by itself if nothing has, so the draft can only help. Where a round trip is long, branches go along: if the
+target leaves the chain for one of them, it has the branch's next tokens already.
 """
 
 from __future__ import annotations
@@ -19,24 +20,43 @@ from inference.commit import Commit, Counts
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.errors import UnavailableError
+from inference.request import GenerationRequest
 from inference.scheduling.pacing import Measured, Pacing, choose_pacing
 from inference.scheduling.round_trip import RoundTrip
-from inference.workers.draft.proposals import ProposalSender
 from inference.workers.draft.verify_stream import VerifyStream
 
 _NUM_PASSES = 15
 """Of the latest passes the median counts: the first one reads the prompt."""
 PROBE_AFTER = 16
-"""Commits without an echo after which anything is sent, however little is expected of it: what is known of the way may
-be out of date, and nothing but a message finds out."""
+"""Commits without an echo, after which anything is sent: only a message measures the round trip again."""
+
+
+async def rounds(
+    request: GenerationRequest, engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int
+) -> AsyncGenerator[Commit, None]:
+    """Yield the commits of an opened session to the last one, each after a round of drafts."""
+    end = len(draft.committed) + request.max_new_tokens
+    finish_reason = None
+    while finish_reason is None:
+        # The pass adds a token of the target's own, and the last token needs no successor.
+        num_tokens = min(gamma, end - len(draft.committed) - 1)
+        started = time.monotonic()
+        chain = await engine.propose(draft, num_tokens)
+        drafted = time.monotonic()
+        await target.proposals.propose(len(draft.committed), chain)
+        commit = await target.commit()
+        received = time.monotonic()
+        engine.commit(draft, commit.token_ids)
+        finish_reason = commit.finish_reason
+        yield target.with_figures(commit, wait_s=received - drafted, draft_s=drafted - started)
 
 
 async def run_ahead(
     engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int
 ) -> AsyncGenerator[Commit, None]:
-    """Commits of an opened session to the last one; gamma 0 leaves the target to itself."""
-    runner = Runner(engine, draft, target.round_trip, gamma=gamma)
-    sender = asyncio.create_task(send_drafts(draft, target.proposals))
+    """Yield the commits of an opened session to the last one; gamma 0 leaves the target to itself."""
+    runner = Runner(engine, draft, target.proposals.round_trip, gamma=gamma)
+    sender = asyncio.create_task(target.proposals.run(draft))
     try:
         before, commit = time.monotonic(), await target.commit()
         while True:
@@ -51,13 +71,6 @@ async def run_ahead(
         runner.stop()
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
-
-
-async def send_drafts(draft: DraftSession, target: ProposalSender) -> None:
-    """Send draft tokens as they become due, until cancelled; a lost link is reported to whoever reads commits."""
-    while True:
-        await draft.has_unsent()
-        await target.grow(draft)
 
 
 class Runner:

@@ -13,7 +13,7 @@ from inference.errors import UnavailableError
 from inference.request import SamplingParams
 from inference.scheduling.round_trip import RoundTrip
 from inference.workers.draft.proposals import ProposalSender
-from inference.workers.draft.run_ahead import PROBE_AFTER, Runner, run_ahead
+from inference.workers.draft.schedules import PROBE_AFTER, Runner, run_ahead
 from tests.support.scripted import ScriptedProposer, token_at
 
 FAR_S, PASS_US = 0.1, 5000

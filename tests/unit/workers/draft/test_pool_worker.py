@@ -25,8 +25,8 @@ from inference.errors import HandshakeError, IncompatibleDraftError, InternalErr
 from inference.observe.metrics import Metrics
 from inference.serving.processes import free_port
 from inference.text.vocabulary import Vocabulary
-from inference.workers.draft import pool_member as module
-from inference.workers.draft.pool_member import Offer, PoolHelp, PoolMember
+from inference.workers.draft import pool_worker as module
+from inference.workers.draft.pool_worker import Offer, PoolStream, PoolWorker
 from tests.support.certificates import pki
 from tests.support.http2 import answering
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, until
@@ -35,28 +35,28 @@ OFFER = Offer(Vocabulary("f", VOCAB_SIZE), gamma=4, num_slots=4)
 REFUSAL = IncompatibleDraftError("another vocabulary")
 
 
-def helping(*addresses: str, offer: Offer = OFFER) -> PoolHelp:
+def pool_worker(*addresses: str, offer: Offer = OFFER) -> PoolWorker:
     engine: Any = None
-    return PoolHelp(engine, addresses, offer, Metrics("tiny"))
+    return PoolWorker(engine, addresses, offer, Metrics("tiny"))
 
 
-async def test_a_target_that_refuses_does_not_end_the_help_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_target_that_refuses_does_not_end_the_workerfor_others(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    async def run(self: PoolMember) -> None:
+    async def run(self: PoolStream) -> None:
         asked.append(self.address)
         if self.address == "a:1":
             raise REFUSAL
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(PoolMember, "run", run)
-    both = helping("a:1", "b:1")
+    monkeypatch.setattr(PoolStream, "run", run)
+    both = pool_worker("a:1", "b:1")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(both.refused(), timeout=0.05)
     assert sorted(asked) == ["a:1", "b:1"]
     await both.stop(grace_s=0)
     with pytest.raises(IncompatibleDraftError, match="another vocabulary"):
-        await helping("a:1").refused()
+        await pool_worker("a:1").refused()
 
 
 async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,14 +65,14 @@ async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "REFUSED_S", 0.01)
     asked: list[str] = []
 
-    async def run(self: PoolMember) -> None:
+    async def run(self: PoolStream) -> None:
         asked.append(self.address)
         if self.address == "a:1" and asked.count("a:1") < 3:
             raise REFUSAL
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(PoolMember, "run", run)
-    both = helping("a:1", "b:1")
+    monkeypatch.setattr(PoolStream, "run", run)
+    both = pool_worker("a:1", "b:1")
     await until(lambda: asked.count("a:1") == 3)
     assert asked.count("b:1") == 1
     await both.stop(grace_s=0)
@@ -84,10 +84,10 @@ async def test_a_target_that_is_not_trusted_is_not_dialled_for_ever(tmp_path: Pa
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
     target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
     await target.open()
-    help_ = helping(f"127.0.0.1:{target.port}", offer=replace(OFFER, security=DialSecurity(ours.ca)))
+    worker = pool_worker(f"127.0.0.1:{target.port}", offer=replace(OFFER, security=DialSecurity(ours.ca)))
     async with asyncio.timeout(20):
         with pytest.raises(HandshakeError, match="unable to get local issuer certificate"):
-            await help_.refused()
+            await worker.refused()
     await target.close()
 
 
@@ -95,15 +95,15 @@ async def test_a_link_that_breaks_in_any_way_is_dialled_again(monkeypatch: pytes
     """The story: a frame that could not be parsed was an internal error, and the worker left all of its targets."""
     num_tries = 0
 
-    async def fail(self: PoolMember, stub: object) -> None:
+    async def fail(self: PoolStream, stub: object) -> None:
         nonlocal num_tries
         num_tries += 1
         raise REFUSAL if num_tries == 3 else InternalError("Failed parsing HTTP/2")
 
-    monkeypatch.setattr(PoolMember, "_help", fail)
+    monkeypatch.setattr(PoolStream, "_attach", fail)
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
     with pytest.raises(IncompatibleDraftError):
-        await helping("127.0.0.1:1").refused()
+        await pool_worker("127.0.0.1:1").refused()
     assert num_tries == 3
 
 
@@ -156,19 +156,19 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 
 @asynccontextmanager
-async def helped(target: Target, port: int = 0) -> AsyncGenerator[PoolHelp, None]:
+async def attached(target: Target, port: int = 0) -> AsyncGenerator[PoolWorker, None]:
     """A worker with two slots in the target's pool."""
     server = Server(f"127.0.0.1:{port}", [target], status_of=lambda _: None)
     engine = DraftEngine(ScriptedProposer(), max_waiting=0)
     engine.start()
-    help_ = PoolHelp(engine, [f"127.0.0.1:{server.port}"], OFFER, Metrics("tiny"))
-    assert "no target" in (help_.fault or "")
+    worker = PoolWorker(engine, [f"127.0.0.1:{server.port}"], OFFER, Metrics("tiny"))
+    assert "no target" in (worker.fault or "")
     await server.open()
     try:
-        await until(lambda: help_.fault is None)
-        yield help_
+        await until(lambda: worker.fault is None)
+        yield worker
     finally:
-        await help_.stop(grace_s=0)
+        await worker.stop(grace_s=0)
         await engine.stop()
         await server.close()
 
@@ -179,7 +179,7 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
     A commit that leaves out others is no better: the draft would go on behind tokens that are not there.
     """
     target = Target()
-    async with helped(target) as help_:
+    async with attached(target) as worker:
         target.opens("foreign", 10**6)
         target.opens("empty")
         target.opens("later", 1, 2)
@@ -190,14 +190,14 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
         target.opens("good", 1, 2)
         target.opens("good", 1, 2)
         await until(lambda: target.drafts("good")[-4:] == [token_at(position) for position in range(2, 6)])
-        assert help_.fault is None
-        assert help_._engine.num_running == 1
+        assert worker.fault is None
+        assert worker._engine.num_running == 1
 
 
 async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
     """The story: 900,000 tokens of one commit stopped the event loop of all sessions while they became a list."""
     target = Target()
-    async with helped(target) as help_:
+    async with attached(target) as worker:
         for name, num_tokens in (("huge", 900_000), ("long", 21)):  # of 20 that `opens` asks for
             target.opens(name, 1, 2)
             target.commits(name, 2, *[5] * num_tokens)
@@ -207,14 +207,14 @@ async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
         target.opens("good", 1, 2)
         await until(lambda: bool(target.drafts("good")))
         assert target.declined == ["huge", "long"]
-        assert help_._engine.num_running == 2
+        assert worker._engine.num_running == 2
 
 
-async def test_the_log_names_the_request_that_is_helped(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCaptureFixture) -> None:
     """The story: of all processes that serve a request, the pool's workers alone did not know its id."""
     caplog.handler.addFilter(NamesRequests())
     target = Target()
-    async with helped(target):
+    async with attached(target):
         target.opens("empty", request_id="at once")  # an id has no space: a log of lines takes no other
         target.opens("gap", 1, 2, request_id="later")
         target.commits("gap", 7, 5)
@@ -227,7 +227,7 @@ async def test_the_log_names_the_request_that_is_helped(caplog: pytest.LogCaptur
 async def test_a_session_beyond_the_slots_is_declined() -> None:
     """The story: a worker without room logged it, and the target believed that the session was helped."""
     target = Target()
-    async with helped(target):
+    async with attached(target):
         for name in ("first", "second", "third"):
             target.opens(name, 1, 2)
         await until(lambda: target.declined == ["third"])
@@ -240,10 +240,10 @@ async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.Mon
     port = free_port()
     engine = DraftEngine(ScriptedProposer(), max_waiting=0)
     async with answering(status, port) as proxy:
-        help_ = PoolHelp(engine, [f"127.0.0.1:{port}"], OFFER, Metrics("tiny"))
+        worker = PoolWorker(engine, [f"127.0.0.1:{port}"], OFFER, Metrics("tiny"))
         await until(lambda: proxy.num_answers >= 3)
-        assert not help_._task.done()
-        await help_.stop(grace_s=0)
+        assert not worker._task.done()
+        await worker.stop(grace_s=0)
 
 
 async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, mo
         return [target.num_offered for target in targets]
 
     serve(0)
-    help_ = helping(f"file://{path}")
+    worker = pool_worker(f"file://{path}")
     await until(lambda: offered() == [[4], [], []])
     serve(0, 1)
     await until(lambda: offered() == [[4, 2], [2], []])
@@ -273,7 +273,7 @@ async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, mo
     await until(lambda: offered() == [[4, 2, 1], [2, 1], [1]])
     serve(0)
     await until(lambda: offered() == [[4, 2, 1, 4], [2, 1], [1]])
-    assert all(member.is_attached for member, _ in help_._members.values())
-    await help_.stop(grace_s=0)
+    assert all(stream.is_attached for stream, _ in worker._streams.values())
+    await worker.stop(grace_s=0)
     for server in servers:
         await server.close()

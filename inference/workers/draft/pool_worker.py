@@ -1,0 +1,346 @@
+"""A draft worker of the pool: dials targets, and drafts for the sessions they hand over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import grpc
+
+from grpc_comm.channel import open_channel
+from grpc_comm.names import Addresses, addresses_of
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.caller import ANYBODY, harmless_id, serving
+from inference.commit import Commit
+from inference.config import PLAIN, DialSecurity
+from inference.engine.draft import DraftEngine
+from inference.engine.target import check_token_ids
+from inference.errors import (
+    CapacityError,
+    HandshakeError,
+    InvalidRequestError,
+    RequestError,
+    SpecDecError,
+    UnavailableError,
+)
+from inference.observe.metrics import Metrics
+from inference.request import GenerationRequest, Grammar, check_logit_bias
+from inference.scheduling.round_trip import RoundTrip
+from inference.text.vocabulary import Vocabulary
+from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
+from inference.workers.dialling import check_link, credentials_of, named
+from inference.workers.draft.proposals import ProposalSender
+from inference.workers.draft.schedules import Runner
+from inference.workers.status import calls_to
+
+logger = logging.getLogger(__name__)
+
+REDIAL_S = 1.0
+REFUSED_S = 60.0
+MAX_OUTBOX = 256
+"""Messages that may wait for a target; further drafts wait for room, and notices are dropped."""
+
+AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a worker offers a target.
+
+    Attributes:
+        vocabulary: of the draft.
+        gamma: most draft tokens of one pass, in sessions that name no number.
+        num_slots: sessions to offer room for.
+        security: credentials of the worker, and the authorities that it trusts.
+    """
+
+    vocabulary: Vocabulary
+    gamma: int
+    num_slots: int
+    security: DialSecurity = PLAIN
+
+
+class PoolWorker:
+    """Draft worker of several targets, each with an equal share of the slots. Start it inside a running event loop.
+
+    Args:
+        engine: drafts.
+        targets: HOST:PORT of each, dns:///NAME:PORT for all of a name, or file:///PATH for those of a list.
+        offer: to all targets together.
+        metrics: count the sessions.
+    """
+
+    def __init__(self, engine: DraftEngine, targets: Sequence[str], offer: Offer, metrics: Metrics) -> None:
+        self._engine = engine
+        self._offer = offer
+        self._metrics = metrics
+        self._streams: dict[str, tuple[PoolStream, asyncio.Task[None]]] = {}
+        self._task = asyncio.create_task(self._serve(targets))
+
+    @property
+    def fault(self) -> str | None:
+        """See `Work`."""
+        is_attached = any(stream.is_attached for stream, _ in self._streams.values())
+        return self._engine.fault or (None if is_attached else "no target has this worker in its pool")
+
+    @property
+    def hangs(self) -> bool:
+        """See `Work`."""
+        return self._engine.hangs
+
+    @property
+    def broken(self) -> str | None:
+        """See `Work`."""
+        return self._engine.broken
+
+    async def refused(self) -> None:
+        """Wait until the last target refuses this worker.
+
+        Raises:
+            RequestError: the refusal.
+        """
+        await asyncio.shield(self._task)
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Leave at once: the sessions live at their targets, and go on there."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _serve(self, targets: Sequence[str]) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                with calls_to(", ".join(targets)):
+                    async for addresses in addresses_of(targets):
+                        self._take(addresses, group)
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the first ends the others
+
+    def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
+        """Replace the set of targets."""
+        for address in self._streams.keys() - addresses.keys():
+            self._streams.pop(address)[1].cancel()
+        share = max(1, self._offer.num_slots // max(1, len(addresses)))
+        for stream, _ in self._streams.values():
+            stream.resize(share)
+        for address in addresses.keys() - self._streams.keys():
+            security = named(self._offer.security, addresses[address])
+            offer = replace(self._offer, num_slots=share, security=security)
+            stream = PoolStream(self._engine, address, offer, self._metrics)
+            self._streams[address] = stream, group.create_task(self._run(stream))
+
+    async def _run(self, stream: PoolStream) -> None:
+        """Serve one target; while another one takes the worker, a target that refuses it is asked again later."""
+        while True:
+            try:
+                await stream.run()
+            except (RequestError, HandshakeError) as refusal:
+                stream.is_refused = True
+                if all(each.is_refused for each, _ in self._streams.values()):
+                    raise
+                logger.warning("goes on without a target that refuses it, or is not trusted: %s", refusal)
+            await asyncio.sleep(REFUSED_S * random.uniform(0.5, 1.5))
+
+
+class PoolStream:
+    """Assist stream to one target, opened again whenever it is lost.
+
+    Args:
+        engine: drafts, also for other targets.
+        address: HOST:PORT of the target.
+        metrics: count the sessions.
+
+    Attributes:
+        is_attached: True while the target lends sessions to the worker.
+        is_refused: True if the target's latest answer was a refusal.
+    """
+
+    def __init__(self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics) -> None:
+        self._engine = engine
+        self.address = address
+        self._offer = offer
+        self._metrics = metrics
+        self.is_attached = self.is_refused = False
+        self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
+        self._sessions: dict[str, PoolSession] = {}
+
+    async def run(self) -> None:
+        """Draft for the target's sessions, redialling for ever when the link is lost.
+
+        Raises:
+            RequestError: the target refuses this worker; one that cannot be reached, or fails, is dialled again.
+            HandshakeError: it is reached, and not trusted.
+        """
+        lost = False
+        async with open_channel(self.address, credentials_of(self._offer.security)) as channel:
+            stub = rpc.VerificationServiceStub(channel)
+            while True:
+                try:
+                    await self._attach(stub)
+                    lost = False
+                except RequestError:
+                    raise
+                except SpecDecError as exc:
+                    await check_link(self.address, self._offer.security)
+                    if not lost:
+                        logger.warning("no target, dialling until there is one: %s", exc)
+                    lost = True
+                await asyncio.sleep(random.uniform(0.0, 2 * REDIAL_S))  # a fleet must not dial in step
+
+    def resize(self, num_slots: int) -> None:
+        """Announce the new slot count to the target."""
+        if num_slots != self._offer.num_slots:
+            self._offer = replace(self._offer, num_slots=num_slots)
+            self._notify(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
+
+    def _notify(self, message: pb.AssistRequest) -> None:
+        """Queue a notice that the target can do without."""
+        if not self._outbox.full():
+            self._outbox.put_nowait(message)
+
+    async def _attach(self, stub: rpc.VerificationServiceStub) -> None:
+        """Open one stream, and draft until it ends."""
+        call, words = stub.Assist(), self._offer.vocabulary
+        self._outbox = asyncio.Queue(MAX_OUTBOX)
+        attach = pb.Attach(
+            protocol_version=PROTOCOL_VERSION,
+            tokenizer_fingerprint=words.fingerprint,
+            vocab_size=words.size,
+            num_slots=self._offer.num_slots,
+        )
+        dialled = time.monotonic()
+        try:
+            with calls_to(self.address):
+                await call.write(pb.AssistRequest(attach=attach))
+                answer = await call.read()
+                if isinstance(answer, pb.AssistResponse):
+                    logger.info("attached as %s", answer.attached.worker_id)
+                    self.is_attached, self.is_refused = True, False
+                    await self._draft(call, time.monotonic() - dialled)
+        finally:
+            self.is_attached = False
+            call.cancel()
+
+    async def _draft(self, call: AssistCall, round_trip_s: float) -> None:
+        """Draft for the sessions of a stream until it ends."""
+        round_trip = RoundTrip()
+        round_trip.record(round_trip_s)
+        writer = asyncio.create_task(self._write(call))
+        try:
+            while isinstance(message := await call.read(), pb.AssistResponse):
+                self._handle(message, round_trip)
+        finally:
+            writer.cancel()
+            while self._sessions:
+                self._sessions.popitem()[1].close()
+
+    async def _write(self, call: AssistCall) -> None:
+        while True:
+            await call.write(await self._outbox.get())
+
+    def _handle(self, message: pb.AssistResponse, round_trip: RoundTrip) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "open":
+            self._close(message.open.session_id)
+            with serving(ANYBODY, harmless_id(message.open.request_id)):
+                self._try(message.open.session_id, partial(self._open, message.open, round_trip))
+        elif kind == "commit" and message.commit.session_id in self._sessions:
+            self._try(message.commit.session_id, partial(self._commit, message.commit))
+        elif kind == "close":
+            self._close(message.close.session_id)
+
+    def _try(self, session_id: str, action: Callable[[], None]) -> None:
+        """Run an action of one session. If the target's message makes no sense, that session alone is declined."""
+        try:
+            action()
+        except (CapacityError, RequestError, UnavailableError) as exc:
+            context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
+            context.run(logger.warning, "session %s gets no draft: %s", session_id, exc)
+            self._close(session_id)
+            self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
+
+    def _close(self, session_id: str) -> None:
+        if (session := self._sessions.pop(session_id, None)) is not None:
+            session.close()
+
+    def _commit(self, message: pb.AssistCommit) -> None:
+        commit = commit_from_message(message.commit)
+        # The draft step is shared with other targets.
+        check_token_ids(commit.token_ids, vocab_size=self._offer.vocabulary.size)
+        self._sessions[message.session_id].commit(commit)
+
+    def _open(self, message: pb.AssistOpen, round_trip: RoundTrip) -> None:
+        request, vocab_size = open_from_message(message.open), self._offer.vocabulary.size
+        check_token_ids(request.prompt_token_ids, vocab_size=vocab_size)
+        check_logit_bias(request.sampling, vocab_size=vocab_size)
+        if request.gamma is None:
+            request = replace(request, gamma=self._offer.gamma)
+
+        async def send(propose: pb.Propose) -> None:
+            proposal = pb.AssistPropose(session_id=message.session_id, propose=propose)
+            await self._outbox.put(pb.AssistRequest(propose=proposal))
+
+        proposals = ProposalSender(send, round_trip)
+        self._sessions[message.session_id] = PoolSession(self._engine, request, proposals, self._metrics)
+
+
+class PoolSession:
+    """Draft of one session that lives at a target.
+
+    Attributes:
+        context: names the request in log records.
+
+    Raises:
+        CapacityError, UnavailableError: the engine takes no session.
+    """
+
+    def __init__(
+        self, engine: DraftEngine, request: GenerationRequest, proposals: ProposalSender, metrics: Metrics
+    ) -> None:
+        self._engine = engine
+        self._proposals = proposals
+        prompt, salt = request.prompt_token_ids, request.cache_salt
+        self._draft = engine.open(prompt, request.law(), output_start=request.output_start, cache_salt=salt)
+        self._runner = Runner(engine, self._draft, proposals.round_trip, gamma=request.gamma or 0)
+        self._end = len(prompt) + request.max_new_tokens
+        self._metrics = metrics.request()
+        self.context = copy_context()
+        self._tasks = [asyncio.create_task(proposals.run(self._draft))]
+        if request.grammar is not None:  # commits that come while it is compiled must find the session
+            self._tasks.append(asyncio.create_task(self._learn(request.grammar)))
+
+    async def _learn(self, grammar: Grammar) -> None:
+        """Draft within a grammar from when it is compiled."""
+        try:
+            self._draft.grammar = await self._engine.compiled(grammar)
+        except SpecDecError as exc:  # the target took it: another version, or no room here
+            logger.warning("a session is drafted for without its grammar: %s", exc)
+
+    def commit(self, commit: Commit) -> None:
+        """Apply a commit; one that crossed the opening on its way may repeat tokens that the opening had.
+
+        Raises:
+            InvalidRequestError: tokens before it are missing, or it exceeds the session's limit.
+        """
+        num_tokens, end = len(self._draft.committed), commit.position + len(commit.token_ids)
+        if commit.position > num_tokens:
+            raise InvalidRequestError(f"a commit is for position {commit.position}, {num_tokens} is next")
+        if end > self._end:
+            raise InvalidRequestError(f"a commit ends at position {end}, the session's limit is {self._end}")
+        self._metrics.take(commit)
+        self._proposals.answered(commit)
+        self._runner.commit(commit, num_known=num_tokens - commit.position)
+
+    def close(self) -> None:
+        """Free the slot."""
+        for task in self._tasks:
+            task.cancel()
+        self._metrics.left()
+        self._engine.close(self._draft)
