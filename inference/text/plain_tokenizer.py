@@ -1,4 +1,4 @@
-"""Tokenizer without Transformers, for models whose tokenizer.json describes the whole of it.
+"""Tokenizer without Transformers, for models with all of it in tokenizer.json.
 
 Transformers imports torch to build a tokenizer: seconds and some 300 MB that a server of a packed model can do without.
 """
