@@ -99,5 +99,5 @@ def _details(error: grpc.RpcError) -> Iterator[any_pb2.Any]:
     metadata: Any = error.trailing_metadata() or ()  # an iterable of pairs, unlike in the stubs
     for key, value in metadata:
         if key == _DETAILS_KEY:
-            with suppress(DecodeError):  # a proxy's, or a hostile peer's
+            with suppress(DecodeError):  # the details are a proxy's, or a hostile peer's
                 yield from status_pb2.Status.FromString(value).details

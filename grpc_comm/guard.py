@@ -223,9 +223,9 @@ async def _abort(context: Context, status: Status) -> None:
 
 
 def _forget(error: BaseException | None) -> None:
-    """Let go of the frames that a call failed in.
+    """Release the frames that a call failed in.
 
-    gRPC's state of a call keeps its error, and the error's frames keep that state. Thousands of such circles would
+    gRPC's state of a call keeps its error, and the error's frames keep that state. Thousands of such cycles would
     wait for a full garbage collection, which stops the process for as long as it takes to free them all.
     """
     if error is not None:

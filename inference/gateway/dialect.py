@@ -71,7 +71,7 @@ class Dialect:
         if choice == "required":
             return only_calls(calls, functions, many=many, output=None)
         if output is not None and output.kind is not GrammarKind.JSON_SCHEMA:
-            raise ValueError("with optional calls, the only response format that can be asked for is JSON")
+            raise ValueError("with calls that the model may or may not make, only JSON can be asked for")
         if output is not None:
             return only_calls(calls, functions, many=many, output=output)
         if calls.trigger is not None and any(tool.function.strict for tool in offered):

@@ -17,7 +17,7 @@ from inference.workers.status import REFUSED_BEHIND
 logger = logging.getLogger(__name__)
 
 DIALLED_AGAIN_S = 5.0
-"""Longest seconds between two dials of a server that is gone (grpc_comm/options.py)."""
+"""Seconds within which a server that is gone is dialled again (grpc_comm/options.py)."""
 INVALID_REQUEST = "invalid_request_error"
 _RENAMED = {
     "max_new_tokens": "max_tokens",
@@ -33,7 +33,7 @@ _SHAPES = {
 _NO_OBJECT = ("model_attributes_type", "missing")
 _OURS = ("value_error", UNSUPPORTED)  # our own validators, which are more specific than Pydantic's rules
 _CODES = {"missing": "missing_required_parameter", UNSUPPORTED: "unsupported_parameter"}
-_FAULT = ("server_error", "internal_error")  # a code even here: LLMPerf counts an error by its code
+_FAULT = ("server_error", "internal_error")  # with a code, since LLMPerf counts errors by it
 _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
     errors.InvalidRequestError: (400, INVALID_REQUEST, None),
     errors.ContextLengthError: (400, INVALID_REQUEST, "context_length_exceeded"),

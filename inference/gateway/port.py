@@ -165,6 +165,6 @@ def _uvicorn_config(app: ASGIApp, server: ServerConfig, tls: ServerTls | None) -
         timeout_graceful_shutdown=max(1, math.ceil(server.grace_s) + 1),
         backlog=BACKLOG,
         server_header=False,
-        reset_contextvars=True,  # or the next request on a connection begins in the span of the last one
+        reset_contextvars=True,  # otherwise a connection's next request would begin in the span of the last
         ssl_context_factory=None if tls is None else lambda *_: tls.http_context(),
     )

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
 HEADERS_TIMEOUT_S = 10.0
-"""Limit from a connection's beginning, or the first byte of its next request, to the end of the headers."""
+"""Seconds from a connection's beginning, or the first byte of its next request, to the end of the headers."""
 BODY_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 4096
 """Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
@@ -29,11 +29,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_bytes_between = self._num_headers = self._num_hosts = self._num_unread = 0
         self._in_headers = True
         self._deadline: asyncio.TimerHandle | None = None
-        self._owed_s: float | None = None  # for the rest of what has begun to come in; None: nothing has
+        self._owed_s: float | None = None  # left for what has begun to come in; None: nothing has
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin, unless there are too many connections."""
+        """Begin the connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.close()
@@ -41,7 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect_within(HEADERS_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End; no timer outlives it."""
+        """End the connection and its timers."""
         self._expect_within(None)
         self.resume_writing()
         super().connection_lost(exc)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 LAST_WORD_S = 1.0
-"""Time after the deadline in which a stream can still report that it is over."""
+"""Seconds after the deadline, in which a stream can still report that it is over."""
 DONE = b"data: [DONE]\n\n"
 
 

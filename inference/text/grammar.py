@@ -77,7 +77,7 @@ def _path(grammar: Grammar) -> str:
     """Return the place of a schema's fault; empty if it is unknown."""
     try:
         return fault_of_schema(json.loads(grammar.text))[0] if grammar.kind is GrammarKind.JSON_SCHEMA else ""
-    except (ValueError, RecursionError):  # no JSON, or too much of it
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
         return ""
 
 
@@ -146,7 +146,7 @@ class GrammarMatcher:
     def _num_taken(self, output: Sequence[int], proposal: Sequence[int]) -> int:
         with suppress(InvalidRequestError):
             return self._go_to(joined(output, proposal)) - len(output)
-        num_taken = 0  # one by one, to the token at which the limit is
+        num_taken = 0  # token by token, up to the one that exceeds the limit
         with suppress(InvalidRequestError):
             while self._go_to(joined(output, proposal[: num_taken + 1])) > len(output) + num_taken:
                 num_taken += 1

@@ -47,7 +47,7 @@ def _try(cpu_s: int) -> None:
     """Compile a grammar from standard input, in the other process. Invalid ones are reported by the caller."""
     from llguidance import LLMatcher, LLTokenizer
 
-    os.nice(5)  # requests that are served go first
+    os.nice(5)  # requests in service go first
     resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     with suppress(ValueError):

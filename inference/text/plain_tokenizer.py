@@ -1,4 +1,4 @@
-"""Tokenizer without Transformers, for models with all of it in tokenizer.json.
+"""Tokenizer without Transformers, for models that tokenizer.json describes completely.
 
 Transformers imports torch to build a tokenizer: seconds and some 300 MB that a server of a packed model can do without.
 """

@@ -114,7 +114,7 @@ class Tokenizer:
                 reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
                 message = f"messages: the chat template refuses them ({reason})"
                 raise InvalidRequestError(message, field="messages") from exc
-            # Benchmarks send an empty system message, also to models that know none.
+            # Benchmarks send an empty system message, even to models without system messages.
             return self.encode_chat(replace(chat, messages=spoken))
         return self.encode(_speakable(str(text)), special=False)  # the template has written the special tokens
 
@@ -153,7 +153,7 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
         self._pieces: list[str] = []
-        self._silent: list[int] = []  # the latest, as long as they have no text
+        self._silent: list[int] = []  # the latest tokens, as long as they have no text
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text it completes, empty within a multi-byte character."""
