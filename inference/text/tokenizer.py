@@ -102,7 +102,7 @@ class Tokenizer:
             return self.encode(_speakable(plain_chat(chat)))
         conversation, tools, others = chat.conversation(), chat.tools(), chat.template_kwargs()
         if others and (taken := others.keys() & signature(self._tokenizer.apply_chat_template).parameters):
-            message = f"chat_template_kwargs.{min(taken)} is an option of the tokenizer, not a variable of the template"
+            message = f"chat_template_kwargs.{min(taken)} says how the tokenizer uses a template; it is no variable of one"
             raise InvalidRequestError(message, field="chat_template_kwargs")
         try:
             text = self._tokenizer.apply_chat_template(
