@@ -13,7 +13,7 @@ from grpc_comm.errors import Status, StatusError
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """gRPC's side of a call. Messages are typed where they are converted; here they are anything."""
 CAN_MOVE = (("specdec-can-move", "1"),)
-"""Metadata of a call whose client has another server, at which the call can go on."""
+"""Metadata of a call that can go on at another server of its client."""
 
 
 class Call:

@@ -16,21 +16,21 @@ LOOK_S = 1.0
 
 
 class UnreachableError(Exception):
-    """Nobody answers at an address."""
+    """Failure to reach a server at an address."""
 
 
 class HandshakeError(UnreachableError):
-    """Who answers there and we cannot agree on TLS; dialling again does not help."""
+    """Failure to agree on TLS with a server; dialling again does not help."""
 
 
 def open_channel(address: str, credentials: Credentials | None = None, *headers: Headers) -> grpc.aio.Channel:
     """Open a channel to HOST:PORT, which connects when it is first used; close it when done.
 
     Args:
-        headers: of each call.
+        headers: are added to each call.
 
     Raises:
-        UnusableError: the credentials' files.
+        UnusableError: the credentials' files cannot be used.
     """
     if credentials is None and not headers:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -43,22 +43,22 @@ async def wait_until_ready(
     """Wait for the connection; for start-up only.
 
     Raises:
-        UnreachableError: there is none after `timeout_s` seconds, or waiting is in vain: nobody has heard of the host,
-            or what listens there speaks HTTP/1.
-        HandshakeError: or there is no TLS with it.
+        UnreachableError: there is none after `timeout_s` seconds; or, at once, the host is not known or the server
+            speaks HTTP/1.
+        HandshakeError: the server and this client cannot agree on TLS.
     """
     await _look(address, min(timeout_s, LOOK_S), tls)
     try:
         async with asyncio.timeout(timeout_s):
             await channel.channel_ready()
     except TimeoutError:
-        answer = await _look(address, LOOK_S, tls)  # it may have come meanwhile
+        answer = await _look(address, LOOK_S, tls)  # the server may have started meanwhile
         hint = ": what listens there ends the connection. Is it TLS (--tls_ca)?" if answer == b"" else ""
         raise UnreachableError(f"no server answers at {address} within {timeout_s:g} s{hint}") from None
 
 
 async def _look(address: str, timeout_s: float, tls: ClientTls | None) -> bytes | None:
-    """See who listens. What is not clear is left to the channel: a server may just be starting."""
+    """Return the server's greeting; raise if waiting cannot help. A server without one may just be starting."""
     if tls is not None:
         await check_handshake(address, tls, timeout_s)
         return None
@@ -72,10 +72,10 @@ async def _look(address: str, timeout_s: float, tls: ClientTls | None) -> bytes 
 
 
 async def check_handshake(address: str, tls: ClientTls, timeout_s: float = LOOK_S) -> None:
-    """Make a handshake, to tell whoever cannot be talked to from who is not there.
+    """Make a handshake, which distinguishes a fault of TLS from an absent server.
 
     Raises:
-        HandshakeError: it fails, for a reason that is named.
+        HandshakeError: the handshake fails; the message has the reason.
     """
     fault = await tls.fault(address, timeout_s)
     if fault is not None:

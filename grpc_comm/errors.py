@@ -1,4 +1,4 @@
-"""Statuses of failed calls: a code, a message, and what else a caller can act on: when to retry, which field, where."""
+"""Statuses of failed calls: a code, a message, and details for the caller: seconds until a retry, field, address."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _DOMAIN = "specdec"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a call fails.
+    """Status of a failed call.
 
     Attributes:
         code: the gRPC status.
         message: one line that names the value and the limit.
-        retry_after_s: seconds until a retry has a fair chance; None where it has none or nobody knows.
+        retry_after_s: seconds until a retry has a fair chance; None if it has none or that is unknown.
         field: the field of the request that is at fault.
-        reason: what is wrong with it, in a word of ours; None where the message alone says so.
-        address: HOST:PORT of the server behind the one that was called, if the failure is that one's.
+        reason: name of the fault, for programs; None if only the message describes it.
+        address: HOST:PORT of the upstream server that failed; None if the called server did.
     """
 
     code: grpc.StatusCode
@@ -38,7 +38,7 @@ class Status:
     reason: str | None = None
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """google.rpc.Status with what stands beside code and message; nothing if nothing does."""
+        """Return google.rpc.Status with the details beside code and message; nothing if there are none."""
         details = [_packed(detail) for detail in self._details()]
         if not details:
             return ()
@@ -70,7 +70,7 @@ class StatusError(Exception):
 
 
 def is_cancelled() -> bool:
-    """Whether a CancelledError means this task: who reads a call gets one too when that, or its channel, is closed."""
+    """Whether a CancelledError means this task: a closed call or channel raises one in its reader too."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -82,7 +82,7 @@ def _packed(message: Message) -> any_pb2.Any:
 
 
 def status_of(error: grpc.RpcError) -> Status:
-    """The status a failed call came back with."""
+    """Return the status that a call failed with."""
     retry, bad, info = error_details_pb2.RetryInfo(), error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
     found = {type(kind) for detail in _details(error) for kind in (retry, bad, info) if detail.Unpack(kind)}
     return Status(
@@ -96,8 +96,8 @@ def status_of(error: grpc.RpcError) -> Status:
 
 
 def _details(error: grpc.RpcError) -> Iterator[any_pb2.Any]:
-    metadata: Any = error.trailing_metadata() or ()  # an iterable of pairs, whatever the stubs say
+    metadata: Any = error.trailing_metadata() or ()  # an iterable of pairs, unlike in the stubs
     for key, value in metadata:
         if key == _DETAILS_KEY:
-            with suppress(DecodeError):  # a proxy's, or a hostile peer's
+            with suppress(DecodeError):  # the details are a proxy's, or a hostile peer's
                 yield from status_pb2.Status.FromString(value).details

@@ -1,4 +1,4 @@
-"""Regenerates grpc_comm/specdec/v1 from protos/: `python -m grpc_comm.generate` (or `make proto`).
+"""Generator of grpc_comm/specdec/v1 from protos/: `python -m grpc_comm.generate` (or `make proto`).
 
 The committed stubs must import under protobuf 5, 6 and 7, and only old generators write such stubs, so the tools are
 pinned to 1.66.2 and run in a virtual environment of their own under build/.
@@ -19,7 +19,7 @@ ARGUMENTS = ["-Igrpc_comm=protos", "--python_out=.", "--pyi_out=.", "--grpc_pyth
 
 
 def tools_python() -> Path:
-    """Python of the tools' environment, made on first use."""
+    """Return the Python of the tools' environment, which is made on first use."""
     home = ROOT / "build" / "protoc"
     python = home / "bin" / "python"
     if not python.exists():

@@ -36,7 +36,7 @@ MAX_HEALTH_REQUEST_BYTES = 64 * 1024
 ABORT_S = 1.0
 """Longest wait of a status for a peer that does not read; then the call is dropped without a status."""
 FIRST_MESSAGE_S = 30.0
-"""Half a megabyte takes a slow link a while; otherwise the first message comes with the call."""
+"""Longest wait for a call's first message: half a megabyte takes a slow link a while."""
 MAX_WAITING = 256
 _MOVED = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down: go on at another one")
 
@@ -223,9 +223,9 @@ async def _abort(context: Context, status: Status) -> None:
 
 
 def _forget(error: BaseException | None) -> None:
-    """Let go of the frames that a call failed in.
+    """Release the frames that a call failed in.
 
-    gRPC's state of a call keeps its error, and the error's frames keep that state. Thousands of such circles would
+    gRPC's state of a call keeps its error, and the error's frames keep that state. Thousands of such cycles would
     wait for a full garbage collection, which stops the process for as long as it takes to free them all.
     """
     if error is not None:

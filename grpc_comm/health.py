@@ -1,4 +1,4 @@
-"""The standard health service: asking a server whether it serves, and answering."""
+"""Standard health service: client functions and servicer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from grpc_comm.errors import Status, StatusError, is_cancelled
 
 TIMEOUT_S = 2.0
 WATCH_AGAIN_S = 5.0
-"""After a watch has ended whose connection holds."""
+"""Seconds until the next watch, if one ends while its connection holds."""
 LIVENESS = "liveness"
-"""Service name for whoever restarts the process: NOT_SERVING only when a restart is what helps."""
+"""Service name for the supervisor of the process: NOT_SERVING only if a restart would help."""
 READINESS = "readiness"
-"""Service name for whoever sends requests, as are "" and the services' own names."""
+"""Service name for clients and balancers; "" and the services' own names have the same status."""
 MAX_WATCHERS = 256
-"""What each keeps alive, every full garbage collection looks at while nobody is served: with 1024 of them a check took
-109 ms. Who finds no place asks."""
+"""Limit of watches; further clients call Check instead. A full garbage collection stops the process while it visits
+their objects: with 1024 watches a check took 109 ms."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -40,19 +40,19 @@ async def is_serving(channel: grpc.aio.Channel) -> bool:
 
 
 async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Whether the server at the other end serves, whenever that changes; until the call ends."""
+    """Yield whether the server serves, at first and at every change, until the call ends."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     call = stub.Watch(health_pb2.HealthCheckRequest())
     try:
         async for answer in call:
             yield bool(answer.status == SERVING)
     except grpc.aio.AioRpcError as exc:
-        if exc.code() is grpc.StatusCode.UNIMPLEMENTED:  # a server without health is well, as gRPC's own clients see it
+        if exc.code() is grpc.StatusCode.UNIMPLEMENTED:  # healthy, as for gRPC's own clients
             yield True
             await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
         elif exc.code() in _REFUSED:
             yield False
-        elif exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # others watch it, as many as may: it can be asked
+        elif exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # too many watches
             yield await is_serving(channel)
     except asyncio.CancelledError:
         if is_cancelled():
@@ -62,10 +62,10 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
 
 
 async def served(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Whether the server at the other end serves, now and whenever it says so anew: not without a connection; for ever.
+    """Yield for ever whether the server serves: at every report, and False if no connection can be made.
 
-    A server that takes another's place says so too, whatever that one said last. A watch that ends before its
-    connection, by the patience of a proxy or as a stranger's, begins anew.
+    A server that replaces another one reports too, even the same status. A watch that ends before its connection, by
+    a proxy's timeout or a refusal, starts again.
     """
     while True:
         state = channel.get_state(try_to_connect=True)
@@ -82,10 +82,10 @@ async def served(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """grpc.health.v1.Health.
+    """Servicer of grpc.health.v1.Health.
 
-    Not the library's, which writes to each watcher under the lock that a change of health needs: one watcher that does
-    not read kept a server from ever draining. Here a watcher waits for itself alone, and is told the latest status.
+    The library's own writes to each watcher under the lock that a change of status needs: one watcher that does not
+    read kept a server from ever draining. Here a slow watcher delays only itself, and gets the latest status.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._watchers: set[asyncio.Event] = set()
 
     def set(self, name: str, status: int) -> None:
-        """Say what the service of this name is; never waits."""
+        """Set the status of the service of this name; never waits."""
         self._statuses[name] = status
         for changed in self._watchers:
             changed.set()

@@ -1,7 +1,7 @@
-"""Where servers are: HOST:PORT as it stands, dns:///NAME:PORT and file:///PATH as often as they may have changed.
+"""Addresses of servers: HOST:PORT as given, dns:///NAME:PORT and file:///PATH looked up at intervals.
 
-Not gRPC's own resolver: it asks again only when a connection has been lost, so that a server that joins is not found
-while the others are well, and it tells nobody which servers there are.
+gRPC's own resolver would not do. It asks again only when a connection has been lost, so that a server that joins is not
+found while the others are well, and it does not report the addresses.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from grpc_comm.watched import UnusableError, Watched
 logger = logging.getLogger(__name__)
 
 Addresses: TypeAlias = dict[str, str | None]
-"""HOST:PORT of servers, each with the name that led there; None: the address is how the server is called."""
+"""HOST:PORT of servers, each with the host that was resolved to it; None for an address that was given as such."""
 DNS, FILE = "dns:///", "file://"
 RESOLVE_S, LOOK_S = 30.0, 0.5
-"""Between two looks at a name, and at a file."""
+"""Seconds between two lookups of a name, and of a file."""
 
 
 async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None]:
-    """All servers, now and whenever that changes; ends if it never can.
+    """Yield all servers, now and at every change; end if the targets cannot change.
 
     Raises:
-        UnreachableError: nobody has heard of a name, or a file names no server. Later on, servers stay as they were.
+        UnreachableError: a name is not known, or a file names no server. Later on, the last servers stay.
     """
     sources = [_Source(target) for target in targets]
     told = await _found(sources)
@@ -50,7 +50,7 @@ async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None
 
 
 class _Source:
-    """Servers that are named together, by a target."""
+    """Servers of one target, looked up when it is time."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -60,7 +60,7 @@ class _Source:
         self._found: Addresses = {}
 
     async def addresses(self) -> Addresses:
-        """Of a moment ago, if it is not time to look again."""
+        """Return the servers, from the last lookup until the next is due."""
         if (now := time.monotonic()) >= self._due:
             self._due = now + self.every_s
             self._found = self._file.get() if self._file else await _addresses(self._target)
@@ -79,10 +79,10 @@ def _list(path: Path) -> Watched[Addresses]:
 
 
 def _listed(path: Path) -> Addresses:
-    """One HOST:PORT a line; empty lines and those that begin with # do not count.
+    """Return the servers in a file, one HOST:PORT a line; empty lines and those that begin with # do not count.
 
     Raises:
-        UnusableError: a line is something else; or there is none, as when somebody has begun to write.
+        UnusableError: a line is something else; or there is none, as while the file is being written.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = [line for each in text.splitlines() if (line := each.strip()) and not line.startswith("#")]
@@ -107,5 +107,5 @@ async def _addresses(target: str) -> Addresses:
 
 
 def written(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 host."""
+    """Return HOST:PORT, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

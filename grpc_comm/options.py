@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""gRPC's own default. A server whose context is so long that requests need more takes more; see `server_options`."""
+"""Limit of a message, gRPC's own default; servers of long contexts take more, see `server_options`."""
 MIN_REQUEST_BYTES = 640 * 1024
-"""So many bytes parse within 50 ms even if they are all empty submessages; a text of 128k tokens fits in."""
+"""Request size that every server takes: a text of 128k tokens; even empty submessages parse within 50 ms."""
 _BYTES_PER_TOKEN = 5
 _BYTES_BESIDE_TOKENS = 64 * 1024
 MAX_CONNECTIONS = 4096
-"""Each takes a descriptor, of which a process has so many and no more; further ones are closed at once."""
+"""Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
 MAX_STREAMS_PER_CONNECTION = 256
-"""Further calls wait at the client; our own open one channel per server and some tens of streams on it."""
+"""Limit of calls on a connection; further ones wait at the client. Our clients have some tens on one channel."""
 
 _COMMON: list[tuple[str, int]] = [
     # A peer that vanished without closing its connection is noticed after 10 + 5 seconds.
@@ -28,37 +28,37 @@ _COMMON: list[tuple[str, int]] = [
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     # Waits between dials grow by 1.6 with jitter: a target that comes back is found after two thirds of the time that
-    # it was away, and after 5 s at most. With the default, a minute, requests would give up first (30 s); with a
-    # second, a fleet of drafts meets the target that comes back with more handshakes than it can take.
+    # it was away, and after 5 s at most. With the default, a minute, requests would give up first (30 s). With a
+    # second, a fleet of drafts would send the returning target more handshakes than it can take.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    # Despite its name the time a dial may take: 20 s by default, for which one that began in a black hole hangs.
+    # Despite its name, the time that a dial may take. By default a dial that gets no answer hangs for 20 s.
     ("grpc.min_reconnect_backoff_ms", 3_000),
-    # An answer is a few tokens; what is longest is a chat template.
+    # Most answers are a few tokens; the longest carries a chat template.
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", -1),  # the server says what it takes
+    ("grpc.max_send_message_length", -1),  # the server enforces its own limit
 ]
 
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-    # Behind a balancer of connections a new server gets work, and an old one loses it, only when connections are made
-    # anew. gRPC spreads the age by a tenth either way, so that not all come back at once, and grace is without end: a
-    # stream in flight is never cut. Connections on which nothing runs end with it too, so that none needs an idle time.
+    # A balancer of connections moves work from an old server to a new one only when clients connect again. gRPC spreads
+    # the age by a tenth either way, so that not all come back at once. The grace has no end: a running stream is never
+    # cut. Idle connections end by their age too, so that no idle timeout is needed.
     ("grpc.max_connection_age_ms", 30 * 60_000),
     # Accept the pings above; the default (one in 5 minutes) would close the connection.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # Two servers must not share a port by accident: the second one is told that it is taken.
+    # Two servers must not share a port by accident: the second one fails to listen.
     ("grpc.so_reuseport", 0),
 ]
 
 
 def max_request_bytes(max_length: int) -> int:
-    """The longest request message that a context of so many tokens can have a use for."""
+    """Return the length in bytes of the longest useful request to a context of `max_length` tokens."""
     return max(MIN_REQUEST_BYTES, _BYTES_BESIDE_TOKENS + _BYTES_PER_TOKEN * max_length)
 
 
 def server_options(longest_request_bytes: int) -> list[tuple[str, int]]:
-    """What a server is opened with whose longest request is so long; gRPC refuses what is far above it unread."""
+    """Return the options of a server; gRPC refuses messages far above its longest request unread."""
     return [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max(MAX_MESSAGE_BYTES, longest_request_bytes))]

@@ -1,6 +1,4 @@
-"""A channel that shows who we are: certificates, or a token with each call, both as their files have them now; and that
-says with each call what else belongs to it.
-"""
+"""Channel that sends credentials and headers: a certificate, or a token with each call, as their files are now."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from grpc_comm.watched import UnusableError, Watched
 
 AUTHORIZATION = "authorization"
 RETIRE_S = 3600.0
-"""How long calls may go on with a certificate that has been replaced."""
+"""Seconds that calls may go on with a certificate that has been replaced."""
 Headers = Callable[[], Mapping[str, str]]
-"""What a call sends, asked when it begins."""
+"""Function that returns the headers of a call when it begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client shows, and whom it trusts.
+    """Credentials of a client.
 
     Attributes:
-        tls: None is plain text.
+        tls: its certificates and the CAs that it trusts; None is plain text.
         token: sent with each call.
     """
 
@@ -39,10 +37,10 @@ class Credentials:
 
 @cache
 def watched_token(path: Path) -> Watched[str]:
-    """The token in a file, the same for all who ask: a new channel has one also while the file is being written.
+    """Return the token in a file, one object per file: a new channel has a token even while the file is being written.
 
     Raises:
-        UnusableError: there is none.
+        UnusableError: the file has no token.
     """
 
     def read() -> str:
@@ -55,7 +53,7 @@ def watched_token(path: Path) -> Watched[str]:
 
 
 def watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
-    """What channels are made of, likewise the same for all, whatever their servers are called.
+    """Return the TLS credentials of channels, one object per set of files, whatever the name of the server.
 
     Raises:
         UnusableError: the files cannot be used.
@@ -69,15 +67,15 @@ def _watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
 
 
 class SecuredChannel:
-    """The part of a channel that stubs and `grpc_comm` use. It becomes a new one when its certificates change.
+    """Channel, as far as stubs and `grpc_comm` use one; it is replaced when its certificates change.
 
     Client interceptors could send headers too, but they put a queue and a task between a stream and its writer.
 
     Args:
-        headers: of each call; its own stay with it.
+        headers: are added to each call's own.
 
     Raises:
-        UnusableError: the files of the credentials; only now, later the last good ones stay.
+        UnusableError: the credentials' files cannot be used. Later on, the last good version stays in use.
     """
 
     def __init__(self, address: str, credentials: Credentials, *headers: Headers) -> None:
@@ -133,7 +131,7 @@ class SecuredChannel:
             await channel.wait_for_state_change(last)
         except grpc.aio.UsageError:
             if channel is self._channel:
-                raise  # closed by its user; else by us, and there is another one
+                raise  # closed by its user; otherwise it was replaced
 
     async def channel_ready(self) -> None:
         await self._current().channel_ready()

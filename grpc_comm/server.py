@@ -26,13 +26,13 @@ BACKLOG = 2048  # hundreds of streams may be opened at once
 
 
 class PortTakenError(Exception):
-    """The address cannot be listened on."""
+    """Failure to listen on an address."""
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """A socket that listens for whoever is not gRPC; port 0 takes a free one.
+    """Return a listening socket for servers other than gRPC's; port 0 takes a free one.
 
-    It names its protocol: asyncio lets small writes of a connection go at once only where it reads TCP there.
+    The socket is made with its protocol: asyncio sends small writes at once only where it reads TCP there.
 
     Raises:
         PortTakenError: the address cannot be listened on.
@@ -53,7 +53,7 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 class Servicer(Protocol):
-    """What implements a service, and knows how it joins a server."""
+    """Implementation of a service, which adds itself to a server."""
 
     @property
     def service_name(self) -> str:
@@ -61,20 +61,20 @@ class Servicer(Protocol):
 
     @property
     def max_request_bytes(self) -> int:
-        """The longest message that its methods take; see `grpc_comm.options.max_request_bytes`."""
+        """Length of the longest message that its methods take; see `grpc_comm.options.max_request_bytes`."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server that has not started."""
 
 
 class Server:
-    """A port that calls come in by.
+    """gRPC server with its ports, its services, health and reflection.
 
     Args:
         address: HOST:PORT; port 0 takes a free one.
-        servicers: what is served.
+        servicers: implement the services.
         status_of: maps exceptions of handlers to statuses.
-        gate: how calls come in.
+        gate: credentials of the ports, and what is put around each call.
 
     Raises:
         PortTakenError: the address cannot be listened on.
@@ -116,7 +116,7 @@ class Server:
             raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours") from exc
 
     def follow(self, upstream: AsyncGenerator[bool, None]) -> None:
-        """From `open` on, health follows whether a server serves without which nothing can be served here."""
+        """Report NOT_SERVING, from `open` on, while `upstream`, a server that this one needs, does not serve."""
         self._upstream = upstream
 
     async def open(self) -> None:
@@ -137,13 +137,13 @@ class Server:
             self._health.set(name, SERVING if self._fit and self._reachable else NOT_SERVING)
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Say whether requests are welcome, and whether a restart would help; calls go on either way."""
+        """Set whether requests are welcome, and whether a restart would help; calls go on either way."""
         self._fit = ready
         self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
         self._tell()
 
     async def refuse_new(self) -> None:
-        """Report NOT_SERVING, so that nobody sends more; calls that run go on."""
+        """Report NOT_SERVING, so that clients send no more; running calls go on."""
         if self._following is not None:
             self._following.cancel()
         self.report(ready=False)
@@ -153,5 +153,5 @@ class Server:
         self._guard.move()
 
     async def close(self) -> None:
-        """End the streams that are left, after a moment for what is on its way."""
+        """End the remaining streams, after a moment for messages that are on their way."""
         await self._server.stop(CLOSE_GRACE_S)

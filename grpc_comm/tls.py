@@ -1,7 +1,7 @@
-"""TLS of both sides: certificates from PEM files that may be replaced at any time, and what failed in a handshake.
+"""TLS of servers and clients: PEM files that may be replaced at any time, and the causes of failed handshakes.
 
-A server serves a new pair from the next connection on. A client cannot: `grpc_comm.channel` opens a new channel for it.
-TLS 1.2 at least, and names are verified; there is no way to skip that.
+A server uses a new certificate from the next connection on. A client needs a new channel, see `grpc_comm.secured`.
+TLS 1.2 is the least, names are verified, and neither can be switched off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from grpc_comm.watched import UnusableError, Watched
 HTTP2 = "h2"
 AGAIN_S = 0.05
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What a client of gRPC says first, with settings that change nothing; a server of HTTP/1 answers in its own words."""
+"""First bytes of a gRPC client, with settings that change nothing; an HTTP/1 server answers them with HTTP/1."""
 _NAME_MISMATCHES = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _REASONS = {
     "KEY_VALUES_MISMATCH": "the key belongs to another certificate",
@@ -54,14 +54,14 @@ class _Pair:
 
 
 class ServerTls:
-    """A server's certificate, as its files have it now.
+    """Certificate of a server, read again when its files change.
 
     Args:
-        cert, key: PEM; the certificate is followed by those between it and its CA.
-        client_ca: PEM of CAs; for ports that take client certificates.
+        cert, key: PEM; intermediate certificates follow the server's own.
+        client_ca: PEM of CAs, for ports that take client certificates.
 
     Raises:
-        UnusableError: they cannot be used.
+        UnusableError: the files cannot be used.
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
@@ -70,21 +70,21 @@ class ServerTls:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the files have changed into what cannot be used."""
+        """Whether the files have changed and their new version cannot be used."""
         self._pair.get()
         return self._pair.is_stale
 
     @property
     def days_left(self) -> float:
-        """Until the certificate in use expires."""
+        """Days until the certificate in use expires."""
         return (self._pair.get().expires - datetime.now(UTC)).total_seconds() / 86400
 
     def grpc_credentials(self, *, client_certificates: bool = False) -> grpc.ServerCredentials:
-        """Of a gRPC port; with `client_certificates`, nobody comes in without one."""
+        """Return the credentials of a gRPC port; with `client_certificates`, it refuses clients without one."""
         served = self._pair.get()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """At each handshake; None: unchanged."""
+            """Return the new certificate at a handshake; None if it is unchanged."""
             nonlocal served
             pair = self._pair.get()
             if pair is served:
@@ -94,15 +94,15 @@ class ServerTls:
 
         fetcher = cast(
             Callable[[], grpc.ServerCertificateConfiguration], fetch
-        )  # None is allowed, whatever the stubs say
+        )  # None is allowed, although the stubs deny it
         return grpc.dynamic_ssl_server_credentials(served.configuration(), fetcher, client_certificates)
 
     def http_context(self) -> ssl.SSLContext:
-        """Of an HTTP port."""
-        context = _server_context()  # refers each handshake to the pair's own
+        """Return the TLS context of an HTTP port."""
+        context = _server_context()  # replaced at each handshake by the pair's own
 
         def current(handshake: Any, name: str | None, outer: ssl.SSLContext) -> None:
-            """At each handshake, whether it names a server or not."""
+            """Set the context of a handshake, even if the client names no server."""
             handshake.context = self._pair.get().context
 
         context.sni_callback = current
@@ -131,12 +131,12 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
 
 def _expiry(path: Path, chain: bytes) -> datetime:
-    """When the certificate expires.
+    """Return when the certificate expires.
 
     Raises:
-        UnusableError: it has, or is not valid yet.
+        UnusableError: it has expired, or is not valid yet.
     """
-    from cryptography import x509  # only those with certificates pay for the import
+    from cryptography import x509  # servers without TLS do not pay for the import
 
     try:
         own = x509.load_pem_x509_certificates(chain)[0]
@@ -159,11 +159,11 @@ def _read_ca(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Whom a client trusts, and what it shows.
+    """Certificates of a client: the CAs that it trusts, and its own.
 
     Attributes:
         ca: PEM of the CAs that the server's certificate may come from.
-        cert, key: PEM of the client's own certificate; None shows none.
+        cert, key: PEM of the client's own certificate; None if it has none.
         server_name: the name that must be in the server's certificate; None: the host that is dialled.
     """
 
@@ -174,14 +174,14 @@ class ClientTls:
 
     @property
     def paths(self) -> list[Path]:
-        """Files that a channel is made of."""
+        """Files that a channel reads."""
         return [path for path in (self.ca, self.cert, self.key) if path is not None]
 
     def grpc_credentials(self) -> grpc.ChannelCredentials:
-        """Of a new channel, as the files are now.
+        """Return the credentials of a new channel, from the present files.
 
         Raises:
-            UnusableError: they cannot be used.
+            UnusableError: the files cannot be used.
         """
         ca = _read_ca(self.ca)
         if self.cert is None or self.key is None:
@@ -190,7 +190,7 @@ class ClientTls:
         return grpc.ssl_channel_credentials(ca, self.key.read_bytes(), self.cert.read_bytes())
 
     def context(self) -> ssl.SSLContext:
-        """Python's own, for the one handshake that finds out what is wrong.
+        """Return Python's TLS context, for a handshake that finds the cause of a failure.
 
         Raises:
             UnusableError: the files cannot be used.
@@ -204,10 +204,10 @@ class ClientTls:
         return context
 
     async def fault(self, address: str, timeout_s: float) -> str | None:
-        """Why no handshake with HOST:PORT succeeds, of some that are made now; None: one does, or nobody is there.
+        """Return why handshakes with HOST:PORT fail; None if one succeeds, or if no server answers.
 
-        Of TLS 1.3, a refusal of our certificate comes after the handshake, and from gRPC as a closed connection. That
-        may also be a server that just ended: it is asked twice.
+        In TLS 1.3 a server refuses a client's certificate after the handshake, and gRPC just closes the connection.
+        A server that shuts down does the same, so a second handshake is made.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -239,7 +239,7 @@ class ClientTls:
         return f" It names {', '.join(names)}: --tls_server_name {names[0]} accepts it"
 
     async def _names_at(self, address: str) -> list[str]:
-        """Return what the server's certificate names, from a handshake that checks all but the name."""
+        """Return the names in the server's certificate, from a handshake that checks all but the name."""
         context = self.context()
         context.check_hostname = False
         _, writer = await asyncio.open_connection(*split_address(address), ssl=context)
@@ -249,16 +249,18 @@ class ClientTls:
         return dns + [str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"]
 
     async def _is_taken(self, address: str) -> bool:
-        """Whether a server of HTTP/2 says anything after the handshake."""
+        """Whether an HTTP/2 server sends anything after the handshake."""
         name = self.server_name or split_address(address)[0]
         return await _answer(address, 1, ssl=self.context(), server_hostname=name) != b""
 
 
 async def greeting(address: str, timeout_s: float) -> bytes | None:
-    """How HOST:PORT answers gRPC in plain text: a few bytes, none if it ends the connection; None: nobody is there.
+    """Return the first bytes that HOST:PORT answers to plain-text gRPC; none if it ends the connection.
+
+    Returns None if no server answers.
 
     Raises:
-        socket.gaierror: nobody knows the host.
+        socket.gaierror: the host is not known.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -270,7 +272,7 @@ async def greeting(address: str, timeout_s: float) -> bytes | None:
 
 
 async def _answer(address: str, num_bytes: int, **tls: Any) -> bytes:
-    """So many bytes at most of what a server says to a client of gRPC; none if it ends the connection."""
+    """Return at most `num_bytes` that a server answers to a gRPC client; none if it ends the connection."""
     reader, writer = await asyncio.open_connection(*split_address(address), **tls)
     try:
         writer.write(HTTP2_PREFACE)
@@ -282,13 +284,13 @@ async def _answer(address: str, num_bytes: int, **tls: Any) -> bytes:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host, without brackets, and port."""
+    """Return the host, without brackets, and the port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def _reason(error: Exception) -> str:
-    """What OpenSSL means."""
+    """Return an OpenSSL error in plain words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     reason = getattr(error, "reason", None) or ("PEM lib" if "PEM lib" in str(error) else None)

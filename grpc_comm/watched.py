@@ -1,6 +1,6 @@
-"""Files that are read again when they change, without a restart. A version that cannot be used leaves the one before.
+"""Files that are read again when they change, without a restart. After an unusable version the last good one stays.
 
-Certificates, tokens: whatever somebody replaces while a server runs, in one step or in two, well or badly.
+Operators replace certificates and tokens while a server runs, in one step or in two, well or badly.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class UnusableError(Exception):
 
 
 class Watched(Generic[T]):
-    """What some files say now; for any thread. Looking costs a stat of each, some microseconds.
+    """Value of some files as they are now; for any thread. A look costs a stat of each, some microseconds.
 
     Args:
-        paths: of the files.
-        read: makes a value of them.
+        paths: the files.
+        read: returns the value of the files.
 
     Raises:
-        UnusableError: they cannot be used; only now, later the last good value stays.
+        UnusableError: the files cannot be used. Later on, the last good value stays.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
@@ -37,13 +37,13 @@ class Watched(Generic[T]):
         self._lock = threading.Lock()
         self._stamp = self._look()
         self.is_stale = False
-        """Whether the files have changed into what cannot be used."""
+        """True if the files have changed and their new version cannot be used."""
         self._value = self._try()
 
     def get(self) -> T:
-        """The value of the latest version that could be used."""
+        """Return the value of the latest usable version."""
         with self._lock:
-            stamp = self._look()  # before reading: what is written meanwhile has another one
+            stamp = self._look()  # before reading, so that a write meanwhile is seen at the next look
             if stamp != self._stamp:
                 self._stamp = stamp
                 self._renew()

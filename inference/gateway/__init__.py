@@ -1,5 +1,5 @@
 """OpenAI's HTTP API, and a page, in front of any `Completer`.
 
 Does not know: models, tokenizers, or whether its completer is in this process.
-Start reading: `app.py`; what clients may ask is in `schema.py`.
+Start reading: `app.py`; the bodies of requests are in `schema.py`.
 """

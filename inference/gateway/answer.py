@@ -1,4 +1,4 @@
-"""Reads a model's text as a message: reasoning, content and calls of tools, piece by piece."""
+"""Reader of a model's text as a message: reasoning, content and calls of tools, piece by piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inference.text.reasoning import Reasoning
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a piece of text adds to a message; calls by their numbers."""
+    """Additions of a piece of text to a message; calls by their numbers."""
 
     reasoning: str = ""
     content: str = ""
@@ -18,12 +18,12 @@ class Reading:
 
 
 class AnswerReader:
-    """Reads one answer; how its text is cut into pieces changes nothing of the whole.
+    """Reader of one answer; how its text is cut into pieces changes nothing of the whole.
 
     Args:
-        reasoning: splits it off; None: there is none.
-        calls: finds them; None: there are none.
-        one_call: further ones are dropped.
+        reasoning: splits off the reasoning; None if there is none.
+        calls: finds the calls; None if there are none.
+        one_call: drops all calls but the first.
     """
 
     def __init__(self, reasoning: Reasoning | None, calls: CallReader | None, *, one_call: bool) -> None:
@@ -33,7 +33,7 @@ class AnswerReader:
         self.has_calls = False
 
     def push(self, text: str, *, is_last: bool) -> Reading:
-        """What a piece of the text adds; with the last one also what was held back."""
+        """Return what a piece of the text adds; with the last one also what was held back."""
         thought, rest = self._reasoning.push(text, is_last=is_last) if self._reasoning else ("", text)
         if self._calls is None:
             return Reading(thought, rest)

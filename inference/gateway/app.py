@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's endpoints, health, metrics, version, and the page. Translates; owns no algorithm."""
+"""HTTP application: OpenAI's endpoints, health, metrics, version, and the page. Translates; owns no algorithm."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ PAGE = Path(__file__).with_name("page.html")
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
-"""The page is one file and talks to its own server alone; browsers see to it."""
+"""Content security policy of the page, which is one file and may connect to its own server alone."""
 MAX_NAME_CHARACTERS = 200
-"""Of a name that a client is told is none of ours."""
+"""Limit of an unknown model's name in an error message."""
 T = TypeVar("T")
 
 
-@dataclass(slots=True)  # not frozen: another model may come to be served behind it
+@dataclass(slots=True)  # not frozen: the card changes with the served model
 class Gateway:
-    """What the application stands in front of, and how it answers.
+    """Completer, model and settings of the application.
 
     Attributes:
         completer: serves the requests.
-        codec: tokenizes for clients; None does not.
-        card: of the model that is served now.
+        codec: tokenizes for clients; None if there is no tokenizer.
+        card: describes the model that is served now.
         metrics: are shown at /metrics.
-        is_healthy: whether requests can be served now.
-        config: how it answers.
+        is_healthy: returns whether requests can be served now.
+        config: settings of the HTTP API.
         spans: makes a span of every request; None makes none.
-        kept: what waits for the end of an answer in one piece.
+        kept: counts what waits for the end of answers in one piece.
     """
 
     completer: Completer
@@ -80,7 +80,7 @@ class Gateway:
 
 
 def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
-    """The application in front of a gateway's completer; `access` says who may ask for what, None: all for all."""
+    """Return the application of a gateway; `access` admits requests, None admits all."""
     spans = http_spans(gateway.spans)
     app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
     _add_generation(app, gateway)
@@ -118,12 +118,12 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/v1/models")
     async def models() -> ModelList:
-        """The one model served."""
+        """List the served model."""
         return ModelList.of(gateway.card, created=started)
 
     @app.get("/v1/models/{name:path}", responses={404: ANSWERS[404]})
     async def model(name: str) -> Model:
-        """The model, by its name."""
+        """Return the model of this name."""
         _check_name(name, gateway.card)
         return Model.of(gateway.card, created=started)
 
@@ -133,7 +133,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
 def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/tokenize", responses=FAILURES, response_model=None)
     async def tokenize(body: TokenizeBody) -> JsonAnswer:
-        """Token ids of a prompt, as generation would read it."""
+        """Return the token ids of a prompt, as generation would read it."""
         _check_model(body, gateway.card)
         token_ids = list(await _codec(gateway).encode(body.text(), special=body.add_special_tokens))
         answer = Tokens(count=len(token_ids), max_model_len=gateway.card.max_length, tokens=token_ids)
@@ -141,7 +141,7 @@ def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/detokenize", responses=FAILURES, response_model=None)
     async def detokenize(body: DetokenizeBody) -> JsonAnswer:
-        """The text of token ids."""
+        """Return the text of token ids."""
         _check_model(body, gateway.card)
         check_ids(body.tokens, gateway.card, "tokens")
         return JsonAnswer(TextOfTokens(prompt=await _codec(gateway).decode(body.tokens)).model_dump())
@@ -159,14 +159,14 @@ def _check_model(body: GenerationBody | TokenizeBody | DetokenizeBody, card: Mod
 
 
 def _check_name(name: str, card: ModelCard) -> None:
-    """The name of the served model, or a path that ends with it."""
+    """Refuse a name that is neither the served model's nor a path that ends with it."""
     if name.rstrip("/").rpartition("/")[2] != card.name.rpartition("/")[2]:
         message = f"model {name[:MAX_NAME_CHARACTERS]} does not exist; {card.name} is served"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def _deadline_s(request: Request, gateway: Gateway) -> float:
-    """Seconds the request may take: the gateway's limit, or fewer if its header says so."""
+    """Return the seconds that the request may take: the gateway's limit, or fewer by the request's header."""
     value = request.headers.get(DEADLINE_HEADER)
     if value is None:
         return gateway.config.deadline_s
@@ -202,7 +202,7 @@ async def _answer(
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, but cancel it, down to the slot, when the client leaves."""
+    """Run `work`; cancel it when the client disconnects, which frees its slot."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(request))
     watcher.add_done_callback(lambda _: task.cancel())
@@ -225,24 +225,24 @@ def _add_operation(app: FastAPI, gateway: Gateway) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=Response, responses={503: {"description": "Not serving."}})
     async def health() -> Response:
-        """200 while requests can be served."""
+        """Return 200 while requests can be served, else 503."""
         return Response(status_code=200 if await gateway.is_healthy() else 503)
 
     @app.post("/ping", include_in_schema=False)
     @app.get("/ping", response_class=Response, responses={503: {"description": "Not serving."}})
     async def ping() -> Response:
-        """As /health, under the name that SageMaker and vLLM have for it."""
+        """Answer as /health, under the name that SageMaker and vLLM have for it."""
         return await health()
 
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Prometheus metrics."""
+        """Return the Prometheus metrics."""
         return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/version")
     async def version() -> Version:
-        """Of this server, and the topology behind it."""
+        """Return the version of this server, and the topology that it serves."""
         return Version(version=VERSION, topology=gateway.card.topology)
 
 

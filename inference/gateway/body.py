@@ -1,4 +1,4 @@
-"""What all bodies have in common, and the types of their fields."""
+"""Base class of request bodies, and types of their fields."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from inference.text.unicode import first_lone_surrogate
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 5.0 is an integer."""
+    """Return 5.0 as 5: JSON has one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _unicode(text: str) -> str:
-    """JSON can write down half of a surrogate pair, which is no character."""
+    """Refuse half of a surrogate pair, which JSON can write but which is no character."""
     if (place := first_lone_surrogate(text)) is not None:
         raise ValueError(f"character {place} is half of a surrogate pair")
     return text
 
 
 def _all_whole(values: Any) -> Any:
-    """As `_whole`, for a list that is not too long for it: long ones are validated in compiled code alone."""
+    """Apply `_whole` to a list, unless it is long: long ones are validated in compiled code alone."""
     return list(map(_whole, values)) if isinstance(values, list) and len(values) <= MAX_FIELDS else values
 
 
 def check_size(values: Any, limit: int) -> Any:
-    """Refuse an object of too many fields at once; Pydantic would make one error of each.
+    """Refuse an object of too many fields with one error; Pydantic would make one for each field.
 
     Raises:
-        PydanticCustomError: naming both numbers.
+        PydanticCustomError: there are more than `limit`; the message names both numbers.
     """
     if isinstance(values, dict) and len(values) > limit:
         message = f"an object of {len(values)} fields exceeds the limit of {limit}"
@@ -44,12 +44,12 @@ def check_size(values: Any, limit: int) -> Any:
 WHOLE = BeforeValidator(_whole)
 ALL_WHOLE = BeforeValidator(_all_whole)
 MAX_FIELDS = 1024
-"""Of an object, and of a list that may write integers as 5.0."""
+"""Limit of an object's fields, and of the items of a list that may write integers as 5.0."""
 Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
 
 
 def complete(schema: dict[str, Any], body: type[Body]) -> None:
-    """Say in the schema that a null stands for nothing, and which other values do."""
+    """Add to the schema that a null means an unset field, and the fields that have values without effect."""
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf", [field])
         if name not in schema.get("required", ()) and {"type": "null"} not in kinds:
@@ -58,7 +58,7 @@ def complete(schema: dict[str, Any], body: type[Body]) -> None:
 
 
 class Body(BaseModel):
-    """Strict: a number is no string. Unknown fields are refused; a null says nothing, nor does what is so anyway."""
+    """Base of bodies. Types are strict; unknown fields are refused. Nulls and values without effect are dropped."""
 
     model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=complete)
     no_ops: ClassVar[NoOps] = {}

@@ -10,13 +10,13 @@ from inference.commit import Delta, Event, Finished, FinishReason, Started, Toke
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one chunk says.
+    """Content of one chunk.
 
     Attributes:
         accepted: for each token, whether it is an accepted draft token.
         num_draft_tokens: draft tokens of the pass; 0 unless this is the pass's last part.
         finish_reason: on the last part of a choice.
-        is_prompt: it is the prompt; the first of its log-probabilities says nothing.
+        is_prompt: the text is the prompt; the first of its log-probabilities has no meaning.
     """
 
     text: str
@@ -28,7 +28,7 @@ class Part:
 
 
 def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
-    """A delta cut at its tokens, or whole."""
+    """Yield a delta cut at its tokens, or whole."""
     num_tokens = len(delta.token_ids)
     accepted = tuple(i < delta.num_accepted_tokens for i in range(num_tokens))
     if not per_token or num_tokens <= 1:
@@ -47,7 +47,7 @@ def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
 
 @dataclass(slots=True)
 class Choice:
-    """What became of one choice so far."""
+    """Counts and text of one choice so far."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -63,7 +63,7 @@ class Choice:
     has_scored_prompt: bool = False
 
     def take(self, event: Event, *, per_token: bool) -> Iterator[Part]:
-        """Count an event, and give what is to be sent of it."""
+        """Count an event, and yield the parts of it that are to be sent."""
         if isinstance(event, Started):
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
             self.prompt_text = event.prompt_text
@@ -85,6 +85,6 @@ class Choice:
         self.finish_reason = part.finish_reason
 
     def keep(self, part: Part) -> None:
-        """Remember a part for an answer in one piece."""
+        """Keep a part for an answer in one piece."""
         self.texts.append(part.text)
         self.logprobs.extend(part.logprobs)

@@ -1,4 +1,4 @@
-"""Conversations over HTTP: messages, tools, calls, and what a chat template is told beside them."""
+"""Conversations over HTTP: messages, tools, calls, and variables of the chat template."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessag
 from inference.text.unicode import check_unicode
 
 MAX_PARTS = 1024
-"""Of one message."""
+"""Limit of one message."""
 FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
 def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
     if (kind := schema.get("type", "object")) != "object":
-        raise ValueError(f"type {json.dumps(kind)[:40]} is none of arguments: they are an object")
+        raise ValueError(f"type {json.dumps(kind)[:40]} is not supported: arguments are an object")
     return schema
 
 
@@ -66,10 +66,10 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Refuse names that stand twice, and a choice of what is not there.
+    """Refuse duplicate names, and a choice that is none of the tools.
 
     Raises:
-        ValueError: naming it.
+        ValueError: one of these; the message names it.
     """
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
@@ -96,7 +96,7 @@ class TextPart(Body):
 
 
 class CalledFunction(Body):
-    """What was called, with the arguments as JSON text."""
+    """A called function, with the arguments as JSON text."""
 
     name: Text
     arguments: Text
@@ -138,7 +138,7 @@ class Message(Body):
         return self
 
     def message(self) -> ChatMessage:
-        """As the chat template is to have it."""
+        """Return the message for the chat template."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         calls = json.dumps([call.model_dump() for call in self.tool_calls]) if self.tool_calls else ""
         name = self.name if self.role == "tool" else None
@@ -146,7 +146,7 @@ class Message(Body):
 
 
 class TemplateBody(Body):
-    """What a chat template may be told."""
+    """Variables of the chat template."""
 
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's: further variables of the model's chat template."
@@ -159,10 +159,10 @@ class TemplateBody(Body):
 
 
 def chat_of(messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: dict[str, Any]) -> Chat:
-    """A conversation for whoever owns the template.
+    """Return a conversation for the server that owns the template.
 
     Raises:
-        InvalidRequestError: a part of it is no text, or beyond its limit.
+        InvalidRequestError: a part of it is no text, or exceeds its limit.
     """
     spoken = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
     chat = Chat(

@@ -1,4 +1,4 @@
-"""How the model behind speaks: how it writes calls and marks its thoughts; what that means for request and answer."""
+"""Dialect of the served model: its format of calls and its marks of reasoning, for requests and answers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from inference.workers.completion import ModelCard
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the model behind speaks.
+    """Format of calls and marks of reasoning of a model.
 
     Attributes:
-        calls: how it writes calls; None: not in a way that is known here.
-        thinks: it may think before it answers, and marks what it thinks.
+        calls: the format of its calls; None if it is not known here.
+        thinks: the model may reason before it answers, and marks its reasoning.
     """
 
     calls: CallFormat | None
@@ -31,27 +31,27 @@ class Dialect:
 
     @classmethod
     def of(cls, card: ModelCard, config: HttpConfig) -> Dialect:
-        """What the flags say, or else the model's chat template."""
+        """Return the dialect that the flags name, or else the one of the model's chat template."""
         parser, thinking = config.tool_call_parser, config.reasoning_parser
         calls = format_of(card.chat_template) if parser == "auto" else FORMATS.get(parser)
         thinks = BEGIN in (card.chat_template or "") if thinking == "auto" else thinking == "think"
         return cls(calls, thinks)
 
     def check(self, body: ChatBody) -> None:
-        """Refuse tools of a model that does not know any.
+        """Refuse tools if the model's format of calls is not known.
 
         Raises:
-            ApiError: naming the field.
+            ApiError: there are tools; the error names the field.
         """
         if body.offered() and self.calls is None:
             fault = "the model's chat template shows no way to call them that is known here; see --tool_call_parser"
             raise ApiError(400, f"tools: {fault}", param="tools", code="unsupported_parameter")
 
     def grammar(self, body: ChatBody) -> Grammar | None:
-        """What the output must look like, as tools and response format say; behind a reasoning, where there may be one.
+        """Return the grammar of the output, by tools and response format; a reasoning may precede it.
 
         Raises:
-            InvalidRequestError: the tools are too long for one, or the format is none that can stand beside them.
+            InvalidRequestError: the tools are too long for a grammar, or the response format cannot go with them.
         """
         offered = body.offered()
         try:
@@ -71,7 +71,7 @@ class Dialect:
         if choice == "required":
             return only_calls(calls, functions, many=many, output=None)
         if output is not None and output.kind is not GrammarKind.JSON_SCHEMA:
-            raise ValueError("beside some that may be called or not, only JSON can be asked for")
+            raise ValueError("with calls that the model may or may not make, only JSON can be asked for")
         if output is not None:
             return only_calls(calls, functions, many=many, output=output)
         if calls.trigger is not None and any(tool.function.strict for tool in offered):
@@ -79,7 +79,7 @@ class Dialect:
         return None
 
     def reader(self, body: ChatBody, prompt: str) -> AnswerReader | None:
-        """Reads one answer to a prompt; None: its text is its content."""
+        """Return the reader of one answer to a prompt; None if its text is its content."""
         names = frozenset(tool.function.name for tool in body.offered())
         calls = self.calls.reader(names) if self.calls and names else None
         if calls is None and not self.thinks:

@@ -1,7 +1,7 @@
-"""How documents become JSON.
+"""JSON documents of the API, and their encoding.
 
-Escaped to ASCII: a reader that takes U+2028 or U+0085 for the end of a line must not cut an event in two, and half of a
-surrogate pair in a name must not break the answer that complains about it.
+They are escaped to ASCII: a reader that takes U+2028 or U+0085 for the end of a line must not cut an event in two, and
+half of a surrogate pair in a name must not break the answer that reports it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pydantic import BaseModel
 from inference.workers.completion import ModelCard
 
 encoded = json.JSONEncoder(separators=(",", ":")).encode
-"""A document as compact JSON."""
+"""Function that returns a document as compact JSON."""
 
 
 class JsonAnswer(JSONResponse):
-    """An answer in one piece."""
+    """Answer in one piece."""
 
     def render(self, content: Any) -> bytes:
-        """See Starlette's."""
+        """Return a document as bytes; called by Starlette."""
         return encoded(content).encode()
 
 
@@ -36,7 +36,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorDocument(BaseModel):
-    """Every answer that is no success."""
+    """Body of every answer that is no success."""
 
     error: ErrorDetail
 
@@ -65,7 +65,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 
 class Model(BaseModel):
     """One served model. `max_model_len`: tokens that prompt and output may have together. `model_id`: hash of what its
-    tokens depend on; empty where nobody knows it.
+    tokens depend on; empty if unknown.
     """
 
     id: str

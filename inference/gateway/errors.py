@@ -17,7 +17,7 @@ from inference.workers.status import REFUSED_BEHIND
 logger = logging.getLogger(__name__)
 
 DIALLED_AGAIN_S = 5.0
-"""A server that is gone is dialled that often at least (grpc_comm/options.py)."""
+"""Seconds within which a server that is gone is dialled again (grpc_comm/options.py)."""
 INVALID_REQUEST = "invalid_request_error"
 _RENAMED = {
     "max_new_tokens": "max_tokens",
@@ -29,11 +29,11 @@ _SHAPES = {
     "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
     "stop": "a text or a list of texts is expected, none of them empty or too long",
 }
-# What is no object: another kind of JSON, another content type, or nothing.
+# Faults of a body that is no object: another kind of JSON, another content type, or nothing.
 _NO_OBJECT = ("model_attributes_type", "missing")
-_OURS = ("value_error", UNSUPPORTED)  # our own validators say more than any rule
+_OURS = ("value_error", UNSUPPORTED)  # our own validators, which are more specific than Pydantic's rules
 _CODES = {"missing": "missing_required_parameter", UNSUPPORTED: "unsupported_parameter"}
-_FAULT = ("server_error", "internal_error")  # a code even here: LLMPerf counts an error by its code
+_FAULT = ("server_error", "internal_error")  # with a code, since LLMPerf counts errors by it
 _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
     errors.InvalidRequestError: (400, INVALID_REQUEST, None),
     errors.ContextLengthError: (400, INVALID_REQUEST, "context_length_exceeded"),
@@ -49,9 +49,9 @@ _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
 }
 
 
-@dataclass(eq=False)  # not frozen: whoever handles an exception may set its traceback
+@dataclass(eq=False)  # not frozen: handlers of exceptions set the traceback
 class ApiError(Exception):
-    """What a client is told.
+    """Failure as a client gets it.
 
     Attributes:
         status: HTTP status code.
@@ -70,24 +70,24 @@ class ApiError(Exception):
     retry_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
-        """The JSON body."""
+        """Return the JSON body."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """What HTTP wants beside the body: Retry-After in whole seconds, or how one says who one is."""
+        """Return the headers of the status: Retry-After in whole seconds, or the scheme of authentication."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
     def answer(self, **headers: str) -> JsonAnswer:
-        """The answer of HTTP, with further headers."""
+        """Return the HTTP answer, with further headers."""
         return JsonAnswer(self.body(), status_code=self.status, headers={**self.headers(), **headers})
 
 
 def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
-    """What one of our exceptions means to an HTTP client."""
+    """Return the failure of HTTP for one of our exceptions."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
-        logger.error("refused by the server behind: %s", error)  # who asked us is at no fault
+        logger.error("refused by the server behind: %s", error)  # the client is not at fault
         error = errors.UnavailableError(REFUSED_BEHIND)
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
     param = _param(error.field, chat=chat) if isinstance(error, errors.InvalidRequestError) else None
@@ -95,7 +95,7 @@ def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
 
 
 def _retry_after_s(error: errors.SpecDecError) -> float | None:
-    """Return the seconds until a retry has a fair chance; None if it has none, or if the error does not say."""
+    """Return the seconds until a retry has a fair chance; None if it has none, or if that is unknown."""
     if isinstance(error, errors.CapacityError):
         return error.retry_after_s
     is_gone = type(error) is errors.UnavailableError and error.address is not None
@@ -103,25 +103,25 @@ def _retry_after_s(error: errors.SpecDecError) -> float | None:
 
 
 def _message(error: errors.SpecDecError) -> str:
-    """Without addresses: which server is behind the gateway is not the client's affair. The log has them."""
-    if isinstance(error, errors.UnavailableError) and error.address is not None:  # gRPC's own words name them again
+    """Return the message without addresses of upstream servers, which only the log has."""
+    if isinstance(error, errors.UnavailableError) and error.address is not None:  # gRPC's message has it again
         logger.info("unavailable: %s", error)
         return "the server behind this one cannot be reached"
     return error.message
 
 
 def unexpected() -> ApiError:
-    """What nobody foresaw; it is told to the log, not to the client."""
+    """Return an unforeseen failure; its cause is in the log only."""
     return ApiError(500, "unexpected failure; the server's log has the cause", _FAULT[0], code=_FAULT[1])
 
 
 def _param(field: str | None, *, chat: bool) -> str | None:
-    """What the endpoint calls a field of ours."""
+    """Return the endpoint's name for a field of ours."""
     return "messages" if chat and field == "prompt" else _RENAMED.get(field or "", field)
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """What is wrong with a body that does not fit its schema; the first fault, by field."""
+    """Return the failure of a body that does not fit its schema, by its worst fault."""
     fault = _worst(error.errors())
     place = [part for part in fault["loc"] if part != "body"]
     if fault["type"] == "json_invalid":
@@ -139,19 +139,19 @@ def from_validation(error: RequestValidationError) -> ApiError:
 
 
 def _path(place: list[Any]) -> str:
-    """Where in the body, as in messages.0.content; without the names of a union's alternatives, which are ours."""
+    """Return the place in the body, as in messages.0.content, without our names of a union's alternatives."""
     if place[0] in _SHAPES:
         return str(place[0])
     return ".".join(str(part) for part in place if isinstance(part, int) or (part.isidentifier() and part != "str"))
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:
-    """Complaints of ours about two fields together begin with the one to change."""
+    """Return the field to change, with which our own messages about two fields begin."""
     return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """The most telling fault: our own validators', or, of a union's alternatives, that of the one that got furthest."""
+    """Return the most useful fault: our own validators', or that of the union's alternative that got furthest."""
     rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
     fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]

@@ -1,4 +1,4 @@
-"""The two answers' shapes: text completion and chat completion, whole and in chunks. Dictionaries, ready for JSON."""
+"""Formats of answers: text completion and chat completion, whole and in chunks, as dictionaries ready for JSON."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from inference.text.calls.reader import CallPiece
 
 
 class Format(Protocol):
-    """One endpoint's shape.
+    """Format of one endpoint's answers.
 
     Attributes:
-        shows_prompt: a prompt that comes back is a part of the answer.
+        shows_prompt: an echoed prompt is a part of the answer.
         answer_id: 24 hex digits, in the answer's "id".
         created: seconds since 1970.
     """
@@ -27,13 +27,13 @@ class Format(Protocol):
     created: int
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """What stands beside "choices"."""
+        """Return the fields beside "choices"."""
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """One entry of a chunk's "choices"."""
+        """Return one entry of a chunk's "choices"."""
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """One entry of a whole answer's "choices"."""
+        """Return one entry of a whole answer's "choices"."""
 
 
 class _Base:
@@ -47,7 +47,7 @@ class _Base:
 
 
 class TextFormat(_Base):
-    """Of /v1/completions."""
+    """Format of /v1/completions."""
 
     shows_prompt = True
 
@@ -70,10 +70,10 @@ class TextFormat(_Base):
 
 
 class ChatFormat(_Base):
-    """Of /v1/chat/completions. A choice's first chunk names the role, beside its first token.
+    """Format of /v1/chat/completions. A choice's first chunk names the role, beside its first token.
 
     Args:
-        reader: of an answer to the prompt that it is given; None: the text is the content.
+        reader: returns the reader of an answer to a prompt; None if the text is the content.
     """
 
     shows_prompt = False
@@ -106,7 +106,7 @@ class ChatFormat(_Base):
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def _read(self, index: int, text: str, ending: Part | Choice, choice: Choice) -> tuple[dict[str, Any], str | None]:
-        """What a piece of a choice's text adds to its message, calls by number, and why the choice ends, if it does."""
+        """Return the fields that a piece of text adds to a message, calls by number, and the finish reason if any."""
         if index not in self._readers:
             self._readers[index] = self._reader(choice.prompt_text)
         reader, reason = self._readers[index], _reason(ending)
@@ -116,13 +116,13 @@ class ChatFormat(_Base):
         fields: dict[str, Any] = {"reasoning_content": reading.reasoning} if reading.reasoning else {}
         if reading.calls:
             fields["tool_calls"] = {number: _call(piece) for number, piece in reading.calls.items()}
-        if reading.content:  # an empty one would be a message beside the calls to some clients
+        if reading.content:  # some clients would show an empty one beside the calls
             fields["content"] = reading.content
         return fields, "tool_calls" if reader.has_calls and reason == FinishReason.STOP.value else reason
 
 
 def _call(piece: CallPiece) -> dict[str, Any]:
-    """A call's beginning has an id and a name."""
+    """Return a piece of a call; the first one has an id and a name."""
     if piece.name is None:
         return {"function": {"arguments": piece.arguments}}
     head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
@@ -134,7 +134,7 @@ def _reason(what: Part | Choice) -> str | None:
 
 
 def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-    """Tokens of a whole request: every prompt once, every choice's output."""
+    """Return the numbers of tokens of a whole request: every prompt once, every choice's output."""
     num_prompt_tokens = sum(choice.num_prompt_tokens for choice in choices[::n])
     num_output_tokens = sum(choice.num_output_tokens for choice in choices)
     num_accepted_tokens = sum(choice.num_accepted_tokens for choice in choices)
@@ -152,7 +152,7 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
 
 
 def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_prompt: bool = False) -> dict[str, Any]:
-    """The older shape: parallel lists; `offset` is where in the choice's text the first token begins.
+    """Return the older format: parallel lists; `offset` is where in the choice's text the first token begins.
 
     A prompt's first token follows nothing: it has nulls.
     """
@@ -170,7 +170,7 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_pro
 
 
 def chat_logprobs(positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """The newer shape: one object per token."""
+    """Return the newer format: one object per token."""
     entries = [list(map(_entry, position)) for position in positions]
     content = [{**chosen, "top_logprobs": top} for chosen, *top in entries]
     return {"content": content, "refusal": None}
@@ -181,7 +181,7 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _name(token: TokenLogprob) -> str:
-    """The token's text; a part of a character as bytes:\\xe2, as OpenAI names it."""
+    """Return the token's text; a part of a character as bytes:\\xe2, as OpenAI names it."""
     try:
         return token.text.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""What stands before the application: limits on bodies, a count of answers, and which requests get a span.
+"""Middleware of the application: request ids, access, limits on bodies, a count of answers, and spans.
 
-Plain ASGI, so that streams stay streams; all of it is HTTP, since a port has neither websockets nor a lifespan.
+Plain ASGI, so that streams stay streams. All of it is HTTP, since a port has neither websockets nor a lifespan.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _INLINE_BYTES = 32 * 1024
 
 
 class BodyLimit:
-    """Refuses bodies above `max_bytes` with 413, whether they say their length or not, and crowded ones with 400.
+    """Middleware that refuses bodies above `max_bytes` with 413, with or without a length, and crowded ones with 400.
 
-    What is within these limits is read and validated on the event loop.
+    Bodies within these limits are read and validated on the event loop.
 
     Args:
-        max_numbers: says how many numbers a body for the present model may have.
+        max_numbers: returns how many numbers a body for the present model may have.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, max_numbers: Callable[[], int]) -> None:
@@ -82,15 +82,15 @@ async def _read(receive: Receive, max_bytes: int) -> tuple[list[Message], int]:
 
 
 _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[-+0-9.,eE\s]++|[a-zA-Z]++|.', re.DOTALL)
-"""What JSON is made of: strings, runs of numbers, words, brackets and colons."""
+"""Parts of JSON: strings, runs of numbers, words, brackets and colons."""
 _MAX_PARTS = 64 * 1024
 
 
 def _is_crowded(body: bytes, max_numbers: int) -> bool:
-    """Whether it has more parts than can be parsed in passing.
+    """Whether a body has too many parts to be parsed without delay for other requests.
 
     The parser keeps the interpreter to itself, on whatever thread it runs: eight megabytes of members took 0.4 s, in
-    which nobody else was served. Here others have their turn between two parts.
+    which no other request was served. This count lets other threads run between two parts.
     """
     num_numbers = 0
     for num_parts, part in enumerate(_PARTS.finditer(body)):
@@ -112,7 +112,7 @@ def parse_fault(body: bytes, max_numbers: int) -> ApiError | None:
 
 
 class RequestId:
-    """Gives every answer the id that its request came with in X-Request-Id, or a new one."""
+    """Middleware that gives every answer the id in its request's X-Request-Id header, or a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -130,10 +130,10 @@ class RequestId:
 
 
 class HttpGate:
-    """Lets requests in, as `Access` says, before anything of their bodies is read.
+    """Middleware that admits requests by `Access`, before anything of their bodies is read.
 
     Args:
-        rights: which of them let one ask for a path; None is open to everybody.
+        rights: returns the rights, one of which a path needs; None if the path is open.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class HttpGate:
 
 
 class AnswerCount:
-    """Counts answers by path and status; paths that are not ours are one."""
+    """Middleware that counts answers by path and status; unknown paths count as one."""
 
     def __init__(self, app: ASGIApp, *, registry: CollectorRegistry, paths: frozenset[str]) -> None:
         self._app = app
@@ -189,7 +189,7 @@ PREFIX = "/v1/"
 
 
 def http_spans(spans: Spans | None) -> TelemetryConfig:
-    """Spans alone, which continue the trace that a client's headers name; none at all without `spans`."""
+    """Return the telemetry settings: spans, which continue the trace in a client's headers, or nothing at all."""
     if spans is None:
         return {"tracing": False, "metrics": False, "logs": False}
     return {
@@ -202,5 +202,5 @@ def http_spans(spans: Spans | None) -> TelemetryConfig:
 
 
 def _is_noise(scope: MutableMapping[str, Any]) -> bool:
-    """Health checks, scrapes, the page."""
+    """Whether a request gets no span: health checks, scrapes, the page."""
     return scope["method"] != "POST" or not scope["path"].startswith(PREFIX)

@@ -1,4 +1,4 @@
-"""Fields of other servers that this one has not, with the values that ask for what is so anyway.
+"""Fields of other servers that this one lacks, with the values that change nothing here.
 
 Clients and frameworks send such fields by themselves. Any other value would change the answer, so it is refused.
 """
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from pydantic_core import PydanticCustomError
 
 NoOps: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""By field, the values that change nothing; none where the field has no such value but a hint."""
+"""Values that change nothing, by field; none where every value is refused with a hint."""
 UNSUPPORTED = "unsupported"
 """Pydantic's type of the fault."""
 MAX_SHOWN_CHARACTERS = 40
@@ -60,7 +60,7 @@ _HINTS = {"functions": "use tools", "function_call": "use tool_choice, and tool_
 
 
 def without_no_ops(values: Mapping[str, Any], no_ops: NoOps) -> dict[str, Any]:
-    """What of a body says something: no nulls, and no values that change nothing.
+    """Return a body without nulls, and without values that change nothing.
 
     Raises:
         PydanticCustomError: a field has a value that would change something.
@@ -74,12 +74,12 @@ def without_no_ops(values: Mapping[str, Any], no_ops: NoOps) -> dict[str, Any]:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """As JSON has it: 1.0 is 1, but false is not 0."""
+    """Whether two values are equal in JSON: 1.0 is 1, but false is not 0."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _refusal(name: str, value: Any, values: tuple[Any, ...]) -> PydanticCustomError:
-    """The fault of a field; its first word is the field."""
+    """Return the fault of a field; its first word is the field."""
     taken = f", only {' or '.join(map(json.dumps, values))}, which changes nothing" if values else ""
     hint = f"; {_HINTS[name]}" if name in _HINTS else ""
     message = f"{name} {_shown(value)} is not supported here{taken}{hint}"
@@ -92,6 +92,6 @@ def _shown(value: Any) -> str:
 
 
 def schema_of(no_ops: NoOps) -> dict[str, Any]:
-    """The fields as properties of a JSON schema."""
+    """Return the fields as properties of a JSON schema."""
     note = "Taken, without effect: this is so anyway."
     return {name: {"enum": [*values, None], "description": note} for name, values in no_ops.items()}

@@ -1,4 +1,4 @@
-"""A port of HTTP: an ASGI application on uvicorn, inside this process's event loop, after /livez and /readyz.
+"""HTTP port: an ASGI application on uvicorn, inside this process's event loop, after /livez and /readyz.
 
 Knows no application.
 """
@@ -28,9 +28,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 class Probes:
-    """Answers /livez and /readyz: whether a restart would help, and whether requests are welcome.
+    """ASGI application that answers /livez and /readyz: whether a restart would help, and whether requests are welcome.
 
-    The application has /health and /ping, and is not asked while they are not.
+    The application inside it answers /health and /ping, but not while requests are unwelcome.
     """
 
     def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> None:
@@ -50,7 +50,7 @@ class Probes:
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """An application that has nothing: 404."""
+    """Answer every request with 404."""
     await _tell(send, 404)
 
 
@@ -60,14 +60,14 @@ async def _tell(send: Send, status: int) -> None:
 
 
 class HttpPort:
-    """A port that requests come in by; a `Front`.
+    """HTTP port of a process; a `Front`.
 
     Args:
         name: for the log.
-        probes: answer, with the application behind them.
+        probes: the application, with probes around it.
         port: 0 takes a free one.
-        server: whose port it is: its host, its patience.
-        tls: its certificate; None is plain text.
+        server: host, security and time limits.
+        tls: the certificate; None is plain text.
     """
 
     def __init__(self, name: str, probes: Probes, port: int, server: ServerConfig, tls: ServerTls | None) -> None:
@@ -130,11 +130,11 @@ class SidePort(HttpPort):
             await super().open()
 
     async def refuse_new(self) -> None:
-        """Nothing: scrapes and probes are welcome to the end."""
+        """Do nothing: scrapes and probes are welcome to the end."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, as a part of a process that handles its own signals."""
+    """uvicorn's server, as a part of a process that handles its own signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -142,11 +142,11 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to whoever runs the process."""
+        """Leave signals to the process."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, and say when it is done."""
+        """Start as uvicorn does, then set `ready`."""
         await super().startup(sockets)
         self.ready.set()
 
@@ -161,10 +161,10 @@ def _uvicorn_config(app: ASGIApp, server: ServerConfig, tls: ServerTls | None) -
         access_log=False,  # a line per request costs more than a token; /metrics counts them
         log_config=None,
         log_level="warning",
-        timeout_keep_alive=75,  # longer than the pools of usual clients keep a connection: they close it, not we
+        timeout_keep_alive=75,  # longer than usual clients keep a connection in a pool, so that they close it
         timeout_graceful_shutdown=max(1, math.ceil(server.grace_s) + 1),
         backlog=BACKLOG,
         server_header=False,
-        reset_contextvars=True,  # or the next request on a connection begins in the span of the last one
+        reset_contextvars=True,  # otherwise a connection's next request would begin in the span of the last
         ssl_context_factory=None if tls is None else lambda *_: tls.http_context(),
     )

@@ -10,16 +10,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
 HEADERS_TIMEOUT_S = 10.0
-"""From a connection's beginning, or the first byte of its next request, to the end of the headers."""
+"""Seconds from a connection's beginning, or the first byte of its next request, to the end of the headers."""
 BODY_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 4096
-"""Further ones are closed at once: each takes a descriptor, of which a process has so many and no more."""
+"""Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
 MAX_PIPELINED = 64
-"""Requests that wait for the answers to those before them: one read held 14,000, which took 0.2 s to tell apart."""
+"""Limit of requests that wait for earlier answers: one read held 14,000, which took 0.2 s to separate."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. Whoever breaks a limit is disconnected: there is no request to answer yet."""
+    """One connection. A peer that breaks a limit is disconnected: there is no request to answer yet."""
 
     stall_timeout_s = 30.0
     """Seconds without any progress of a write, after which the reader counts as gone."""
@@ -29,11 +29,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_bytes_between = self._num_headers = self._num_hosts = self._num_unread = 0
         self._in_headers = True
         self._deadline: asyncio.TimerHandle | None = None
-        self._owed_s: float | None = None  # to the end of what has begun to come in; None: nothing has
+        self._owed_s: float | None = None  # left for what has begun to come in; None: nothing has
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin, unless there are too many."""
+        """Begin the connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.close()
@@ -41,13 +41,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect_within(HEADERS_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End; no timer outlives it."""
+        """End the connection and its timers."""
         self._expect_within(None)
         self.resume_writing()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """A request's first byte; raising ends the connection, as in `on_header`."""
+        """Begin a request at its first byte; raising ends the connection, as in `on_header`."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError(f"more than {MAX_PIPELINED} requests wait for their answers")
         self._num_headers = self._num_hosts = 0
@@ -56,14 +56,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes; the parser keeps those of an unfinished header, or of a field behind the body, to itself."""
+        """Take bytes; the parser keeps those of an unfinished header, or of a field after the body, to itself."""
         self._num_bytes_between += len(data)
         super().data_received(data)
         if self._num_bytes_between > MAX_HEADER_BYTES:
             self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, but behind the body, where no proxy looks; raising makes uvicorn answer 400 and close."""
+        """Take a header, but none after the body, where no proxy looks; raising makes uvicorn answer 400 and close."""
         self._num_headers += 1
         if self._num_headers > MAX_HEADERS or len(value) > MAX_HEADER_BYTES:
             raise ValueError(f"more than {MAX_HEADERS} headers, or one above {MAX_HEADER_BYTES} bytes")
@@ -75,42 +75,42 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The headers are there; the body may follow."""
+        """Expect the body, after the last header."""
         self._in_headers = False
         self._num_bytes_between = 0
         self._expect_within(BODY_TIMEOUT_S)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Take a part of the body."""
         self._num_bytes_between = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is there: from here on, the time is ours."""
+        """End the peer's time limit: the request is complete."""
         self._num_bytes_between = 0
         self._expect_within(None)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """An answer is out: what the peer has begun meanwhile must end in its time."""
+        """Set the time limit of what the peer has begun to send during the answer."""
         super().on_response_complete()
         self._arm(self._owed_s)
 
     def pause_writing(self) -> None:
-        """The peer does not read as fast as we write."""
+        """Watch a peer that does not read as fast as this server writes."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """End the watch of a peer that has read."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
         super().resume_writing()
 
     def _watch_reader(self) -> None:
-        """Look again when the time-out is over, whether anything was read meanwhile."""
+        """Check after the time-out whether anything was read meanwhile."""
         self._num_unread = self.transport.get_write_buffer_size()
         self._stalled = self.loop.call_later(self.stall_timeout_s, self._drop_or_watch)
 
@@ -121,7 +121,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Close the connection unless more is there in time; an answer that is on its way out is not cut for it."""
+        """Close the connection unless more comes in time; an answer that is on its way out is not cut."""
         self._owed_s = seconds
         is_answering = self.cycle is not None and not self.cycle.response_complete
         self._arm(None if is_answering else seconds)

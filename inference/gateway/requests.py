@@ -31,18 +31,18 @@ from inference.text.schema_fault import SEARCH_S, fault_of_schema
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 ChoiceEvent: TypeAlias = tuple[int, Event]
-"""(index of the choice, what became of it)"""
+"""(index of the choice, its event)"""
 MAX_AT_ONCE = 32
 """Choices of one request that run or wait in the server at once; the queue is for other requests too."""
 MAX_UNREAD = 256
-"""Events of one request that wait for its reader; whoever has more to say waits."""
+"""Limit of events of one request that wait for its reader; beyond it, its choices wait."""
 MIN_IDS = 1024
-"""Token ids that are left to the server to refuse."""
+"""Number of token ids up to which the refusal is left to the target."""
 NOTHING_NEW = Delta((), "", 0, 0, Timings())
 
 
 def completion_requests(body: CompletionBody, card: ModelCard) -> list[CompletionRequest]:
-    """Choice p * n + i is the i-th continuation of prompt p."""
+    """Return the requests of a body; choice p * n + i is the i-th continuation of prompt p."""
     prompts = body.prompts()
     for prompt in prompts:
         if not isinstance(prompt, str):
@@ -61,7 +61,7 @@ def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
     """Refuse more token ids than the context holds here, before they are sent to the server.
 
     Raises:
-        ContextLengthError: naming the field and both numbers.
+        ContextLengthError: there are more; the message names the field and both numbers.
     """
     if len(token_ids) > max(MIN_IDS, card.max_length):
         message = f"This model's maximum context length is {card.max_length} tokens; {field} has {len(token_ids)}"
@@ -69,9 +69,9 @@ def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
 
 
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
-    """One request per choice; without a limit, to the end of the context.
+    """Return one request per choice; without a limit, to the end of the context.
 
-    The prompt comes back where its end says whether the output begins within a reasoning.
+    The prompt is echoed if its end shows whether the output begins within a reasoning.
     """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(body, card.defaults, card.max_length)
@@ -84,7 +84,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
-    """What the client said of the length; else what the target's operator did, or `otherwise`, within its key."""
+    """Return the client's limit of the length; else the target's default or `otherwise`, within the key's limit."""
     said = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if said is not None:
         return said
@@ -98,7 +98,7 @@ def _repeated(
     template: CompletionRequest,
     defaults: RequestDefaults,
 ) -> list[CompletionRequest]:
-    """One request per choice of each prompt. What the body leaves open is the target's default, or else OpenAI's."""
+    """Return one request per choice of each prompt. Unset fields get the target's default, or else OpenAI's."""
     _check_number(len(prompts) * body.n)
     unsaid = {name: value for name, value in defaults.sampling.items() if name not in body.model_fields_set}
     one = replace(
@@ -109,7 +109,7 @@ def _repeated(
         gamma=body.gamma,
         stop=body.stops(),
         min_new_tokens=body.min_tokens,
-        grammar=body.grammar_of_output(),  # once for all: a schema takes milliseconds to be written down
+        grammar=body.grammar_of_output(),  # once for all choices: a schema takes milliseconds to serialize
         cache_salt=body.cache_salt or "",
         prompt_logprobs=template.logprobs if template.echo else None,
     )
@@ -118,7 +118,7 @@ def _repeated(
 
 
 def _check_number(num_choices: int) -> None:
-    """Refuse more choices than one request may have, by name of the limit, before any of them is made."""
+    """Refuse more choices than one request may have, before any of them is made."""
     limit = min(MAX_CHOICES, caller().limits.n or MAX_CHOICES)
     if num_choices > limit:
         message = f"n: {num_choices} choices are asked for, n times the number of prompts; the limit is {limit}"
@@ -133,16 +133,16 @@ async def events_of(
     deadline_s: float,
     ping_s: float = 0.0,
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Events of all choices of a body as they come; closing cancels what still runs.
+    """Yield the events of all choices of a body as they come; closing cancels what still runs.
 
     Args:
-        ping_s: seconds without any after which there is one that says nothing; 0 gives none.
+        ping_s: seconds without an event after which an empty one is yielded; 0 yields none.
 
     Raises:
         SpecDecError: a choice failed, or the time is over.
     """
     deadline = asyncio.get_running_loop().time() + deadline_s
-    requests = [replace(request, deadline=deadline) for request in requests]  # who is cancelled then, is late
+    requests = [replace(request, deadline=deadline) for request in requests]  # at which the completer ends them
     try:
         if len(requests) == 1 and not ping_s:
             async with aclosing(completer.complete(requests[0])) as events:
@@ -159,7 +159,7 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """The fault; if it is one of a grammar, by the field that the client sent, and where in it."""
+    """Return the fault; one of a grammar names the field that the client sent, and the place in it."""
     if error.field != "grammar":
         return error
     tools = body.offered() if isinstance(body, ChatBody) else []
@@ -170,8 +170,8 @@ async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidReq
 
 
 def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
-    """Where in the tools a schema has a fault, and which; two empty texts if none has."""
-    deadline = time.monotonic() + SEARCH_S  # of all of them: each may be tried out in a process of its own
+    """Return the place of a schema's fault in the tools, and its message; two empty texts if there is none."""
+    deadline = time.monotonic() + SEARCH_S  # for all tools: each may be tried out in a process of its own
     for i, tool in enumerate(tools):
         if time.monotonic() > deadline:
             break
@@ -182,13 +182,13 @@ def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
 
 
 _Items = asyncio.Queue[tuple[int, Event | Exception | None]]
-"""(index of the choice, what became of it; None: it has ended)"""
+"""(index of the choice, its event or failure; None: it has ended)"""
 
 
 async def _merged(
     completer: Completer, requests: Sequence[CompletionRequest], ping_s: float
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Every choice on a task of its own; the first failure ends them all."""
+    """Yield the events of all choices, each on a task of its own; the first failure ends them all."""
     queue = _Items(MAX_UNREAD)
     room = asyncio.Semaphore(MAX_AT_ONCE)
     tasks = [

@@ -1,7 +1,7 @@
-"""What clients may ask: the bodies of /v1/completions and /v1/chat/completions, with OpenAI's defaults.
+"""Bodies of requests, with OpenAI's defaults: /v1/completions, /v1/chat/completions, /tokenize and /detokenize.
 
-A field that is not listed is refused, unless it is null or says what is so anyway (noops.py). OpenAI's and vLLM's
-names; limits stand beside each field.
+A field that is not listed is refused, unless it is null or has a value without effect (noops.py). Names are OpenAI's
+and vLLM's; limits stand beside each field.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ MAX_TOKEN_ID = 2**31 - 1
 
 
 def _limits(limits: Range) -> Any:
-    """The same range for a field of a body."""
+    """Return a range as the constraint of a field."""
     return Field(gt=limits.low, le=limits.high) if limits.above else Field(ge=limits.low, le=limits.high)
 
 
 def _within(name: str) -> Any:
-    """The range of a sampling parameter."""
+    """Return the range of a sampling parameter as the constraint of a field."""
     return _limits(RANGES[name])
 
 
@@ -69,7 +69,7 @@ Prompt: TypeAlias = (
 
 
 def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any]) -> dict[str, Any]:
-    """A condition between two fields, as JSON Schema has it."""
+    """Return a condition of JSON Schema: if `field` is of this kind, `other` must be `allowed`."""
     then = {"properties": {other: allowed}, "required": [other]}
     return {"if": {"properties": {field: kind}, "required": [field]}, "then": then}
 
@@ -91,7 +91,7 @@ _PROMPT_OR_MESSAGES = {
 
 
 def _conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[Body]], None]:
-    """Put conditions between fields into the schema, and what `complete` does."""
+    """Return a function that adds conditions between fields to a schema, after `complete`."""
 
     def extend(schema: dict[str, Any], body: type[Body]) -> None:
         complete(schema, body)
@@ -106,7 +106,7 @@ def _one_of_structured(schema: dict[str, Any], body: type[Body]) -> None:
 
 
 class StreamOptions(Body):
-    """What a stream carries besides text."""
+    """Content of a stream besides text."""
 
     include_usage: bool = Field(default=False, description="A last chunk with the usage.")
     continuous_usage_stats: bool = Field(
@@ -130,7 +130,7 @@ class JsonObjectFormat(Body):
 
 
 class NamedSchema(Body):
-    """A JSON schema, and what OpenAI's clients send beside it."""
+    """A JSON schema, and the fields that OpenAI's clients send beside it."""
 
     name: str | None = None
     description: str | None = None
@@ -139,14 +139,14 @@ class NamedSchema(Body):
 
 
 class JsonSchemaFormat(Body):
-    """JSON as a schema says."""
+    """JSON that fits a schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
 
 class StructuredOutputs(Body):
-    """vLLM's; exactly one."""
+    """vLLM's structured output; exactly one field."""
 
     model_config = ConfigDict(json_schema_extra=_one_of_structured)
 
@@ -164,7 +164,7 @@ class StructuredOutputs(Body):
 
 
 class GenerationBody(Body):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     model: str | None = Field(None, description="As in /v1/models, or a path that ends with it. Unset: the one served.")
     temperature: Annotated[float, _within("temperature")] = 1.0
@@ -225,11 +225,11 @@ class GenerationBody(Body):
         return self
 
     def grammar_of_output(self) -> Grammar | None:
-        """What the output must look like."""
+        """Return the grammar of the output; None for any text."""
         return self._grammar()[1]
 
     def grammar_field(self) -> str | None:
-        """The field that says so."""
+        """Return the field that has the grammar."""
         return self._grammar()[0]
 
     def _grammar(self) -> tuple[str | None, Grammar | None]:
@@ -237,7 +237,7 @@ class GenerationBody(Body):
         return structured.the_grammar(given)
 
     def sampling(self) -> SamplingParams:
-        """How tokens are chosen; the seed stands apart."""
+        """Return the sampling parameters, without the seed."""
         values = {name: getattr(self, name) for name in RANGES if name not in ("seed", "top_k")}
         biases = sorted((int(token_id), bias) for token_id, bias in self.logit_bias.items())
         return SamplingParams(**values, top_k=max(0, self.top_k), logit_bias=tuple(biases))
@@ -266,7 +266,7 @@ class CompletionBody(GenerationBody):
         return self
 
     def prompts(self) -> list[str | tuple[int, ...]]:
-        """Each prompt by itself."""
+        """Return the prompts, one by one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -305,11 +305,11 @@ class ChatBody(GenerationBody, TemplateBody):
         return self
 
     def chat(self) -> Chat:
-        """The conversation; tools that must not be called are not spoken of."""
+        """Return the conversation, without tools that must not be called."""
         return chat_of(self.messages, self.offered(), self.template_kwargs())
 
     def offered(self) -> list[Tool]:
-        """What may be called."""
+        """Return the tools that may be called."""
         return [] if self.tool_choice == "none" else self.tools
 
 
@@ -332,7 +332,7 @@ class TokenizeBody(TemplateBody):
         return self
 
     def text(self) -> str | Chat:
-        """What to tokenize."""
+        """Return the text or conversation to tokenize."""
         return chat_of(self.messages or [], self.tools, self.template_kwargs()) if self.prompt is None else self.prompt
 
 

@@ -1,4 +1,4 @@
-"""The application's port."""
+"""HTTP port of the gateway's application."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inference.workers.completion import ModelCard
 
 
 class HttpFront(HttpPort):
-    """The HTTP port of a process; a `Front`."""
+    """HTTP port of the application; a `Front`."""
 
     def __init__(
         self, gateway: Gateway, server: ServerConfig, tls: ServerTls | None = None, access: Access | None = None
@@ -21,5 +21,5 @@ class HttpFront(HttpPort):
         super().__init__("HTTP", probes, gateway.config.port, server, tls)
 
     def show(self, card: ModelCard) -> None:
-        """Another model is served from now on."""
+        """Present another model as the served one."""
         self._gateway.card = card.named(self._gateway.config.served_model_name)

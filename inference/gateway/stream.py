@@ -1,4 +1,4 @@
-"""From events to what goes out: one JSON document, or server-sent events."""
+"""Answers made of events: one JSON document, or server-sent events."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ logger = logging.getLogger(__name__)
 
 _NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 LAST_WORD_S = 1.0
-"""Behind the deadline, in which a reader hears that it is over."""
+"""Seconds after the deadline, in which a stream can still report that it is over."""
 DONE = b"data: [DONE]\n\n"
 
 
 MAX_SCORES = 200_000
-"""Log-probabilities of an answer in one piece, at half a kilobyte each until it is sent."""
+"""Limit of log-probabilities in an answer in one piece, each of which takes half a kilobyte until it is sent."""
 MAX_ALL_SCORES = 1_000_000
-"""Of all answers of the process together."""
+"""Limit of those of all answers of the process together."""
 INLINE_SCORES = 5000
-"""Longer documents are written on a thread: they take a second, in which nobody else would be served."""
+"""Limit of a document that the event loop encodes; longer ones would delay other requests by a second."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """Log-probabilities that wait for the end of their answers, of all requests."""
+    """Number of log-probabilities of all requests that wait for the end of their answers."""
 
     num_scores: int = 0
 
@@ -48,7 +48,7 @@ class Kept:
 async def whole_answer(
     events: AsyncGenerator[ChoiceEvent, None], answer: Format, kept: Kept, *, num_choices: int, n: int
 ) -> JsonAnswer:
-    """The document of a request that does not stream.
+    """Return the document of a request that does not stream.
 
     Raises:
         ApiError: it is too long for an answer in one piece.
@@ -77,20 +77,20 @@ def _check_scores(num_scores: int, kept: Kept) -> None:
         message = f"logprobs: the answer has more than {MAX_SCORES}; stream it, or ask for fewer choices or tokens"
         raise ApiError(400, message, param="logprobs", code="invalid_value")
     if num_scores and kept.num_scores > MAX_ALL_SCORES:
-        message = f"logprobs: answers of this server have {MAX_ALL_SCORES} that wait; stream, or try again"
+        message = f"logprobs: unfinished answers of this server hold more than {MAX_ALL_SCORES}; stream, or try again"
         raise CapacityError(message, retry_after_s=5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """What chunks are like.
+    """Content of a stream's chunks.
 
     Attributes:
         num_choices, n: sequences in all, and per prompt.
         per_token: one event per token; else one per target pass.
         include_usage: a last chunk with the usage, as OpenAI has it; the others then carry a null.
         continuous_usage: these others carry the usage so far.
-        include_speculation: say which tokens are accepted draft tokens.
+        include_speculation: mark the tokens that are accepted draft tokens.
     """
 
     num_choices: int
@@ -112,7 +112,7 @@ class ChunkStream:
         self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """What is written first; what is refused until then has a status, not a stream, and `events` are closed."""
+        """Return the first chunk. A failure until then gets an HTTP status and no stream, and `events` are closed."""
         try:
             return await self._encoded(*await anext(events))
         except BaseException:
@@ -120,7 +120,7 @@ class ChunkStream:
             raise
 
     async def chunks(self, first: bytes, events: AsyncGenerator[ChoiceEvent, None]) -> AsyncGenerator[bytes, None]:
-        """All that follows `first`, and that before it; what fails now can only be told in the stream."""
+        """Yield `first` and all that follows; failures from here on are reported in the stream."""
         async with aclosing(events):
             try:
                 if first:
@@ -141,7 +141,7 @@ class ChunkStream:
             yield DONE
 
     async def _encoded(self, index: int, event: Event) -> bytes:
-        """The chunks of an event; those of a prompt's log-probabilities are written beside the loop."""
+        """Return the chunks of an event; a prompt's log-probabilities are encoded off the event loop."""
         return await converted(partial(self._encode, index), event, getattr(event, "prompt_logprobs", ()))
 
     def _encode(self, index: int, event: Event) -> bytes:
@@ -167,12 +167,12 @@ class ChunkStream:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events on their way to the client. Whatever becomes of it, the request ends: also before its first
-    chunk, and at its deadline, while a write waits for a reader who does not read.
+    """Server-sent events on their way to the client. The request always ends with them: also before its first chunk,
+    and at its deadline while a write waits for a client that does not read.
 
     Args:
-        chunks: of a `ChunkStream`.
-        events: what they are made of.
+        chunks: come from a `ChunkStream`.
+        events: source of the chunks.
         deadline_s: seconds from now.
     """
 
@@ -186,7 +186,7 @@ class EventStream(StreamingResponse):
         self._ends_at = asyncio.get_running_loop().time() + deadline_s + LAST_WORD_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send; see Starlette's."""
+        """Send as Starlette does, with a deadline; then close the sources."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._ends_at):

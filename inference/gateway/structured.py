@@ -1,4 +1,4 @@
-"""Structured output over HTTP: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`; what they mean.
+"""Structured output over HTTP: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`, as grammars.
 
 Schemas may be given as objects, or as their text where vLLM takes that. `strict` changes nothing: an output keeps to
 its schema or is cut by the limit of tokens.
@@ -30,16 +30,16 @@ KINDS = {
 }
 GUIDED = tuple(f"guided_{name}" for name in KINDS)
 NAMES = ("response_format", "structured_outputs", *GUIDED)
-"""Fields of a body that say what its output looks like; one at most, which the OpenAPI schema does not say: conditions
-between six fields are more than its readers cope with."""
+"""Fields of a body that describe its output, of which one may be set. The OpenAPI schema leaves this condition out:
+conditions between six fields are more than its readers cope with."""
 
 
 def the_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:
-    """The one grammar among the values of a body's `NAMES`, as JSON, and the name of its field; two None for none.
+    """Return the field and the grammar of the one value among a body's `NAMES`, as JSON; two None if there is none.
 
     Raises:
         ValueError: there are several.
-        InvalidRequestError: it is too long.
+        InvalidRequestError: the grammar is too long.
     """
     found = {name: grammar for name in NAMES if (grammar := _checked(name, given.get(name))) is not None}
     if len(found) > 1:
@@ -76,6 +76,6 @@ def _of_format(value: Mapping[str, Any]) -> Grammar | None:
 
 
 def exactly_one(schema: dict[str, Any]) -> None:
-    """Say in the schema of `structured_outputs` that it has one field."""
+    """Add to the schema of `structured_outputs` that it has exactly one field."""
     names = [*KINDS, "json_object"]
     schema["oneOf"] = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names]

@@ -1,4 +1,4 @@
-"""Text and conversations to token ids and back, stop strings, and which vocabularies fit together.
+"""Conversion of text and conversations to token ids and back, stop strings, and a check of vocabularies.
 
 Does not know: any model.
 Start reading: `tokenizer.py`.

@@ -1,6 +1,6 @@
-"""A conversation and what belongs to it, as a chat template reads them. Knows no tokens.
+"""Conversation with its tools, as a chat template reads them. Knows no tokens.
 
-Tools and calls travel as JSON and are read here, so that whoever owns the template is the only one who has to.
+Tools and calls travel as JSON; only the process that owns the template parses them, with this module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from inference.errors import InvalidRequestError
 
 MAX_MESSAGES = 1024
-"""Of one conversation."""
+"""Limit of one conversation."""
 MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 MAX_TOOLS_CHARACTERS = 128 * 1024
@@ -22,11 +22,11 @@ MAX_TEMPLATE_KWARGS_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message.
+    """Message of a conversation.
 
     Attributes:
         tool_calls_json: calls that the assistant made, a JSON array as OpenAI has it; empty: none.
-        tool_call_id, name: of a tool's answer: which call it answers, and the function's name.
+        tool_call_id, name: in a tool's answer, the call that it answers and the function's name.
         reasoning: what the assistant thought before its content.
     """
 
@@ -38,10 +38,10 @@ class ChatMessage:
     reasoning: str = ""
 
     def for_template(self, place: str) -> dict[str, Any]:
-        """As templates have it; a field that is empty is not there, since templates ask whether it is.
+        """Return the message as templates read it; empty fields are left out, since templates test for them.
 
         Raises:
-            InvalidRequestError: the calls are none, naming the `place`.
+            InvalidRequestError: the calls are malformed; the message names the `place`.
         """
         others = {"tool_call_id": self.tool_call_id, "name": self.name, "reasoning_content": self.reasoning}
         calls = {"tool_calls": _calls(self.tool_calls_json, place)} if self.tool_calls_json else {}
@@ -55,7 +55,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation to answer.
+    """Conversation to answer.
 
     Attributes:
         tools_json: the functions that may be called, a JSON array as OpenAI has it; empty: none.
@@ -68,26 +68,26 @@ class Chat:
 
     @classmethod
     def of(cls, *messages: tuple[str, str]) -> Chat:
-        """A conversation of (role, content) pairs."""
+        """Return a conversation of (role, content) pairs."""
         return cls(tuple(ChatMessage(role, content) for role, content in messages))
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages for a template."""
+        """Return the messages for a template."""
         return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def tools(self) -> list[Any] | None:
-        """The functions for a template; None if there are none."""
+        """Return the functions for a template; None if there are none."""
         return _read(self.tools_json, list, "tools") if self.tools_json else None
 
     def template_kwargs(self) -> dict[str, Any]:
-        """The further variables."""
+        """Return the further variables of the template."""
         return _read(self.template_kwargs_json, dict, "chat_template_kwargs") if self.template_kwargs_json else {}
 
     def check(self) -> int:
-        """Refuse what is beyond the limits, before any of it is read; how many characters there are in all.
+        """Return the number of characters, if no limit is exceeded; nothing is parsed yet.
 
         Raises:
-            InvalidRequestError: naming value and limit.
+            InvalidRequestError: a limit is exceeded; the message names value and limit.
         """
         _check("messages", "elements", len(self.messages), MAX_MESSAGES)
         longest = max((len(message.role) for message in self.messages), default=0)
@@ -103,9 +103,9 @@ def _check(what: str, unit: str, count: int, limit: int) -> None:
 
 
 def _calls(text: str, place: str) -> list[Any]:
-    """The calls with their arguments as objects, which is what templates write down.
+    """Return the calls with their arguments as objects, which templates print.
 
-    Arguments that are no object stay text: the model may have been cut, and hears of it in the answer to its call.
+    Arguments that are no object stay text: the model's output may have been cut, and a tool's answer may report that.
     """
     calls: list[Any] = _read(text, list, f"{place}.tool_calls")
     for i, call in enumerate(calls):
@@ -119,7 +119,7 @@ def _calls(text: str, place: str) -> list[Any]:
 
 
 def _read(text: str, kind: type, place: str) -> Any:
-    """A JSON document of a kind; of a list, every item is an object."""
+    """Return a JSON document of a kind; the items of a list must be objects."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -133,5 +133,5 @@ def _read(text: str, kind: type, place: str) -> Any:
 
 
 def _field(place: str) -> str:
-    """Of a place in the request, the field of it."""
+    """Return the request's field that contains a place."""
     return place.partition(":")[0].partition("[")[0]

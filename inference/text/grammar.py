@@ -1,9 +1,9 @@
 """Grammars over a tokenizer's tokens: compiled by llguidance, followed by a matcher. Knows no model and no noise.
 
-It stands with text and not with sampling, because a grammar speaks of text and only the tokenizer knows which tokens
-write it; sampling sees nothing of it but a mask. What is not the library's is decided here: that an end-of-sequence
-token may follow where the grammar is complete, and nothing after it. The masks are part of the law of a request's
-tokens, so `grammar_source.VERSION` names all that they depend on beside the tokenizer.
+This module belongs to text and not to sampling: a grammar describes text, and only the tokenizer knows which tokens
+write it. Sampling sees nothing of it but a mask. One rule is added to the library's: where the grammar is complete, an
+end-of-sequence token may follow, and nothing after it. Masks change the distribution of a request's tokens, so
+`grammar_source.VERSION` names all that they depend on beside the tokenizer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model. Calls take up to a tenth of a second, or so: keep them off the event loop.
+    """Compiler of grammars for one model. A call takes up to about 0.1 s: keep it off the event loop.
 
     Args:
-        tokenizer: of the model; its end-of-sequence ids end an output.
+        tokenizer: the model's; its end-of-sequence ids end an output.
         vocab_size: rows of the model's output layer.
     """
 
@@ -40,7 +40,7 @@ class GrammarCompiler:
         self._eos = frozenset(each for each in tokenizer.eos_token_ids if each < vocab_size)
 
     def compile(self, grammar: Grammar) -> GrammarMatcher:
-        """A matcher at the beginning of an output; its first mask is made already, which is where most work is.
+        """Return a matcher at the beginning of an output; its first mask, most of the work, is computed already.
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
@@ -67,30 +67,30 @@ class GrammarCompiler:
 
     @cached_property
     def _words(self) -> LLTokenizer:
-        """Made at the first grammar: servers that see none pay nothing."""
+        """The library's tokenizer, made at the first grammar: servers without grammars pay nothing."""
         from llguidance import LLTokenizer
 
         return LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=sorted(self._eos))
 
 
 def _path(grammar: Grammar) -> str:
-    """Where the fault of a schema is; empty if there is no telling."""
+    """Return the place of a schema's fault; empty if it is unknown."""
     try:
         return fault_of_schema(json.loads(grammar.text))[0] if grammar.kind is GrammarKind.JSON_SCHEMA else ""
-    except (ValueError, RecursionError):  # no JSON, or too much of it
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
         return ""
 
 
 class GrammarMatcher:
-    """The `inference.model.decoder.Matcher` of one sequence: goes on from the longest prefix that it still holds.
+    """The `inference.model.decoder.Matcher` of one sequence, which goes on from the longest common prefix.
 
-    The library's limits count all that a matcher ever saw, refused drafts among it, and its errors stay. So a matcher
-    with an error is made anew and shown the sequence alone: no draft can fail a request. A copy would not do: the
-    library's copies share their states, and behind an error refuse everything without a word.
+    The library's limits count all tokens that a matcher ever saw, refused drafts included, and its errors are final. So
+    after an error a new matcher is made, which sees the sequence alone: no draft can fail a request. A copy would not
+    do: the library's copies share their states, and after an error silently refuse everything.
 
     Args:
-        matcher: at the beginning of an output.
-        eos_token_ids: may end it.
+        matcher: stands at the beginning of an output.
+        eos_token_ids: may end the output.
         remake: compiles the grammar again.
     """
 
@@ -146,7 +146,7 @@ class GrammarMatcher:
     def _num_taken(self, output: Sequence[int], proposal: Sequence[int]) -> int:
         with suppress(InvalidRequestError):
             return self._go_to(joined(output, proposal)) - len(output)
-        num_taken = 0  # one by one, to the token at which the limit is
+        num_taken = 0  # token by token, up to the one that exceeds the limit
         with suppress(InvalidRequestError):
             while self._go_to(joined(output, proposal[: num_taken + 1])) > len(output) + num_taken:
                 num_taken += 1
@@ -154,10 +154,10 @@ class GrammarMatcher:
         return num_taken
 
     def _go_to(self, tokens: Sequence[int]) -> int:
-        """Stand behind as many of the tokens as the grammar takes, end-of-sequence ones not among them; how many.
+        """Move to the end of the tokens that the grammar takes, before any end-of-sequence one; return their number.
 
         Raises:
-            InvalidRequestError: the library gives up on them, also when it sees nothing else.
+            InvalidRequestError: even a new matcher exceeds the library's limits at these tokens.
         """
         for _ in range(2):
             num_taken = self._advance(tokens)
@@ -179,7 +179,7 @@ class GrammarMatcher:
         return token_id in self._eos and self._matcher.is_accepting()
 
     def _mask(self, tokens: Sequence[int]) -> bytes | None:
-        """What may follow the tokens; None if they are refused or ended. Raises what `_go_to` does."""
+        """Return the mask of what may follow; None if the tokens are refused or ended. Raises as `_go_to` does."""
         for _ in range(2):
             if self._go_to(tokens) < len(tokens):
                 return None
@@ -189,7 +189,7 @@ class GrammarMatcher:
         raise self._too_complex()
 
     def _has_error(self) -> bool:
-        """Whether the library gave up; then the matcher is a new one."""
+        """Whether the library gave up; if so, a new matcher is made."""
         if not self._matcher.is_error():
             return False
         self._fault = self._matcher.get_error()
@@ -197,5 +197,5 @@ class GrammarMatcher:
         return True
 
     def _too_complex(self) -> InvalidRequestError:
-        """That the grammar has no other fault, its compilation said."""
+        """Return the error of an exceeded limit, the only fault that a compiled grammar can still have."""
         return InvalidRequestError(f"grammar: {brief(self._fault)}", field="grammar")

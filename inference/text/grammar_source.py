@@ -1,7 +1,7 @@
-"""Grammars in llguidance's own form, without a tokenizer: what each kind means, and what stands around it.
+"""Grammars in llguidance's own form, without a tokenizer: the source of each kind, and its preamble.
 
-What is not the library's is decided here: the whitespace of JSON, and the limits. Fuel is its unit of work, counted
-alike on every machine; docs/structured.md says what each limit costs.
+The whitespace of JSON and the limits are chosen here. Fuel is the library's unit of work, counted alike on every
+machine; docs/structured.md has the cost of each limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 VERSION = f"llguidance {version('llguidance')}, compact JSON"
-"""Library and whitespace rule: others mask differently, so a sequence that began with one goes on with no other."""
+"""Library and whitespace rule. Others mask differently, so a sequence that began with one goes on with no other."""
 LIMITS = {
     "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 50_000,
@@ -29,7 +29,7 @@ LIMITS = {
     "verbose_errors": False,
 }
 COMPACT = {"whitespace_flexible": False}
-"""How JSON is written."""
+"""Option that makes outputs compact JSON, without whitespace."""
 _SEVERAL = '{"grammars"'
 _MAX_MESSAGE = 300
 _THOUGHT = f"thought[lazy]: /(.|\\n)*{END.replace('/', chr(92) + '/')}/\nSPACE: /\\s*/\n"
@@ -39,12 +39,12 @@ _PREAMBLES = {
 }
 
 
-@lru_cache(maxsize=64)  # GBNF takes seconds: on the thread that compiles it, and not again where it is sent on
+@lru_cache(maxsize=64)  # GBNF takes seconds: converted on the compiling thread, not again when sent on
 def source_of(grammar: Grammar) -> str:
-    """The grammar in the library's own form.
+    """Return the grammar in the library's own form.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the grammar is malformed.
     """
     if grammar.preamble is Preamble.NONE:
         return _plain_source(grammar)
@@ -52,15 +52,15 @@ def source_of(grammar: Grammar) -> str:
 
 
 def written_out(grammar: Grammar) -> Grammar:
-    """The same grammar for a peer that knows no preambles: they stand in its text."""
+    """Return the same grammar for a peer that knows no preambles: its text contains them."""
     return grammar if grammar.preamble is Preamble.NONE else Grammar(GrammarKind.GRAMMAR, source_of(grammar))
 
 
 def nested(lark: str, output: Grammar) -> Grammar:
-    """A grammar in Lark, in which another one goes by the name of @output.
+    """Return a grammar in Lark, in which another one has the name @output.
 
     Raises:
-        ValueError: the other one is none.
+        ValueError: the other one is malformed.
     """
     source = _plain_source(output)
     first, *others = json.loads(source)["grammars"] if source.startswith(_SEVERAL) else [{"lark_grammar": source}]
@@ -88,13 +88,13 @@ def _alternatives(text: str) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """`LIMITS` as the library has them."""
+    """Return `LIMITS` in the library's type."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(**LIMITS)  # type: ignore[arg-type]
 
 
 def brief(message: str) -> str:
-    """One line of the library's words; a caller's own text may stand in them at any length."""
+    """Return the library's message as one line, cut off: it may quote a caller's text of any length."""
     line = " ".join(message.replace("<non-verbose/>", "").split())
     return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]} ..."

@@ -1,7 +1,7 @@
-"""A grammar tried out in a process of its own, where it can be stopped: `try_out`, and what runs there.
+"""Trial of a grammar in a process of its own, where it can be stopped: `try_out`, and what that process runs.
 
-Where several expressions must hold at once, one unit of llguidance's work takes time and memory by the product of
-their branches: 1 kB of JSON schema kept a core for ever, and took all memory. No thread can be stopped.
+Where several expressions must hold at once, the time and memory of one unit of llguidance's work are the product of
+their branches: 1 kB of JSON schema kept a core busy for ever, and took all memory. No thread can be stopped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from inference.text.grammar_source import parser_limits
 
 TRIAL_S, TRIAL_CPU_S, TRIAL_BYTES = 8.0, 3, 1 << 30
 _MEETING = re.compile(r'[&~]|\\u|("(?:pattern|format|multipleOf|And|Not).*){2}', re.DOTALL)
-"""What stands where expressions meet: an operator, or what may be hidden behind an escape, or two of these words."""
+"""Signs that expressions must hold at once: an operator, an escape that may hide one, or two of these words."""
 
 
 @lru_cache(maxsize=64)
 def try_out(source: str) -> None:
-    """Compile a grammar, in the library's own form, if expressions may meet in it; one that passed is remembered.
+    """Compile a grammar, in the library's own form, if expressions in it may have to hold at once; cache a success.
 
     Raises:
-        ValueError: it takes too much.
+        ValueError: it takes too much time or memory.
         InternalError: no process can be started.
     """
     if not _MEETING.search(source):
@@ -44,10 +44,10 @@ def try_out(source: str) -> None:
 
 
 def _try(cpu_s: int) -> None:
-    """What the other process does. A grammar with a fault is none of its affair."""
+    """Compile a grammar from standard input, in the other process. Invalid ones are reported by the caller."""
     from llguidance import LLMatcher, LLTokenizer
 
-    os.nice(5)  # others are being served
+    os.nice(5)  # requests in service go first
     resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     with suppress(ValueError):

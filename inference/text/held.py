@@ -1,10 +1,10 @@
-"""What of a growing text must wait, because it may turn out to be the beginning of a marker."""
+"""End of a growing text that must wait, because it may be the beginning of a marker."""
 
 from __future__ import annotations
 
 
 def split_held(text: str, marker: str) -> tuple[str, str]:
-    """What is certain, and what is not: an end that the marker may begin with, and the whitespace before it."""
+    """Return the certain text and the rest: an end that may begin the marker, with the whitespace before it."""
     longest = min(len(text), len(marker) - 1)
     length = next(n for n in range(longest, -1, -1) if marker.startswith(text[len(text) - n :]))
     certain = text[: len(text) - length].rstrip()

@@ -1,4 +1,4 @@
-"""What `tokenizers` alone can do of a Transformers tokenizer, where tokenizer.json is all there is to it.
+"""Tokenizer without Transformers, for models that tokenizer.json describes completely.
 
 Transformers imports torch to build a tokenizer: seconds and some 300 MB that a server of a packed model can do without.
 """
@@ -19,7 +19,7 @@ LISTS_OF_TOKENS = ("additional_special_tokens", "extra_special_tokens", "added_t
 
 
 class PlainTokenizer:
-    """The part of `PreTrainedTokenizerFast` that this project uses, under the same names."""
+    """Part of `PreTrainedTokenizerFast` that this project uses, under the same names."""
 
     chat_template = None
     is_fast = True
@@ -31,37 +31,37 @@ class PlainTokenizer:
         self.eos_token_id = None if eos_token is None else backend.token_to_id(eos_token)
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        """Token ids of a text, as "input_ids"."""
+        """Return the token ids of a text, as "input_ids"."""
         # `encode` would keep other threads from running for as long as it takes.
         [encoding] = self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return {"input_ids": encoding.ids}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-        """Text of token ids; never cleans up."""
+        """Return the text of token ids, without any clean-up."""
         if len(token_ids) < MANY_IDS:
             return str(self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
-        # It would keep other threads from running for as long as it takes; for a few, the other way costs more.
+        # `decode` would keep other threads from running for as long as it takes; a batch costs more for few ids.
         [text] = self.backend_tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return str(text)
 
     def get_vocab(self) -> dict[str, int]:
-        """Ids by token, added ones among them."""
+        """Return the ids by token, added tokens included."""
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
 
     def convert_ids_to_tokens(self, token_id: int) -> str | None:
-        """The token of an id; None if there is none."""
+        """Return the token of an id; None if there is none."""
         return self.backend_tokenizer.id_to_token(token_id)
 
 
 def names_generic_class(path: Path) -> bool:
-    """Whether the directory says that its tokenizer.json is all there is to its tokenizer."""
+    """Whether the directory names a tokenizer class that tokenizer.json describes completely."""
     return _settings(path).get("tokenizer_class") in GENERIC_CLASSES
 
 
 def load_plain(path: Path) -> PlainTokenizer | None:
-    """The tokenizer of a directory; None if Transformers would make something else of its files.
+    """Return the tokenizer of a directory; None if Transformers would make something else of its files.
 
-    It adds special tokens that only tokenizer_config.json names, and brings chat templates.
+    Transformers adds special tokens that only tokenizer_config.json names, and has chat templates.
     """
     settings, file = _settings(path), path / "tokenizer.json"
     if not names_generic_class(path) or not file.is_file() or _has_template(path, settings):
@@ -85,13 +85,13 @@ def _has_template(path: Path, settings: dict[str, Any]) -> bool:
 
 
 def _named(fields: dict[str, Any]) -> Iterator[str]:
-    """Every special token that a file mentions."""
+    """Yield every special token that a file mentions."""
     for name in (*TOKEN_FIELDS, *LISTS_OF_TOKENS):
         yield from _contents(fields.get(name))
 
 
 def _contents(value: Any) -> Iterator[str]:
-    """Tokens of a field: a text, an object with its content, or several of them."""
+    """Yield the tokens of a field: a text, an object with its content, or several of them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict) and "content" in value:

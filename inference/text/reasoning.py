@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, between <think> and </think>: split off, piece by piece. Knows no tokens."""
+"""Reasoning of a model before its answer, between <think> and </think>, split off by pieces. Knows no tokens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def is_begun(prompt: str) -> bool:
 
 
 def is_over(prompt: str) -> bool:
-    """Whether the prompt has ended it, as templates do where no thinking is wanted."""
+    """Whether the prompt has ended a reasoning, as templates do if no thinking is wanted."""
     return prompt.rstrip().endswith(END)
 
 
 class Reasoning:
-    """Splits a growing output into its reasoning and the rest, without the whitespace around the former.
+    """Splitter of a growing output into its reasoning, without the whitespace around it, and the rest.
 
     Args:
-        begun: the output goes on with a reasoning that the prompt has begun; else it has one if it begins so.
+        begun: the prompt has begun a reasoning; otherwise the output has one only if it begins with <think>.
     """
 
     def __init__(self, *, begun: bool) -> None:
@@ -30,7 +30,7 @@ class Reasoning:
         self._is_fresh = True
 
     def push(self, text: str, *, is_last: bool) -> tuple[str, str]:
-        """What became certain: of the reasoning, and of the rest; with the last text, all."""
+        """Return what became certain of the reasoning, and of the rest; with the last text, all."""
         text, self._held = self._held + text, ""
         thought, rest = self._state(text)
         if not is_last:

@@ -1,4 +1,4 @@
-"""Whether a JSON schema has a fault, and where. The library says what is wrong; a client wants to know where."""
+"""Faults of JSON schemas and their places. The library reports what is wrong; a client wants to know where."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from inference.text.grammar_source import COMPACT, brief, parser_limits
 from inference.text.grammar_trial import try_out
 
 SEARCH_S = 0.5
-"""A big schema with a fault deep inside is not searched to the end."""
+"""Seconds for the search of a place; a fault deep inside a big schema may not be found."""
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SHARED = ("$defs", "definitions")  # what references point at
 
 
 def fault_of_schema(schema: Any) -> tuple[str, str]:
-    """Where a JSON schema has a fault, and which; two empty texts if it has none.
+    """Return the place of a JSON schema's fault, and its message; two empty texts if it has none.
 
-    The place is the innermost part that has the fault by itself, as in properties/name/items; empty: it is the whole.
+    The place is the innermost part that has the fault by itself, as in properties/name/items; empty for the whole.
     """
     try:
         message = _message_of(schema)
         return (_path(schema, message), message) if message else ("", "")
-    except InternalError:  # ours, and nothing that the schema can be told of
+    except InternalError:  # this server's fault, not the schema's
         return "", ""
     except (ValueError, RecursionError) as exc:
         return "", brief(str(exc))
@@ -54,7 +54,7 @@ def _faulty_part(schema: Any, shared: dict[str, Any], message: str, deadline: fl
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Schemas directly inside a schema, and how to get there."""
+    """Yield the schemas directly inside a schema, and the path to each."""
     for key, value in schema.items() if isinstance(schema, dict) else ():
         if key in _BY_NAME and isinstance(value, dict):
             entries = [(f"{key}/{name}", part) for name, part in value.items()]

@@ -1,4 +1,4 @@
-"""Stop strings: where a growing text must end. Knows no tokens; whoever owns the tokenizer feeds it."""
+"""Stop strings, at which a growing text ends. Knows no tokens; the owner of the tokenizer supplies the text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_stops(stops: Sequence[str]) -> None:
     """Refuse stop strings that are too many, empty, too long or no text.
 
     Raises:
-        InvalidRequestError: naming the limit.
+        InvalidRequestError: one of these; the message names the limit.
     """
     if len(stops) > MAX_STOPS:
         raise InvalidRequestError(f"stop has {len(stops)} strings, the limit is {MAX_STOPS}", field="stop")
@@ -28,7 +28,7 @@ def check_stops(stops: Sequence[str]) -> None:
 
 
 class StopStrings:
-    """Lets text through up to the first stop string; holds back only what may turn out to be the beginning of one."""
+    """Filter that passes text up to the first stop string, and holds back only what may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -37,7 +37,7 @@ class StopStrings:
         self.found = False
 
     def push(self, piece: str) -> str:
-        """Return the text that no stop string can take back any more; sets `found` when one is complete."""
+        """Return the text that no stop string can take back any more; set `found` when one is complete."""
         text = self._held + piece
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
@@ -48,11 +48,11 @@ class StopStrings:
         return text[:num_certain]
 
     def rest(self) -> str:
-        """Return the text held back, once no more comes."""
+        """Return the text that is still held back, at the end."""
         held, self._held = self._held, ""
         return held
 
     def _num_held(self, text: str) -> int:
-        """Length of the longest end of the text that is the beginning of a stop string."""
+        """Return the length of the longest end of the text that is the beginning of a stop string."""
         longest = min(len(text), max(map(len, self._stops), default=1) - 1)
         return next((n for n in range(longest, 0, -1) if text[-n:] in self._beginnings), 0)

@@ -1,4 +1,4 @@
-"""Text and conversations to token ids, and back. Owns the model directory's tokenizer; knows no model."""
+"""Tokenizer of a model directory: text and conversations to token ids, and back. Knows no model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from inference.text.unicode import check_unicode
 FINGERPRINT_DIGITS = 16
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_REASON_CHARACTERS = 200
-"""Of what a template says against a conversation: it is told to the client."""
-MAX_SILENT_TOKENS = 16  # without a text, in a row: more than a character has, and all are read again at each
+"""Limit of a chat template's error message, which is sent to the client."""
+MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; each one reads all again
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -40,13 +40,13 @@ class Tokenizer:
         self.fingerprint = fingerprint(vocabulary)
         markers = {vocabulary[marker]: marker for marker in MARKERS if marker in vocabulary}
         self.call_markers = {token_id: marker for token_id, marker in markers.items() if not self.decode([token_id])}
-        """Special tokens that begin or end a call, with their names, which are text to whoever reads calls."""
+        """Special tokens that begin or end a call, with their names, which readers of calls need as text."""
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)  # without a text
         self.longest_token = max(map(len, vocabulary), default=1)
-        """Characters of the longest one: no text of n tokens is longer than n times that."""
+        """Characters of the longest token: no text of n tokens is longer than n times that."""
         self.is_slow_to_chat = False
-        """The chat template is another server's, and may do anything, such as never come to an end."""
+        """True if the chat template is another server's, which may do anything, such as never come to an end."""
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -61,10 +61,10 @@ class Tokenizer:
         return cls(tokenizer, eos_token_ids(path, tokenizer.eos_token_id))
 
     def with_template(self, chat_template: str | None, path: Path) -> Tokenizer:
-        """The tokenizer that writes conversations as another model's chat template says.
+        """Return this tokenizer with another model's chat template.
 
         Args:
-            path: this tokenizer's directory, from where the part is loaded that runs templates.
+            path: this tokenizer's directory, from which the Transformers tokenizer that runs templates is loaded.
 
         Raises:
             ConfigError: as `load`; or the template is too long.
@@ -82,27 +82,27 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """How conversations are written; the template called "default" where the model has several."""
+        """Chat template of the model; the one called "default" if it has several, None if it has none."""
         template = self._tokenizer.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Token ids of a text; `special`: with the special tokens that the model expects around it."""
+        """Return the token ids of a text; `special` adds the special tokens that the model expects around it."""
         return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """Token ids of a conversation, up to where the assistant answers.
+        """Return the token ids of a conversation, up to where the assistant answers.
 
-        It is written by the model's chat template, or by the plain one where it has none.
+        The model's chat template writes the text, or `plain_chat` if it has none.
 
         Raises:
-            InvalidRequestError: the template does not take these messages, or what belongs to them is no JSON.
+            InvalidRequestError: the template refuses these messages, or their tools or calls are no JSON.
         """
         if self.chat_template is None:
             return self.encode(_speakable(plain_chat(chat)))
         conversation, tools, others = chat.conversation(), chat.tools(), chat.template_kwargs()
         if others and (taken := others.keys() & signature(self._tokenizer.apply_chat_template).parameters):
-            message = f"chat_template_kwargs.{min(taken)} says how a template is used, which is not asked"
+            message = f"chat_template_kwargs.{min(taken)} says how the template is used; it is no variable of it"
             raise InvalidRequestError(message, field="chat_template_kwargs")
         try:
             text = self._tokenizer.apply_chat_template(
@@ -114,12 +114,12 @@ class Tokenizer:
                 reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
                 message = f"messages: the chat template refuses them ({reason})"
                 raise InvalidRequestError(message, field="messages") from exc
-            # Benchmarks send an empty system message, also to models that know none.
+            # Benchmarks send an empty system message, even to models without system messages.
             return self.encode_chat(replace(chat, messages=spoken))
-        return self.encode(_speakable(str(text)), special=False)  # the template has them already
+        return self.encode(_speakable(str(text)), special=False)  # the template has written the special tokens
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token, be they a whole character or not; special tokens by their name, unknown ids none."""
+        """Return the bytes of one token, a whole character or not: a special token's name; none of an unknown id."""
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         if token is None:
             return b""
@@ -129,22 +129,22 @@ class Tokenizer:
         return bytes.fromhex(match[1]) if match else str(token).replace("\u2581", " ").encode()
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
-        """Text of token ids; special tokens have none, or with `special` their names."""
+        """Return the text of token ids; special tokens have none, or with `special` their names."""
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
 
     def to_json(self) -> str:
-        """The tokenizer as a tokenizer.json has it."""
+        """Return the text of a tokenizer.json for this tokenizer."""
         return str(self._tokenizer.backend_tokenizer.to_str())
 
     def stream(self, shown: Mapping[int, str] = MappingProxyType({})) -> TextStream:
-        """A text that grows by tokens; those of `shown` have these texts."""
+        """Return a text that grows by tokens; those of `shown` have these texts."""
         return TextStream(self, self._tokenizer.backend_tokenizer, shown)
 
 
 class TextStream:
-    """Decodes a growing sequence; the pieces add up to the text of the whole."""
+    """Decoder of a growing sequence; its pieces add up to the text of the whole."""
 
     def __init__(self, tokenizer: Tokenizer, backend: Any, shown: Mapping[int, str]) -> None:
         self._tokenizer = tokenizer
@@ -153,11 +153,11 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
         self._pieces: list[str] = []
-        self._silent: list[int] = []  # the latest, as long as they have no text
+        self._silent: list[int] = []  # the latest tokens, as long as they have no text
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text it completes, empty within a multi-byte character."""
-        if token_id in self._shown:  # a new text begins behind it
+        if token_id in self._shown:  # a new text begins after it
             piece = self.rest() + self._shown[token_id]
             self._stream, self._token_ids, self._pieces = DecodeStream(skip_special_tokens=True), [], []
             self._silent = []
@@ -175,7 +175,7 @@ class TextStream:
         return piece
 
     def _given_up(self) -> str:
-        """The text of tokens that are no character, but for the last one, if it can be cut off."""
+        """Return the text of tokens that make no character, without the last; empty if that cannot be cut off."""
         decode, (*tokens, last) = self._tokenizer.decode, self._silent
         if (text := decode(tokens)) + decode([last]) != decode(self._silent):
             return ""
@@ -191,19 +191,19 @@ class TextStream:
     def _step(self, token_id: int) -> str:
         try:
             return self._stream.step(self._backend, token_id) or ""
-        except Exception:  # bytes that are no UTF-8 changed the decoding of earlier ones: begin anew behind them
+        except Exception:  # bytes that are no UTF-8 changed the decoding of earlier ones: start again after them
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(self._backend, token_id) or ""
 
 
 def _speakable(text: str) -> str:
-    """The text, in which tools and calls may have written half a character."""
+    """Return the text; raise if tools or calls have put half of a surrogate pair into it."""
     check_unicode(text, "messages")
     return text
 
 
 def plain_chat(chat: Chat) -> str:
-    """The prompt of a model without a chat template: paragraphs "role: content", then "assistant:"."""
+    """Return the prompt of a model without a chat template: paragraphs "role: content", then "assistant:"."""
     tools = f"tools: {chat.tools_json}\n\n" if chat.tools() else ""
     return f"{tools}{''.join(map(_paragraph, chat.conversation()))}assistant:"
 
@@ -214,7 +214,7 @@ def _paragraph(message: Mapping[str, Any]) -> str:
 
 
 def _characters_of_bytes() -> list[str]:
-    """GPT-2's stand-in for each byte: itself where it can be printed, else one from 256 on."""
+    """Return GPT-2's stand-in for each byte: itself where it can be printed, else one from 256 on."""
     printable = {ord(character) for character in ByteLevel.alphabet() if ord(character) < 256}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -224,7 +224,7 @@ _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_characte
 
 
 def _load(path: Path, *, whole: bool = False) -> Any:
-    """A Transformers tokenizer or, unless the whole of it is wanted, what stands in for it."""
+    """Return a Transformers tokenizer or, unless `whole`, the plain one where that is enough."""
     try:
         plain = None if whole else load_plain(path)
         return plain if plain is not None else _load_with_transformers(path)
@@ -242,16 +242,16 @@ def _load_with_transformers(path: Path) -> Any:
 
 
 def fingerprint(vocabulary: dict[str, int]) -> str:
-    """Hash of which id means which token: the first 16 hex digits of SHA-256 over JSON lines [id, token] by id."""
+    """Return a hash of all ids and tokens: the first 16 hex digits of SHA-256 over JSON lines [id, token] by id."""
     lines = (json.dumps([token_id, token]) for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1]))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def model_vocab_size(path: Path) -> int:
-    """Rows of a model's output layer, from its config.json.
+    """Return the number of rows of a model's output layer, from its config.json.
 
     Raises:
-        ConfigError: the file does not say.
+        ConfigError: the file has no such field.
     """
     fields = json.loads((path / "config.json").read_text())
     size = fields.get("vocab_size") or fields.get("text_config", {}).get("vocab_size")
@@ -261,7 +261,7 @@ def model_vocab_size(path: Path) -> int:
 
 
 def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:
-    """End-of-sequence ids as Transformers' generate() sees them: generation_config.json, config.json, tokenizer."""
+    """Return end-of-sequence ids as Transformers' generate() does: generation_config.json, config.json, tokenizer."""
     for name in ("generation_config.json", "config.json"):
         file = path / name
         eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None

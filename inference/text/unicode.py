@@ -1,6 +1,6 @@
-"""Text that can be sent: Python's strings can also hold halves of surrogate pairs, which are no characters.
+"""Check of text for halves of surrogate pairs, which Python's strings can hold and UTF-8 cannot encode.
 
-JSON can write one down, and Python makes them of bytes on the command line that are no UTF-8.
+They come from JSON, and from bytes on the command line that are no UTF-8.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from inference.errors import InvalidRequestError
 
 
 def first_lone_surrogate(text: str) -> int | None:
-    """Index of the first half of a surrogate pair; None if the text can be sent."""
+    """Return the index of the first half of a surrogate pair; None if the text has none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -21,7 +21,7 @@ def check_unicode(text: str, name: str) -> None:
     """Refuse text with a lone surrogate, which UTF-8 (and so protobuf) cannot encode.
 
     Raises:
-        InvalidRequestError: naming the place.
+        InvalidRequestError: there is one; the message names the place.
     """
     if (place := first_lone_surrogate(text)) is not None:
         raise InvalidRequestError(f"{name}: character {place} is no UTF-8", field=name)

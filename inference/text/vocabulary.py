@@ -1,4 +1,4 @@
-"""What draft and target must agree on, whichever process they live in."""
+"""Vocabulary that draft and target must share, whichever process they run in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inference.errors import IncompatibleDraftError
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Which ids there are, and what they mean.
+    """Token ids of a model and their meaning.
 
     Attributes:
         fingerprint: hash of the tokenizer's vocabulary.
@@ -21,10 +21,10 @@ class Vocabulary:
 
 
 def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
-    """Refuse a draft whose token ids mean something else than the target's.
+    """Refuse a draft with token ids that mean something else than the target's.
 
     Raises:
-        IncompatibleDraftError: naming both.
+        IncompatibleDraftError: they differ; the message names both.
     """
     if draft != target:
         raise IncompatibleDraftError(

@@ -1,5 +1,5 @@
-"""Calls of functions in a model's text: read while it grows, written down, made a grammar.
+"""Function calls in a model's text: read while it grows, written into prompts, turned into grammars.
 
 Does not know: tokens, templates, HTTP.
-Start reading: `reader.py`; which ways there are is in `formats.py`.
+Start reading: `reader.py`; the formats are in `formats.py`.
 """

@@ -1,4 +1,4 @@
-"""The ways in which models write calls, and which one a chat template means."""
+"""Formats in which models write calls, and the one that a chat template uses."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BEHIND = re.compile(r"\s*\}?\s*(;?)")
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One way to write a call: before, {"name": ..., key: {...}}, after.
+    """Format of a call: before, {"name": ..., key: {...}}, after.
 
     Attributes:
-        between: what separates calls; None: there is one at most.
-        trigger: begins a call wherever it stands in a text; None: nothing does that surely.
+        between: text between two calls; None if there is one call at most.
+        trigger: text that begins a call wherever it stands; None if there is no such text.
     """
 
     reader: type[CallReader]
@@ -34,16 +34,16 @@ class CallFormat:
     trigger: str | None
 
     def written(self, call: Mapping[str, Any]) -> str:
-        """A call of a conversation, as the model would have written it."""
+        """Return a call of a conversation, as the model would have written it."""
         function = call["function"]
         body = json.dumps({"name": function.get("name"), self.key: function.get("arguments")}, ensure_ascii=False)
         return f"{self.before}{body}{self.after}"
 
 
 class HermesReader(CallReader):
-    """Calls as Hermes and Qwen write them, anywhere: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
+    """Reader of calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 
-    Whitespace around a call is no text; a call that is not closed ends where the next one begins.
+    They may stand anywhere. Whitespace around a call is no text. An unclosed call ends where the next one begins.
     """
 
     def _in_text(self) -> bool:
@@ -66,7 +66,7 @@ class HermesReader(CallReader):
 
 
 class Llama3JsonReader(CallReader):
-    """Calls as Llama 3 writes them: the whole text is {"name": ..., "parameters": {...}}, maybe after <|python_tag|>.
+    """Reader of Llama 3's calls: the whole text is {"name": ..., "parameters": {...}}, maybe after <|python_tag|>.
 
     Several are separated by semicolons. Only a text that begins with a call has calls: other models' text may hold
     JSON.
@@ -108,12 +108,12 @@ HERMES = CallFormat(HermesReader, f"{TOOL_CALL}\n", "arguments", f"\n{TOOL_CALL_
 LLAMA3_JSON = CallFormat(Llama3JsonReader, "", "parameters", "", between=None, trigger=None)
 FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 MARKERS = (TOOL_CALL, TOOL_CALL_END, PYTHON_TAG)
-"""Of all ways; a tokenizer may have special tokens for them, which otherwise have no text."""
-_OTHERS = ("<function=", "<arg_key>")  # other ways to fill a <tool_call>
+"""Markers of all formats; a tokenizer may have special tokens for them, which otherwise have no text."""
+_OTHERS = ("<function=", "<arg_key>")  # other formats of a <tool_call>
 
 
 def format_of(chat_template: str | None) -> CallFormat | None:
-    """The way that a template shows the model; None if it is none of these. Without any template it is Hermes'."""
+    """Return the format that a template shows the model; None for an unknown one. Without a template it is Hermes'."""
     if chat_template is None:
         return HERMES
     if TOOL_CALL in chat_template:

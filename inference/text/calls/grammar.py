@@ -1,4 +1,4 @@
-"""Grammars of calls: which functions, with which arguments, and what may stand beside them."""
+"""Grammars of calls: the functions, their arguments, and what may stand beside calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inference.text.calls.formats import CallFormat
 from inference.text.grammar_source import nested
 
 MAX_CALLS = 16
-"""Of one answer, where a grammar counts them."""
+"""Limit of calls in one answer, where a grammar counts them."""
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 _ANYWHERE = """start: called* TEXT
 TEXT: /(.|\\n)*/
@@ -20,18 +20,18 @@ called: begin {before} object {after}
 """
 
 Functions: TypeAlias = Mapping[str, Mapping[str, Any] | None]
-"""By name, the schema of the arguments; None: none are taken."""
+"""Schema of the arguments of each function, by name; None if it takes none."""
 
 
 def arguments_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The schema that a grammar keeps to: that of an object."""
+    """Return the schema of a grammar for the arguments, which are an object."""
     if schema is None:
         return {"type": "object", "additionalProperties": False}
     return {"type": "object", "x-guidance": _SPACED, **schema}
 
 
 def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Grammar | None) -> Grammar:
-    """One call, or `many`; or else an output of another grammar, if there is one."""
+    """Return the grammar of one call, or of several if `many`; or else of an `output`, if there is one."""
     more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
     start = f"start: {'calls | @output' if output else 'calls'}\ncalls: call {more}\n"
     lark = f"{start}call: {_text(form.before)} object {_text(form.after)}\n{_objects(form, functions)}"
@@ -39,7 +39,7 @@ def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Gr
 
 
 def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
-    """Any text; but where it begins a call, that is one of these. Only for a format with a trigger."""
+    """Return the grammar of any text with calls of these functions only; the format must have a trigger."""
     trigger = form.trigger or ""
     places = {"trigger": trigger, "before": form.before.removeprefix(trigger), "after": form.after}
     start = _ANYWHERE.format_map({name: _text(each) for name, each in places.items()})
@@ -47,10 +47,10 @@ def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
 
 
 def _objects(form: CallFormat, functions: Functions) -> str:
-    """The rule `object`: a name and the arguments that go with it.
+    """Return the rule `object`: a name and the arguments that belong to it.
 
-    Its head is in pieces as small as those of a JSON schema's own grammar: the library reads a text by its longest
-    piece, and where another JSON may stand instead, could not tell the two apart behind the first brace.
+    Its head is in pieces as small as those of a JSON schema's own grammar. The library takes the longest piece that
+    matches: with longer ones it could not distinguish a call from other JSON after the first brace.
     """
     numbers = range(len(functions))
     rules = [f"object: {' | '.join(f'object_{i}' for i in numbers)}"]
@@ -62,5 +62,5 @@ def _objects(form: CallFormat, functions: Functions) -> str:
 
 
 def _text(text: str | None) -> str:
-    """As Lark writes a text; nothing for none."""
+    """Return a text as Lark writes it; nothing for None."""
     return json.dumps(text, ensure_ascii=False) if text else ""

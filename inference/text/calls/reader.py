@@ -1,8 +1,8 @@
-"""Reads calls out of a growing text; what only looks like a call stays text.
+"""Reader of calls in a growing text; what only looks like a call stays text.
 
-A call is a JSON object with a name, which must be that of a function that was offered, and its arguments, which must be
-an object. It begins where both are certain, and from then on its arguments are passed on as they come. So what is read
-does not depend on how the text was cut into pieces.
+A call is a JSON object with the name of an offered function and with arguments, which must be an object. It begins
+where both are certain, and from then on its arguments are passed on as they come. So the result does not depend on how
+the text was cut into pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 MAX_HEAD_CHARACTERS = 4096
-"""Text that is held back until it is known whether it is a call; usually the name is certain after a few dozen."""
+"""Limit of text held back until it is known to be a call; usually a few dozen characters show that."""
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII)
 _KEYS = "name|arguments|parameters|type|id"
 _NO_CALL = re.compile(rf'\s*(?:[^{{\s]|\{{\s*(?:[^"\s]|"(?!(?:{_KEYS})")[^"]*"))')
@@ -22,25 +22,25 @@ _NO_CALL = re.compile(rf'\s*(?:[^{{\s]|\{{\s*(?:[^"\s]|"(?!(?:{_KEYS})")[^"]*"))
 
 @dataclass(slots=True)
 class CallPiece:
-    """A piece of a call; the first one of each has its name."""
+    """Piece of a call; the first piece has the name."""
 
     name: str | None = None
     arguments: str = ""
 
 
 Pieces: TypeAlias = tuple[str, dict[int, CallPiece]]
-"""Text that is no call, and what was added to calls, by their numbers."""
+"""Text that is no call, and the new pieces of calls, by their numbers."""
 
 
 class JsonEnd:
-    """Finds the end of a JSON object whose text comes in pieces."""
+    """Finder of the end of a JSON object that comes in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._is_escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """How much of the next piece belongs to it; None: all, and more. A "<" outside of strings ends it too."""
+        """Return the length of the object's part of a piece; None if it goes on. A "<" outside of strings ends it."""
         for i, character in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False
@@ -60,10 +60,10 @@ class JsonEnd:
 
 
 class CallReader:
-    """What all ways to write a call share; a subclass says how one is introduced, and what stands behind it.
+    """Reader of calls; a subclass defines what introduces a call, and what follows it.
 
     Args:
-        names: of the functions that were offered.
+        names: of the offered functions.
     """
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -71,13 +71,13 @@ class CallReader:
         self._buffer = self._opening = ""
         self._num_scanned = self._num_calls = 0
         self._end = JsonEnd()
-        self._drops_space = False  # behind a call
+        self._drops_space = False  # after a call
         self._text = ""
         self._calls: dict[int, CallPiece] = {}
         self._state: Callable[[], bool] = self._in_text
 
     def push(self, text: str, *, is_last: bool) -> Pieces:
-        """What became certain with more text; with the last one, all. A call that was not finished stays what it is."""
+        """Return what became certain; with the last text, all. An unfinished call stays as it is."""
         self._buffer += text
         while self._state():
             pass
@@ -87,15 +87,15 @@ class CallReader:
         return pieces
 
     def _in_text(self) -> bool:
-        """Look for what introduces a call; like every state, whether another one goes on with what is left."""
+        """Look for the beginning of a call. Like every state, return whether another one goes on with the rest."""
         raise NotImplementedError
 
     def _behind_call(self) -> bool:
-        """Skip what belongs to a call behind its arguments."""
+        """Skip what belongs to a call after its arguments."""
         raise NotImplementedError
 
     def _no_call(self) -> bool:
-        """What looked like a call was none."""
+        """Return to text: what looked like a call was none."""
         self._say(self._opening)
         self._state = self._in_text
         return True
@@ -108,7 +108,7 @@ class CallReader:
             self._text += text
 
     def _expect(self, opening: str, rest: str) -> bool:
-        """A call may follow the opening."""
+        """Expect a call after the opening."""
         self._opening, self._buffer, self._num_scanned = opening, rest, 0
         self._end, self._state = JsonEnd(), self._in_head
         return True
@@ -142,7 +142,7 @@ class CallReader:
         return True
 
     def _take_whole(self, end: int) -> bool:
-        """An object that has another shape than usual, such as the arguments before the name."""
+        """Read an object with another order than usual, such as the arguments before the name."""
         call = _call_of(self._buffer[:end], self._names)
         if call is None:
             return self._no_call()
@@ -153,7 +153,7 @@ class CallReader:
 
 
 def _call_of(text: str, names: frozenset[str]) -> tuple[str, str] | None:
-    """Name and arguments; None if it is no call of what was offered."""
+    """Return name and arguments; None if it is no call of an offered function."""
     try:
         call: Any = json.loads(text)
     except (ValueError, RecursionError):
