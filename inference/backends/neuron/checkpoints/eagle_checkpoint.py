@@ -15,7 +15,7 @@ Shapes = dict[str, tuple[int, ...]]
 MIN_EAGLE3_LAYERS = 7
 """Least number of layers at which the three that NxDI reads differ: 1, the one before the middle, the fourth last."""
 EAGLE_FAMILIES = ("llama",)
-"""Model types whose model in NxDI can be an EAGLE draft."""
+"""Model types that NxDI supports as EAGLE drafts."""
 
 
 def check_eagle_target(path: Path, method: str, model_config: PretrainedConfig) -> None:
@@ -29,7 +29,7 @@ def check_eagle_target(path: Path, method: str, model_config: PretrainedConfig) 
 
 
 def eagle_faults(method: str, shapes: Shapes, *, hidden_size: int, input_norm: bool) -> Iterator[str]:
-    """What a checkpoint lacks of a draft for `method`.
+    """Yield what a checkpoint lacks to be a draft for `method`.
 
     Args:
         method: eagle or eagle3.
@@ -59,7 +59,7 @@ def eagle_faults(method: str, shapes: Shapes, *, hidden_size: int, input_norm: b
 
 
 def _eagle3_faults(shapes: Shapes, *, hidden_size: int) -> Iterator[str]:
-    """Yield faults of an EAGLE3 draft, whose layer reads an embedding beside a hidden state, each after its norm."""
+    """Yield faults of an EAGLE3 draft: its layer reads an embedding beside a hidden state, each after its own norm."""
     if {"d2t", "t2d"} & shapes.keys():
         yield "it has a reduced vocabulary (d2t, t2d), which NxDI does not support"
     for name in ("norm.weight", "layers.0.hidden_norm.weight"):
@@ -73,7 +73,7 @@ def _eagle3_faults(shapes: Shapes, *, hidden_size: int) -> Iterator[str]:
 
 
 def checkpoint_shapes(path: Path) -> Shapes | None:
-    """Return the shapes of a checkpoint's tensors by name, without a leading "model."; None if it has no safetensors files."""
+    """Return a checkpoint's tensor shapes by name, without a leading "model."; None without safetensors files."""
     files = sorted(path.glob("*.safetensors"))
     kinds = {name: kind for file in files for name, kind in kinds_of(file).items()}
     return {name.removeprefix("model."): kind.shape for name, kind in kinds.items()} if files else None
