@@ -24,7 +24,10 @@ class Context(Protocol):
 
 
 def by_slots(context: Context) -> tuple[int, dict[str, Any]]:
-    """Return the number of targets that gives all sessions, running or waiting, `FULL` of the slots."""
+    """Return the number of targets at which all sessions, running or waiting, take `FULL` of the slots.
+
+    Serve keeps it within its limits.
+    """
     metrics, state = context.aggregated_metrics or {}, dict(context.policy_state or {})
     busy, slots = metrics.get("busy", {}), metrics.get("slots", {})
     if not busy or not sum(slots.values()):  # no replica has reported yet

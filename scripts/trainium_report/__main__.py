@@ -1,7 +1,7 @@
-"""`make trainium-report`: measure a target without and with its draft, and pack what explains the figures.
+"""Command `make trainium-report`: measures a target without and with its draft, and packs what explains the figures.
 
-One server at a time: on most instances each takes every core. It ends with a bundle also where a server failed, since
-that is when somebody else must look at it.
+It runs one server at a time, since on most instances each takes every core. It writes the bundle even if a server
+failed, because then the bundle is needed most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scripts.trainium_report.variant import Variant
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code: 0; 1: a server or a request failed; 2: wrong flags."""
+    """Run the report; return 0, or 1 if a server or a request failed. Wrong flags exit with code 2."""
     args = _parse(arguments)
     output: Path = args.output
     output.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ async def _measure_all(args: argparse.Namespace, variants: Sequence[Variant]) ->
 
 
 def _load(args: argparse.Namespace) -> list[str]:
-    """The preset: what the comparison is asked to send, as its own flags."""
+    """Return the load of the comparison, as its flags."""
     values = {
         "tokenizer": args.target_model,
         "input_tokens": args.prompt_tokens,
@@ -62,7 +62,7 @@ def _load(args: argparse.Namespace) -> list[str]:
 
 
 def _variants(args: argparse.Namespace) -> list[Variant]:
-    """Both roles; what no role would take ends here, before the first one starts."""
+    """Return both variants; flags that a role refuses end the program here, before the first server starts."""
     shared = _configured(args.config, args)
     baseline = args.baseline_model or args.target_model
     alone = ("target", [*_configured(args.baseline_config or args.config, args), "--model", baseline, "--gamma", "0"])
@@ -83,7 +83,7 @@ def _configured(files: Sequence[Path] | None, args: argparse.Namespace) -> list[
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Its own flags, and behind `--` those of both servers."""
+    """Parse the command's own flags; those after `--` are both servers'."""
     where = [*arguments, "--"].index("--")
     args = parser().parse_args(arguments[:where])
     args.server_flags = list(arguments[where + 1 :])
@@ -91,7 +91,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of its own flags."""
+    """Return the parser of the command's own flags."""
     built = argparse.ArgumentParser(
         prog="make trainium-report ARGS=...", description=__doc__, epilog="Behind --: flags of both servers (main.py)."
     )
