@@ -24,8 +24,7 @@ from benchmarks.decoding import read_prompts
 from benchmarks.report import print_json, print_table
 from comparison.run.proxy import LinkConditions, delay_proxy
 from grpc_comm.server import Server
-from inference.backends.emulation import asleep
-from inference.backends.registry import load_backend
+from inference.backends.registry import asleep, load_backend
 from inference.commit import Delta
 from inference.config import (
     BUNDLED_DRAFT,

@@ -1,8 +1,4 @@
-"""Who asks: of every request that is being served, known to whatever serves it, from its port down to the engine.
-And what became of it: the line that each leaves in the log.
-
-A context variable, as a request passes many hands that have no other use for it. Knows no token and no certificate.
-"""
+"""Request context: caller, request id and audit line, in a context variable. Knows no token and no certificate."""
 
 from __future__ import annotations
 

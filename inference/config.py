@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Self
 
 from inference.errors import ConfigError
 from inference.request import GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
-from inference.settings import FINITE, REQUIRED, Range, check, group, same, setting
+from inference.settings import FINITE, REQUIRED, Checked, Range, check, group, same, setting
 
 ROOT = Path(__file__).resolve().parent.parent
-_INSTALLED = Path(sys.prefix) / "share" / "specdec"
-_BUNDLED = ROOT if (ROOT / "models").is_dir() else _INSTALLED  # a wheel has no root of the project
+# A wheel has no root of the project.
+_BUNDLED = ROOT if (ROOT / "models").is_dir() else Path(sys.prefix) / "share" / "specdec"
 BUNDLED_TARGET = _BUNDLED / "models" / "target"
 BUNDLED_DRAFT = _BUNDLED / "models" / "draft"
 BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
@@ -28,20 +28,11 @@ BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """int8: linear layers only, in backend onnx."""
 
-CALL_PARSERS = ("auto", "hermes", "llama3_json", "none")
-"""auto: by the model's chat template."""
-REASONING_PARSERS = ("auto", "think", "none")
 COMPILE_POLICIES = ("auto", "never", "only")
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
 
-
-DRAINS = ("move", "wait")
-"""move: they go there, unless they end within a second; wait: like all others they have their grace."""
-
 DEFAULT_BRANCHES = 3
-MAX_BRANCHES = 16
-"""Branches of one sequence at once; each has a slot of the draft model."""
 DEFAULT_GAMMA = 8
 """Draft tokens per round, per pass at most in run-ahead, or per pass of a compiled graph."""
 FUSED_GAMMA = 16
@@ -56,7 +47,8 @@ MAX_PASS_MS = 10_000.0
 
 BATCH = Range(1, 4096)
 """Sequences in flight at once."""
-BRANCHES = Range(0, MAX_BRANCHES)
+BRANCHES = Range(0, 16)
+"""Branches of one sequence at once; each has a slot of the draft model."""
 PORT = Range(0, 65535)
 """Ports to listen on; 0 takes a free one."""
 SECONDS = Range(0.0, above=True)
@@ -117,7 +109,7 @@ NOT_EMULATED = Emulation()
 
 
 @dataclass(frozen=True, slots=True)
-class NeuronOptions:
+class NeuronOptions(Checked):
     """Settings that only models compiled for AWS Neuron devices have.
 
     Attributes:
@@ -143,12 +135,9 @@ class NeuronOptions:
     device_sampling: bool = setting(False, "--device_sampling")
     compile_policy: str = setting(COMPILE_POLICIES[0], "--compile", choices=COMPILE_POLICIES)
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
+class Loading(Checked):
     """Arithmetic, room and threads that a process gives to each model it loads.
 
     Attributes:
@@ -170,9 +159,6 @@ class Loading:
     num_threads: int = setting(0, "--threads N", within=COUNT)
     prefix_caching: bool = setting(True, "--prefix_caching")
     neuron: NeuronOptions = group(NeuronOptions)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +279,7 @@ class ConnectionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftConfig:
+class DraftConfig(Checked):
     """How a draft worker drafts, and for whom.
 
     Attributes:
@@ -308,12 +294,9 @@ class DraftConfig:
     schedule: Schedule = setting(Schedule.ASYNC, "--schedule", section="link to the target")
     max_waiting: int = setting(64, within=COUNT)
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True)
-class FusedConfig:
+class FusedConfig(Checked):
     """Both models of one process.
 
     Attributes:
@@ -333,9 +316,6 @@ class FusedConfig:
         within=GAMMA,
     )
     adaptive_gamma: bool = setting(True, "--adaptive_gamma", section="speculation length")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +394,7 @@ class ServerConfig:
     drain_delay_s: float = setting(0.0, "--drain_delay_s S", within=Range(0.0, FINITE))
     stall_timeout_s: float = setting(30.0, "--stall_timeout_s S", within=SECONDS)
     pass_timeout_s: float = setting(60.0, "--pass_timeout_s S", section="watchdog", within=SECONDS)
-    drain: str = setting(DRAINS[0], "--drain", choices=DRAINS)
+    drain: str = setting("move", "--drain", choices=("move", "wait"))
     max_worker_slots: int = setting(
         DEFAULT_WORKER_SLOTS, "--max_worker_slots N", section="sessions of draft workers", within=Range(1)
     )
@@ -441,7 +421,7 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpConfig:
+class HttpConfig(Checked):
     """How OpenAI's API is served over HTTP.
 
     Attributes:
@@ -465,12 +445,9 @@ class HttpConfig:
     max_body_mib: float = setting(8.0, "--max_body_mib MIB", within=Range(0.0, FINITE, above=True))
     sse_ping_s: float = setting(0.0, "--sse_ping_s S", within=Range(0.0))
     no_page: bool = setting(False, "--no_page")
-    tool_call_parser: str = setting("auto", "--tool_call_parser", choices=CALL_PARSERS)
-    reasoning_parser: str = setting("auto", "--reasoning_parser", choices=REASONING_PARSERS)
+    tool_call_parser: str = setting("auto", "--tool_call_parser", choices=("auto", "hermes", "llama3_json", "none"))
+    reasoning_parser: str = setting("auto", "--reasoning_parser", choices=("auto", "think", "none"))
     deadline_s: float = setting(600.0, within=SECONDS)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def per_token(self) -> bool:
@@ -488,7 +465,7 @@ OPTIONAL_HTTP_PORT = same(HttpConfig, "port", default=None, help="port of the HT
 
 
 @dataclass(frozen=True, slots=True)
-class ObserveConfig:
+class ObserveConfig(Checked):
     """What a process shows of its work, each if it is asked for.
 
     Attributes:
@@ -507,9 +484,6 @@ class ObserveConfig:
     timeline: Path | None = setting(None, "--trace FILE", section="time-line")
     profile: bool = setting(False, "--profile", section="reports")
     log_level: str = setting("info", "--log_level", choices=("debug", "info", "warning", "error"), section="reports")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def targets(text: str, port: int | None = None) -> tuple[str, ...]:

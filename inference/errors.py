@@ -1,23 +1,6 @@
-"""The project's exceptions.
+"""The project's exceptions. Messages name the offending value and the limit.
 
-    SpecDecError
-    +-- ConfigError              a flag, file or checkpoint that cannot be used; found before anything is served
-    |   +-- UnsupportedModelError    an architecture whose cache is not plain keys and values
-    +-- RequestError             one request is at fault; the server goes on
-    |   +-- InvalidRequestError      a value outside its range
-    |   |   +-- ContextLengthError       the prompt leaves no room in the model's context
-    |   +-- IncompatibleDraftError   draft and target do not share a vocabulary or a protocol version
-    |   +-- NotFoundError            names a session or model that is not here
-    |   +-- OtherServerError         what answers there has no such method
-    |   +-- UnauthenticatedError     nobody knows who asks
-    |   +-- ForbiddenError           who asks may not do this
-    +-- CapacityError            no room now; try again after `retry_after_s`
-    +-- UnavailableError         the other side cannot be reached, or this one is draining
-    |   +-- HandshakeError           it is reached, but there is no TLS with it; a retry does not help
-    +-- DeadlineError            the time allowed for a request or a wait is over
-    +-- InternalError            a fault of ours; logged once where it happened
-
-Messages name the offending value and the limit. They know nothing of gRPC or HTTP; the workers map them.
+They know nothing of gRPC or HTTP; the workers map them.
 """
 
 from __future__ import annotations
@@ -41,15 +24,15 @@ class SpecDecError(Exception):
 
 
 class ConfigError(SpecDecError):
-    """A flag, file or checkpoint cannot be used as given."""
+    """A flag, file or checkpoint cannot be used as given; found before anything is served."""
 
 
 class UnsupportedModelError(ConfigError):
-    """The architecture cannot be served by a backend of slots and positions."""
+    """The architecture cannot be served by a backend of slots and positions: its cache is not plain keys and values."""
 
 
 class RequestError(SpecDecError):
-    """One request is at fault."""
+    """One request is at fault; the server goes on."""
 
 
 class InvalidRequestError(RequestError):
@@ -73,11 +56,11 @@ class IncompatibleDraftError(RequestError):
 
 
 class NotFoundError(RequestError):
-    """The request names something that does not exist here."""
+    """The request names something that does not exist here, such as a session or a model."""
 
 
 class OtherServerError(RequestError):
-    """What answers at the address is not the kind of server that the request is for."""
+    """What answers at the address has no such method: it is another kind of server."""
 
 
 class UnauthenticatedError(RequestError):
@@ -105,7 +88,7 @@ class UnavailableError(SpecDecError):
 
 
 class HandshakeError(UnavailableError):
-    """Who answers there and we cannot agree on TLS: a certificate is not trusted, has expired, or is missing."""
+    """There is no TLS with the peer: a certificate is not trusted, has expired, or is missing. A retry is no help."""
 
 
 class DeadlineError(SpecDecError):
@@ -113,4 +96,4 @@ class DeadlineError(SpecDecError):
 
 
 class InternalError(SpecDecError):
-    """A fault of ours."""
+    """A fault of ours, logged once where it happened."""

@@ -235,11 +235,7 @@ class Provenance:
     prompt_digest: str = ""
 
     def require_same(self, here: Provenance) -> None:
-        """Refuse to go on with an output of this origin where it would become another text.
-
-        Raises:
-            IncompatibleDraftError: `here` differs, or its model is unknown. The message names both values.
-        """
+        """Raise IncompatibleDraftError, which names both values, if `here` differs or its model is unknown."""
         for each in fields(self):
             there, own = getattr(self, each.name), getattr(here, each.name)
             if there != own or (each.name == "model_id" and not own):
@@ -354,13 +350,8 @@ def _check_num_logprobs(name: str, count: int | None) -> None:
 
 
 def check_logit_bias(sampling: SamplingParams, *, vocab_size: int) -> None:
-    """Refuse biases of tokens that do not exist.
-
-    Raises:
-        InvalidRequestError: naming the token.
-    """
+    """Raise InvalidRequestError, which names the token, where a bias is of one that does not exist."""
     for token_id, _ in sampling.logit_bias:
         if token_id >= vocab_size:
-            raise InvalidRequestError(
-                f"logit_bias names token {token_id}, outside the vocabulary of {vocab_size}", field="logit_bias"
-            )
+            fault = f"logit_bias names token {token_id}, outside the vocabulary of {vocab_size}"
+            raise InvalidRequestError(fault, field="logit_bias")

@@ -66,6 +66,7 @@ class Setting:
         section: title above the flag in --help; None: its group's.
         exclusive: of all flags of the section that say so, one can be given.
         bare: value of the flag where it is given without one.
+        kind: what makes the value of a word, where the type of the field does not.
     """
 
     usage: str = ""
@@ -75,6 +76,7 @@ class Setting:
     section: str | None = None
     exclusive: bool = False
     bare: object = None
+    kind: Any = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,8 +99,9 @@ class Setting:
         if value is None:
             return
         shown = self.key if self.usage else name
-        if self.within is not None and value not in self.within:
-            raise ConfigError(f"{shown} {value} {self.within.fault(value)}")
+        for each in value if isinstance(value, tuple) else (value,):
+            if self.within is not None and each not in self.within:
+                raise ConfigError(f"{shown} {each} {self.within.fault(each)}")
         if self.choices is not None and isinstance(value, str) and value not in self.choices:
             raise ConfigError(f"{shown} {value} is none of {', '.join(self.choices)}")
 
@@ -137,9 +140,8 @@ def setting(default: T, usage: str = "", **said: Any) -> T:
 def same(kind: type[Any], name: str, **changes: Any) -> Any:
     """Declare a field with the setting and the default of another dataclass's field, but for `changes`."""
     other = field_of(kind, name)
-    said = described(kind, name, other)
-    values = {each.name: getattr(said, each.name) for each in fields(Setting)}
-    return setting(**{"default": other.default, **values, **changes})
+    default = changes.pop("default", other.default)
+    return field(default=default, metadata={SETTING: replace(described(kind, name, other), **changes)})
 
 
 def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
@@ -181,3 +183,12 @@ def check(config: Any) -> None:
     for each in fields(config):
         if SETTING in each.metadata:
             each.metadata[SETTING].check(each.name, getattr(config, each.name))
+
+
+class Checked:
+    """Base of configurations that are checked where they are built."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -47,7 +47,7 @@ ROOMS = (
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
 SEEN_BY_COMPARISON = (
-    *("inference.config", "inference.errors", "inference.request", "inference.commit"),
+    *("inference.config", "inference.settings", "inference.errors", "inference.request", "inference.commit"),
     *("inference.observe.stats", "inference.text.chat", "inference.text.tokenizer"),
     *("inference.workers.completion", "inference.workers.convert", "inference.workers.remote"),
     *("inference.workers.dialling", "inference.workers.status"),
@@ -199,7 +199,7 @@ def test_downward_imports_are_allowed(module: str, statement: str) -> None:
     assert violations(module, statement) == []
 
 
-MAY_SEE_FLAGS = ("inference.cli.flags", "inference.cli.config_file", "comparison.plan", "comparison.study.flags")
+MAY_SEE_FLAGS = ("inference.cli.flags", "inference.cli.config_file")
 
 
 def names_parsed_flags(source: str) -> bool:

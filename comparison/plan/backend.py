@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from inference.config import NOT_EMULATED, Emulation
+from inference.cli.models import NGRAM, LoadingSettings
+from inference.config import COMPILE_POLICIES, COUNT, DTYPES, NOT_EMULATED, SPECULATION_METHODS, Emulation
 from inference.errors import ConfigError
+from inference.settings import Range, check, same, setting
 
 AUTO = "auto"
 NEURON = "neuron"
-NGRAM = "ngram"
 
 START_TIMEOUT_S = 120.0
 """All servers load their models at the same time, on few cores."""
@@ -26,35 +28,44 @@ class BackendConfig:
     """What computes.
 
     Attributes:
-        name: backend of target and fused pair, as main.py calls it.
-        draft_name: backend of a draft worker.
-        tp_degree: NeuronCores of a target, and of a fused pair.
-        draft_tp_degree: NeuronCores of a draft.
-        method: speculation_method of a fused pair; None is main.py's default.
-        first_core: number of the first NeuronCore that may be used.
-        model_flags: further flags of every server with a model on neuron.
-        compile_policy: one of COMPILE_POLICIES; "only" measures nothing.
-        device_sampling: target and fused pair choose tokens on the device; so neither is compared with the other's way.
-        draft_dtype: arithmetic of a draft worker on the CPU; None is main.py's.
-        emulation: how long passes take at least; figures are not this machine's then.
+        name: of the models.
+        draft: of the draft of the distributed topology (--backend); such as torch, with a target on neuron.
+        tp_degree: NeuronCores of each target and fused pair; all servers run at once, each on cores of its own.
+        draft_tp_degree: NeuronCores of a draft (--tp_degree).
+        first_core: number of the first NeuronCore that may be used (0).
+        method: of a fused pair on neuron; vanilla takes several --gamma (main.py's).
+        device_sampling: target and fused pair choose on the device, both (main.py's); of topologies target and fused,
+            greedy.
+        neuron_config: parameters of NxDI's NeuronConfig, of every model.
+        compiled_model_path: folder of compiled models.
+        compile_policy: what is not compiled yet (main.py's; %(default)s); only measures nothing.
+        dtype: arithmetic on neuron (main.py's).
+        draft_dtype: arithmetic of a draft worker on the CPU (main.py's); int8 needs backend onnx.
+        sequence_length: tokens per slot on neuron (main.py's).
     """
 
-    name: str = AUTO
-    draft_name: str = AUTO
-    tp_degree: int = 1
-    draft_tp_degree: int = 1
-    method: str | None = None
-    first_core: int = 0
-    model_flags: tuple[str, ...] = ()
-    device_sampling: bool = False
-    compile_policy: str = "auto"
-    emulation: Emulation = NOT_EMULATED
-    draft_dtype: str | None = None
+    SECTION: ClassVar = "what computes (see main.py and docs/neuron.md)"
+
+    name: str = setting(AUTO, "--backend NAME")
+    draft: str | None = setting(None, "--draft_backend NAME")
+    tp_degree: int = setting(1, "--tp_degree N", within=Range(1))
+    draft_tp_degree: int | None = setting(None, "--draft_tp_degree N", within=Range(1))
+    first_core: int | None = setting(None, "--first_core N", within=COUNT)
+    method: str | None = setting(None, "--speculation_method", choices=SPECULATION_METHODS)
+    device_sampling: bool = setting(False, "--device_sampling")
+    neuron_config: str | None = setting(None, "--neuron_config JSON")
+    compiled_model_path: str | None = setting(None, "--compiled_model_path DIR")
+    compile_policy: str = setting(COMPILE_POLICIES[0], "--compile", choices=COMPILE_POLICIES)
+    dtype: str | None = setting(None, "--dtype NAME")
+    draft_dtype: str | None = setting(None, "--draft_dtype", choices=DTYPES)
+    sequence_length: int | None = setting(None, "--sequence_length N")
+    emulation: Emulation = same(LoadingSettings, "emulation")
 
     def __post_init__(self) -> None:
-        for name, least in (("tp_degree", 1), ("draft_tp_degree", 1), ("first_core", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} {getattr(self, name)} is below {least}")
+        check(self)
+        for name in ("compiled_model_path", "draft_tp_degree", "first_core", "neuron_config"):
+            if getattr(self, name) is not None and NEURON not in (self.name, self.draft_name):
+                raise ConfigError(f"{name} needs backend {NEURON}, not {self.name}")
         if self.method is not None and self.name != NEURON:
             raise ConfigError(f"speculation_method {self.method} needs backend {NEURON}, not {self.name}")
         if self.compile_policy != "auto" and NEURON not in (self.name, self.draft_name):
@@ -70,6 +81,22 @@ class BackendConfig:
     def compile_flag(self) -> str:
         """Of every server that loads compiled models."""
         return f"--compile={self.compile_policy}"
+
+    @property
+    def draft_name(self) -> str:
+        """Backend of a draft worker."""
+        return self.draft or self.name
+
+    @property
+    def num_draft_cores(self) -> int:
+        """NeuronCores of a draft."""
+        return self.draft_tp_degree or self.tp_degree
+
+    @property
+    def model_flags(self) -> tuple[str, ...]:
+        """Flags of every server with a model on neuron, as they were given."""
+        names = ("dtype", "sequence_length", "neuron_config", "compiled_model_path")
+        return tuple(f"--{name}={value}" for name in names if (value := getattr(self, name)) is not None)
 
     @property
     def start_timeout_s(self) -> float:
@@ -126,7 +153,7 @@ def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Serve
 def _neuron_flags(
     backend: BackendConfig, server: Server, servers: Sequence[Server], gammas: Sequence[int]
 ) -> list[str]:
-    first = backend.first_core + sum(_num_cores(backend, other) for other in servers[: servers.index(server)])
+    first = (backend.first_core or 0) + sum(_num_cores(backend, other) for other in servers[: servers.index(server)])
     num_cores = _num_cores(backend, server)
     flags = ["--tp_degree", str(num_cores), "--neuron_cores", f"{first}-{first + num_cores - 1}"]
     if server.role == "draft":
@@ -134,7 +161,7 @@ def _neuron_flags(
     flags += ["--device_sampling"] if backend.device_sampling else []
     flags += ["--gamma", str(max(gammas) + _one_graph(backend, server))]  # such a graph counts the target's token too
     if server.role == "fused_target":
-        flags += ["--draft_tp_degree", str(backend.draft_tp_degree)]
+        flags += ["--draft_tp_degree", str(backend.num_draft_cores)]
         flags += [] if backend.method is None else ["--speculation_method", backend.method]
     return flags
 
@@ -147,5 +174,5 @@ def _num_cores(backend: BackendConfig, server: Server) -> int:
     """NeuronCores that a server has for itself."""
     if server.role == "draft":
         on_neuron = backend.draft_name == NEURON and server.draft != NGRAM
-        return backend.draft_tp_degree if on_neuron else 0
+        return backend.num_draft_cores if on_neuron else 0
     return backend.tp_degree if backend.name == NEURON else 0

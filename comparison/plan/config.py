@@ -8,23 +8,24 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
-from comparison.plan.backend import NGRAM, SHARED_TARGET, BackendConfig, Server
+from comparison.plan.backend import SHARED_TARGET, BackendConfig, Server
 from comparison.plan.datasets import Prompt
 from comparison.plan.endpoint import Endpoint
+from comparison.plan.lists import list_of
 from comparison.plan.machine import Machine, split_into_machines
 from comparison.plan.slo import Slo
-from inference.config import DEFAULT_BRANCHES, NOT_EMULATED, check_branches, model_name
+from inference.cli.models import NGRAM
+from inference.config import DEFAULT_BRANCHES, NOT_EMULATED, SECONDS, check_branches, model_name
 from inference.errors import ConfigError
-from inference.request import MAX_GAMMA, MAX_SEED, Grammar, Schedule
+from inference.request import MAX_GAMMA, RANGES, Grammar, Schedule
+from inference.settings import Range, check, setting
 
 LOOKUP = "lookup"
 """As a contender's draft: what a target finds itself, in the sequence or because a grammar forces it."""
-MAX_RTT_MS = 10_000.0
-MAX_CONCURRENCY = 4096
-MAX_REQUEST_RATE = 10_000.0
-MAX_ARRIVALS = 100_000
+DELAY_MS = Range(0.0, 10_000.0)
+ARRIVALS = "requests that come on their own (an open loop); what is asked of answers"
 Load: TypeAlias = tuple[int, float | None]
 """Requests in flight, and None; or 0, and requests per second that come on their own; see `Cell`."""
 OPEN_LOOP_BATCH = 8
@@ -34,10 +35,6 @@ OPEN_LOOP_BATCH = 8
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
-
-
-def _require_within(name: str, value: float, least: float, most: float) -> None:
-    _require(least <= value <= most, f"{name} {value:g} is outside {least:g}..{most:g}")
 
 
 class Topology(enum.Enum):
@@ -92,24 +89,27 @@ class NetworkConfig:
     """The network between edge and target.
 
     Attributes:
-        rtts_ms: round trip times to measure at; half of it delays each direction.
-        jitter_ms: each direction delays every chunk by up to so much more, evenly spread.
-        bandwidth_mbps: megabits per second and direction of a link; None is unlimited.
-        client_site: where the thin client sits.
+        jitter_ms: further delay of up to so much, milliseconds per direction.
+        bandwidth_mbps: megabits per second and direction (unlimited).
+        client_site: the thin client sits beside the draft worker (edge) or beside the target.
     """
 
-    rtts_ms: tuple[float, ...] = (0.0, 10.0, 50.0)
-    jitter_ms: float = 0.0
-    bandwidth_mbps: float | None = None
-    client_site: ClientSite = ClientSite.EDGE
+    SECTION: ClassVar = "network between edge and target (a proxy on loopback)"
+
+    rtts_ms: tuple[float, ...] = setting(
+        (0.0, 10.0, 50.0),
+        "--rtt_ms LIST",
+        help="round trip times, milliseconds, half in each direction (0,10,50), or 0 with --endpoint",
+        kind=list_of(float),
+        within=DELAY_MS,
+    )
+    jitter_ms: float = setting(0.0, "--jitter_ms MS", within=DELAY_MS)
+    bandwidth_mbps: float | None = setting(None, "--bandwidth_mbps MBPS", within=Range(0.0, above=True))
+    client_site: ClientSite = setting(ClientSite.EDGE, "--client_site")
 
     def __post_init__(self) -> None:
+        check(self)
         _require_distinct("rtt_ms", self.rtts_ms)
-        for rtt_ms in self.rtts_ms:
-            _require_within("rtt_ms", rtt_ms, 0, MAX_RTT_MS)
-        _require_within("jitter_ms", self.jitter_ms, 0, MAX_RTT_MS)
-        bandwidth = self.bandwidth_mbps
-        _require(bandwidth is None or bandwidth > 0, f"bandwidth_mbps {bandwidth} is not above 0")
 
     def is_crossed(self, *, at_edge: bool) -> bool:
         """Whether the thin client's own link to a server, at the edge or beside the target, has the round trip time."""
@@ -122,48 +122,44 @@ class WorkloadConfig:
 
     Attributes:
         prompt_sets: one per prompt kind.
-        num_runs: repeats of every measurement.
-        max_new_tokens: output tokens per request, at most.
+        num_runs: repeats, interleaved.
+        max_new_tokens: output tokens per request.
+        ignore_eos: answers do not end by themselves: all have --max_new_tokens.
         temperature: 0 is greedy.
-        seed: key of the noise; the same for every topology.
-        concurrencies: requests in flight at once.
-        deadline_s: seconds a request may take.
-        request_rates: requests per second that come on their own, beside `concurrencies`.
-        num_arrivals: of them in each run.
-        warm_up: prompts of each kind that every contender answers before anything counts.
+        seed: key of the noise, 0 .. 2^64-1.
+        concurrencies: requests in flight at once; above 1 needs Locust, see requirements-loadtest.txt.
+        deadline_s: time a request may take.
+        request_rates: requests per second, at random times, beside --concurrency; latency counts from when each was
+            due.
+        num_arrivals: of them, in each run.
+        warm_up: prompts of each kind that each contender answers before anything counts.
         slo: what a request must keep to count as goodput.
-        ignore_eos: answers do not end by themselves, but have `max_new_tokens`.
         grammar: what answers must look like; what it forces, the target drafts by itself.
     """
 
-    prompt_sets: tuple[PromptSet, ...]
-    num_runs: int = 3
-    max_new_tokens: int = 48
-    temperature: float = 0.0
-    seed: int = 0
-    concurrencies: tuple[int, ...] = (1,)
-    deadline_s: float = 120.0
-    request_rates: tuple[float, ...] = ()
-    num_arrivals: int = 32
-    warm_up: int = 1
+    SECTION: ClassVar = "workload"
+
+    prompt_sets: tuple[PromptSet, ...] = ()
+    num_runs: int = setting(3, "--num_runs N", within=Range(1))
+    max_new_tokens: int = setting(96, "--max_new_tokens N")
+    ignore_eos: bool = setting(False, "--ignore_eos")
+    temperature: float = setting(0.0, "--temperature T", within=RANGES["temperature"])
+    seed: int = setting(0, "--seed N", within=RANGES["seed"])
+    concurrencies: tuple[int, ...] = setting((1,), "--concurrency LIST", kind=list_of(int), within=Range(1, 4096))
+    deadline_s: float = setting(120.0, "--deadline_s S", within=SECONDS)
+    request_rates: tuple[float, ...] = setting(
+        (), "--request_rate LIST", kind=list_of(float), section=ARRIVALS, within=Range(0.0, 10_000.0, above=True)
+    )
+    num_arrivals: int = setting(32, "--num_arrivals N", section=ARRIVALS, within=Range(1, 100_000))
+    warm_up: int = setting(1, "--warm_up N", section=ARRIVALS)
     slo: Slo = field(default_factory=Slo)
-    ignore_eos: bool = False
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        _require_distinct("prompt kind", [prompt_set.kind for prompt_set in self.prompt_sets])
-        _require(self.num_runs >= 1, f"num_runs {self.num_runs} is below 1")
+        check(self)
         _require(self.max_new_tokens >= 2, f"max_new_tokens {self.max_new_tokens} is below 2: there is no rate in one")
-        _require_within("temperature", self.temperature, 0, 100)
-        _require(0 <= self.seed <= MAX_SEED, f"seed {self.seed} is outside 0..{MAX_SEED}")
         _require_distinct("concurrency", self.concurrencies)
-        for concurrency in self.concurrencies:
-            _require_within("concurrency", concurrency, 1, MAX_CONCURRENCY)
-        _require(self.deadline_s > 0, f"deadline_s {self.deadline_s:g} is not above 0")
         _require_distinct("request_rate", self.request_rates or ("none",))
-        for rate in self.request_rates:
-            _require(0 < rate <= MAX_REQUEST_RATE, f"request_rate {rate:g} is outside 0..{MAX_REQUEST_RATE:g}")
-        _require_within("num_arrivals", self.num_arrivals, 1, MAX_ARRIVALS)
         _require(self.warm_up >= 1, f"warm_up {self.warm_up} is below 1: first requests are slower than all others")
 
     @property
@@ -233,23 +229,12 @@ ALONE = Contender(Topology.TARGET)
 
 @dataclass(frozen=True, slots=True)
 class ComparisonConfig:
-    """A whole comparison.
+    """A whole comparison; what it shares with `ComparisonSettings` is described there.
 
     Attributes:
-        target_model: directory.
-        draft_models: directories, or "ngram".
-        gammas: speculation lengths.
-        schedules: of the distributed topology.
-        branches: beside the chain of a draft that runs ahead, at most.
         usable_cores: CPU cores of this host that may be used.
-        cores_per_machine: a machine is a set of so many of them.
-        output: directory of the report.
-        llmperf: whether it has LLMPerf's files too.
-        backend: what computes.
         chosen: these contenders alone; none: all combinations.
         endpoints: servers that run already.
-        equal_weights: the user says that all endpoints have the weights of everybody else.
-        one_at_a_time: what does not fit on the host at once is started, measured and stopped in turn.
         asked: all flags as a file for --config has them.
     """
 
@@ -273,6 +258,7 @@ class ComparisonConfig:
     asked: str = ""
 
     def __post_init__(self) -> None:
+        _require_distinct("prompt kind", [prompt_set.kind for prompt_set in self.workload.prompt_sets])
         _require_distinct("topology", [topology.value for topology in self.topologies] or self.endpoints)
         started = {contender.name for contender in self._started}
         _require_distinct("name", [*started, *(endpoint.name for endpoint in self.endpoints)])

@@ -14,9 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from comparison.plan.backend import NGRAM, SHARED_TARGET, Server, server_flags
+from comparison.plan.backend import SHARED_TARGET, Server, server_flags
 from comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
 from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.cli.models import NGRAM
 from inference.config import model_name
 from inference.errors import SpecDecError, UnavailableError
 from inference.serving.processes import ServerProcess, finished_process, free_port, server_process

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from comparison.plan.backend import AUTO, NGRAM
+from comparison.plan.backend import AUTO
 from comparison.plan.config import ComparisonConfig, Contender, Topology
+from inference.cli.models import NGRAM
 
 Table = dict[str, str | int | bool]
 

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from inference.backends.digests import digests_of
 
-_PATTERNS = ("*.safetensors", "*.bin", "*.json")
-_DIGITS = 16
-
 
 def model_id_of(path: Path, *facts: str) -> str:
     """16 hex digits over all of a checkpoint's files, and over what else its tokens depend on.
@@ -21,10 +18,10 @@ def model_id_of(path: Path, *facts: str) -> str:
     digest = hashlib.sha256(repr(facts).encode())
     for name, content in contents(path):
         digest.update(f"{name} {content}".encode())
-    return digest.hexdigest()[:_DIGITS]
+    return digest.hexdigest()[:16]
 
 
-def contents(path: Path, patterns: Sequence[str] = _PATTERNS) -> list[tuple[str, str]]:
+def contents(path: Path, patterns: Sequence[str] = ("*.safetensors", "*.bin", "*.json")) -> list[tuple[str, str]]:
     """(name, SHA-256) of a checkpoint's files."""
     files = sorted({file for pattern in patterns for file in path.glob(pattern)})
     return list(zip((file.name for file in files), digests_of(files), strict=True))

@@ -6,16 +6,16 @@ Imports a backend only when it is asked for: listing names needs no torch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from inference.backends.emulation import asleep
 from inference.config import ModelConfig
 from inference.errors import ConfigError
 from inference.model.decoder import CompiledDecoder, Decide
-from inference.model.slots import Backend
+from inference.model.slots import Array, Backend, Span
 
 logger = logging.getLogger(__name__)
 
@@ -42,23 +42,31 @@ def load_backend(config: ModelConfig) -> Backend:
     Raises:
         ConfigError: no backend has this name, or the model cannot be used.
     """
-    if not config.pass_s:
-        return _load_named(config)
-    logger.warning(
-        "EMULATED: a pass of model %s takes at least %g ms, asleep: figures of this server are not this machine's",
-        config.name,
-        config.pass_s * 1e3,
-    )
-    backend: Backend = asleep(_load_named(config), lambda spans: config.pass_s)
+    backend = _load_fastest(config) if config.backend == AUTO else _load(config.backend, config)
+    if config.pass_s:
+        text = (
+            "EMULATED: a pass of model %s takes at least %g ms, asleep: figures of this server are not this machine's"
+        )
+        logger.warning(text, config.name, config.pass_s * 1e3)
+        backend = asleep(backend, lambda spans: config.pass_s)
     return backend
 
 
-def _load_named(config: ModelConfig) -> Backend:
-    if config.backend == AUTO:
-        return _load_fastest(config)
-    if config.backend not in LOADERS:
-        raise ConfigError(f"backend {config.backend} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
-    return _load(config.backend, config)
+def asleep(backend: Any, seconds_of: Callable[[Sequence[Span]], float]) -> Any:
+    """Return the same backend, with all that it can do; from now on a pass takes at least `seconds_of` its spans.
+
+    While a device computes, its host is idle; so a pass sleeps, and others have the cores, until it would be done.
+    """
+    forward = backend.forward
+
+    def at_least(spans: Sequence[Span]) -> Array:
+        end = time.monotonic() + seconds_of(spans)
+        logits = forward(spans)
+        time.sleep(max(0.0, end - time.monotonic()))
+        return logits
+
+    backend.forward = at_least
+    return backend
 
 
 def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide) -> CompiledDecoder | None:
@@ -125,6 +133,8 @@ def _has_cuda() -> bool:
 
 
 def _load(name: str, config: ModelConfig) -> Backend:
+    if name not in LOADERS:
+        raise ConfigError(f"backend {name} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
     try:
         load = _function(LOADERS[name])
     except ModuleNotFoundError as error:

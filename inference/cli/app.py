@@ -16,7 +16,6 @@ from typing import Any
 from inference.caller import NamesRequests
 from inference.cli.models import Models
 from inference.cli.roles.registry import ROLES, settings_of
-from inference.cli.roles.role import SettingsT
 from inference.cli.trial import make_certificates
 from inference.config import ServerConfig
 from inference.errors import ConfigError, InvalidRequestError, SpecDecError
@@ -60,7 +59,7 @@ def _set_up_logging(level: str) -> None:
             handler.addFilter(QuietLibraries())
 
 
-def prepared(settings: SettingsT) -> SettingsT:
+def prepared(settings: Any) -> Any:
     """Return a role's settings when what they ask for is there: models of the hub, and certificates for a trial.
 
     Raises:
@@ -152,7 +151,7 @@ def _report_lost_output(error: Exception) -> int:
 
 def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """The role, and all other arguments; without a role, the roles are listed."""
-    summaries = "\n".join(f"  {role.name:14} {role.summary}" for role in ROLES.values())
+    summaries = "\n".join(f"  {name:14} {role.summary}" for name, role in ROLES.items())
     parser = argparse.ArgumentParser(
         prog="main.py",
         usage="main.py --role ROLE [flags of the role]",

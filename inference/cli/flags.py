@@ -63,7 +63,9 @@ class Flag:
             return {"required": True} if self.said.usage.startswith("--") else {}
         if self.is_enum:
             return {"default": self.default.value}
-        return {"default": [] if self.default == () else self.default}
+        if self.is_repeated or not isinstance(self.default, tuple):
+            return {"default": [] if self.default == () else self.default}
+        return {"default": ",".join(str(getattr(each, "value", each)) for each in self.default)}  # read as a flag's is
 
     def _form(self) -> dict[str, Any]:
         """Return what argparse is told of the value."""
@@ -190,7 +192,8 @@ def _parts(group: Group) -> Iterator[tuple[str, Any]]:
         elif said.usage and said.key not in group.without:
             default = _default_of(declared) if isinstance(change, Field) else change
             said = replace(said, section=said.section or group.section)
-            yield each.name, Flag(*_kind(hints[each.name]), default, said)
+            kind = (said.kind, False) if said.kind else _kind(hints[each.name])
+            yield each.name, Flag(*kind, default, said)
         elif change is not each:
             yield each.name, change
 

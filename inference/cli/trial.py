@@ -128,36 +128,33 @@ def _spelling(name: str) -> str | None:
 
 
 class _Interface(ctypes.Structure):
-    """The head of libc's `struct ifaddrs`, the same on Linux and macOS."""
+    """Head of libc's `struct ifaddrs`."""
 
-
-_Interface._fields_ = [
-    ("next", ctypes.POINTER(_Interface)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p),
-]
+    _fields_ = (
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("flags", ctypes.c_uint),
+        ("address", ctypes.c_void_p),
+    )
 
 
 def _interface_addresses() -> Iterator[str]:
     """Yield the addresses that getifaddrs(3) knows. Python's own library lists interfaces without their addresses."""
-    if sys.platform == "win32":
-        return
-    libc, first = ctypes.CDLL(None), ctypes.POINTER(_Interface)()
+    libc, first = ctypes.CDLL(None), ctypes.c_void_p()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
         return
-    interface = first
-    while interface:
-        if interface.contents.address is not None:
-            yield from _addresses_at(interface.contents.address)
-        interface = interface.contents.next
+    place = first.value
+    while place is not None:
+        interface = _Interface.from_address(place)
+        if interface.address is not None:
+            yield from _addresses_at(interface.address)
+        place = interface.next
     libc.freeifaddrs(first)
 
 
 def _addresses_at(sockaddr: int) -> Iterator[str]:
     """Yield the IP address of a C `sockaddr`, nothing if it is of another family."""
-    head = ctypes.string_at(sockaddr, 2)
-    family = int.from_bytes(head, sys.byteorder) if sys.platform == "linux" else head[1]  # BSD begins with a length
+    family = int.from_bytes(ctypes.string_at(sockaddr, 2), sys.byteorder)
     if family == socket.AF_INET:
         yield str(ip_address(ctypes.string_at(sockaddr + 4, 4)))
     elif family == socket.AF_INET6:

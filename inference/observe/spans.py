@@ -37,14 +37,11 @@ class Spans:
         self.provider = provider
         self._tracer = provider.get_tracer("specdec", VERSION)
 
-    @contextmanager
     def serving(
         self, name: str, headers: Mapping[str, str], attributes: Mapping[str, AttributeValue]
-    ) -> Generator[Span, None, None]:
-        """The span of a call that came in; the current one while the block runs, in its task."""
-        context = propagate.extract(headers)
-        with self._tracer.start_as_current_span(name, context, SpanKind.SERVER, attributes) as span:
-            yield span
+    ) -> AbstractContextManager[Span]:
+        """Open the span of a call that came in; it is the current one while the block runs, in its task."""
+        return self._tracer.start_as_current_span(name, propagate.extract(headers), SpanKind.SERVER, attributes)
 
     @contextmanager
     def generation(self, attributes: Mapping[str, AttributeValue]) -> Generator[GenerationSpan, None, None]:

@@ -25,11 +25,9 @@ class Timeline:
 
     def span(self, name: str, started: float, ended: float, **args: Any) -> None:
         """Something that took from `started` to `ended` (monotonic seconds)."""
-        self._add(name=name, ph="X", ts=started * 1e6, dur=(ended - started) * 1e6, args=args)
-
-    def _add(self, **event: Any) -> None:
         if len(self._events) < MAX_EVENTS:
-            self._events.append({**event, "pid": self._pid, "tid": 0})
+            times = {"ts": started * 1e6, "dur": (ended - started) * 1e6}
+            self._events.append({"name": name, "ph": "X", **times, "args": args, "pid": self._pid, "tid": 0})
 
     def write(self, path: Path) -> None:
         """Write the events collected so far."""

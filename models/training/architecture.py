@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-from inference.backends.onnx.processor import instruction_sets
+from inference.backends.host import instruction_sets
 
 from .tokenizer import BOS_ID, EOS_ID, MAX_LENGTH, PAD_ID, VOCABULARY_SIZE
 

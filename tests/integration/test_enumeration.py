@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from grpc_comm.server import Server
-from inference.backends.emulation import asleep
 from inference.backends.pytorch.backend import TorchBackend
+from inference.backends.registry import asleep
 from inference.commit import Delta
 from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine

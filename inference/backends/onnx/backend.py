@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
-from inference.backends.onnx.graph import decoder_graph
+from inference.backends.onnx.graph import DecoderGraph
 from inference.backends.onnx.int8 import weight_levels
 from inference.backends.onnx.packed import PackedDecoder, discard, packed_decoder
 from inference.backends.onnx.passes import OnnxPass
@@ -63,9 +63,7 @@ class OnnxBackend:
     def _pass(self, num_places: int) -> OnnxPass:
         if num_places not in self._passes:
             decoder, slots = self._decoder, self._slots
-            graph = decoder_graph(
-                decoder.shape, decoder.weights, dtype=decoder.dtype, num_places=num_places, room=slots.room
-            )
+            graph = DecoderGraph(decoder.shape, decoder.dtype, num_places, slots.room).build(decoder.weights)
             self._passes[num_places] = OnnxPass(
                 decoder, slots, graph, num_places=num_places, num_threads=self._num_threads
             )

@@ -47,25 +47,15 @@ def cache_names(layer: int, place: int) -> tuple[str, str]:
     return f"key_{layer}_{place}", f"value_{layer}_{place}"
 
 
-def decoder_graph(
-    shape: DecoderShape, weights: Iterable[onnx.TensorProto], *, dtype: str, num_places: int, room: int
-) -> onnx.ModelProto:
-    """Build the graph.
-
-    Args:
-        shape: of the decoder.
-        weights: named as in `onnx_weights`, or in `onnx_int8` if `dtype` is; usually references to a file.
-        dtype: arithmetic of the linear layers, "float32" or "int8".
-        num_places: spans of a pass, >= 1.
-        room: positions of a slot, one of them for the spare token.
-    """
-    return DecoderGraph(shape, dtype, num_places, room).build(weights)
-
-
 class DecoderGraph:
     """Collects nodes; each method adds some and returns the name of their result.
 
     `benchmarks.framework` overrides what is neither a matrix product nor attention, to see what that costs.
+
+    Args:
+        dtype: arithmetic of the linear layers, "float32" or "int8".
+        num_places: spans of a pass, >= 1.
+        room: positions of a slot, one of them for the spare token.
     """
 
     def __init__(self, shape: DecoderShape, dtype: str, num_places: int, room: int) -> None:
@@ -78,6 +68,7 @@ class DecoderGraph:
         self._nodes: list[onnx.NodeProto] = []
 
     def build(self, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
+        """Return the graph over weights named as in `weights`, or in `int8`; usually they are references to a file."""
         self._positions()
         self._decoder()
         graph = helper.make_graph(

@@ -9,6 +9,7 @@ Activations become unsigned, 128 standing for 0, because processors multiply uns
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from inference.backends.onnx.processor import instruction_sets, is_x86
+from inference.backends.host import instruction_sets
 from inference.backends.onnx.shape import Weight
 
 Int8: TypeAlias = "np.ndarray[Any, np.dtype[np.int8]]"
@@ -40,7 +41,8 @@ def weight_levels() -> int:
 
     x86 processors without VNNI instructions add two products in 16 bits, which only 7-bit weights cannot overflow.
     """
-    return 127 if "vnni" in instruction_sets() or not is_x86() else 63
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return 63 if is_x86 and "vnni" not in instruction_sets() else 127
 
 
 def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

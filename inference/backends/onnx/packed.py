@@ -27,6 +27,7 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from inference.backends.architectures import StoredConfig
 from inference.backends.digests import user_cache
+from inference.backends.host import instruction_sets
 from inference.backends.identity import contents
 from inference.backends.onnx.graph import CONSTANTS
 from inference.backends.onnx.layout import (
@@ -36,9 +37,9 @@ from inference.backends.onnx.layout import (
     PROBE_FILE,
     SHAPE_FILE,
     WEIGHTS_FILE,
+    FolderLock,
+    remove_unused,
 )
-from inference.backends.onnx.lock import FolderLock, remove_unused
-from inference.backends.onnx.processor import instruction_sets
 from inference.backends.onnx.shape import DecoderShape
 from inference.errors import ConfigError
 
@@ -99,11 +100,7 @@ def discard(decoder: PackedDecoder) -> None:
 
 
 def require_private(folder: Path) -> None:
-    """Refuse a cache that somebody else could have filled: what is in it is run.
-
-    Raises:
-        ConfigError: it is another user's, or anybody may write to it.
-    """
+    """Raise ConfigError if another user could have filled the cache: what is in it is run."""
     if not folder.exists():
         return
     status = folder.stat()

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from inference.backends.architectures import require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config, load_weights
-from inference.backends.onnx.graph import decoder_graph
+from inference.backends.onnx.graph import DecoderGraph
 from inference.backends.onnx.int8 import quantized_weights, weight_levels
 from inference.backends.onnx.layout import (
     CONFIG_FILE,
@@ -29,9 +29,10 @@ from inference.backends.onnx.layout import (
     PROBE_FILE,
     SHAPE_FILE,
     WEIGHTS_FILE,
+    FolderLock,
+    remove_unused,
     session_options,
 )
-from inference.backends.onnx.lock import FolderLock, remove_unused
 from inference.backends.onnx.shape import DecoderShape, require_llama_shaped, shape_of
 from inference.backends.onnx.weights import decoder_weights
 from inference.errors import ConfigError
@@ -85,7 +86,7 @@ def _write(model: PreTrainedModel, folder: Path, dtype: str) -> None:
     shape = shape_of(model.eval())
     plain = folder / "plain.bin"
     weights = _write_plain(_weights(model, shape, dtype), plain)
-    graph = decoder_graph(shape, weights, dtype=dtype, num_places=1, room=NUM_PROBE_TOKENS)
+    graph = DecoderGraph(shape, dtype, 1, NUM_PROBE_TOKENS).build(weights)
     _write_packed(graph, folder)
     plain.unlink()
     shape.save(folder / SHAPE_FILE)

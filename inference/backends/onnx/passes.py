@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 
+from inference.backends.host import instruction_sets
 from inference.backends.onnx.graph import cache_names
 from inference.backends.onnx.layout import session_options
 from inference.backends.onnx.packed import PackedDecoder
-from inference.backends.onnx.processor import instruction_sets
 from inference.backends.onnx.shape import Weight
 from inference.backends.onnx.slots import OnnxSlots
 from inference.backends.spans import wanted_rows

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 
-from inference.backends.host_memory import allow_huge_pages, lazy_zeros
+from inference.backends.host import allow_huge_pages, lazy_zeros
 from inference.backends.onnx.shape import DecoderShape
 from inference.errors import ConfigError
 

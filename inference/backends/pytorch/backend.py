@@ -67,7 +67,7 @@ class TorchBackend:
         is_static = self._device.type == "cuda" if fixed_shapes is None else fixed_shapes
         self._cache = SlotCache(shapes, num_slots=num_slots, max_length=max_length, num_spare=int(is_static), **kind)
         self.slot_bytes = self._cache.slot_bytes
-        self._static = StaticPasses(self._run_all, self._cache) if is_static else None
+        self._static = StaticPasses(self._run, self._cache) if is_static else None
         if self._device.type == "cpu" and self._dtype == torch.float32:
             self._pack_linears(SlotCache(shapes, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))
 
@@ -102,15 +102,12 @@ class TorchBackend:
         keep = None if len(rows) == len(token_ids) else rows
         return self._run(inputs, slot_pass, keep)  # [num_rows, vocab_size]
 
-    def _run_all(self, inputs: torch.Tensor, slot_pass: LayerAttention) -> torch.Tensor:
-        return self._run(inputs, slot_pass, None)
-
     @torch.inference_mode()
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         """See `inference.model.slots.ForkingBackend`."""
         self._cache.fork(source_slot, destination_slot, start, end)
 
-    def _run(self, inputs: torch.Tensor, slot_pass: LayerAttention, rows: Sequence[int] | None) -> torch.Tensor:
+    def _run(self, inputs: torch.Tensor, slot_pass: LayerAttention, rows: Sequence[int] | None = None) -> torch.Tensor:
         """Logits of some rows of the flattened tokens; None is all of them."""
         arguments: dict[str, Any] = {
             "input_ids": inputs[0:1],  # [1, num_tokens]
@@ -133,7 +130,7 @@ class TorchBackend:
         span = Span(slot=0, start=0, token_ids=range(NUM_TEST_TOKENS), num_logits=NUM_TEST_TOKENS)
         inputs = torch.tensor([span.token_ids, span.token_ids]) % self.vocab_size  # [2, num_tokens]
         slot_pass = SlotPass(cache, [span], dtype=self._dtype, device=self._device)
-        pack_linears(self._model, lambda: self._run(inputs, slot_pass, None))
+        pack_linears(self._model, lambda: self._run(inputs, slot_pass))
 
     @torch.inference_mode()
     def _probe(self, max_length: int) -> tuple[int, list[LayerShape]]:
@@ -141,7 +138,7 @@ class TorchBackend:
         architecture = architecture_name(self._model.config)
         recorder = ShapeRecorder(architecture, max_length)
         try:
-            logits = self._run(torch.zeros(2, 1, dtype=torch.long, device=self._device), recorder, None)
+            logits = self._run(torch.zeros(2, 1, dtype=torch.long, device=self._device), recorder)
         except ConfigError:
             raise
         except Exception as error:  # such as a layer that indexes the mask which it is not given

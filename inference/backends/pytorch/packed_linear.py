@@ -39,14 +39,11 @@ class PackedLinear(torch.nn.Module):
         return output
 
 
-def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> bool:
-    """Replace the linear layers of a float32 model on CPU, if that changes nothing.
+def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> None:
+    """Replace the linear layers of a float32 model on CPU, if that changes nothing; the log says why not.
 
     Args:
         logits: runs some tokens through the model as it is when called.
-
-    Returns:
-        Whether any are replaced; the log says why not.
     """
     before = logits()
     plain = {
@@ -55,23 +52,18 @@ def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> 
         if type(module) is torch.nn.Linear and module.weight.numel() >= MIN_WEIGHTS
     }
     if not plain:
-        return False
+        return
     try:
         for name, linear in plain.items():
             model.set_submodule(name, PackedLinear(linear))
-        error = _relative_error(logits(), before)
+        error = float((logits() - before).abs().max() / before.abs().max().clamp(min=1.0))
     except Exception as failure:  # private operators may be missing, or change what they take
         reason = repr(failure)
     else:
         if error <= TOLERANCE:  # not if it is NaN
             logger.info("%d linear layers packed by oneDNN, off by %.1g", len(plain), error)
-            return True
+            return
         reason = f"off by {error:.2g}"
     for name, linear in plain.items():
         model.set_submodule(name, linear)
     logger.info("linear layers stay as they are, packing them fails: %s", reason)
-    return False
-
-
-def _relative_error(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((logits - expected).abs().max() / expected.abs().max().clamp(min=1.0))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.backends.host_memory import lazy_zeros
+from inference.backends.host import lazy_zeros
 from inference.errors import ConfigError
 
 

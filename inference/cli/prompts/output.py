@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Protocol
 
 from rich import box
@@ -76,20 +75,32 @@ class TokenSink(TextSink):
 
 
 class JsonSink:
-    """One object per prompt, one line each, and nothing else on stdout."""
+    """One object per prompt, one line each, and nothing else on stdout.
 
-    def __init__(self, progress: PromptProgress) -> None:
-        self._progress = progress
+    Shows on stderr how far the run is: a bar on a terminal, a line per prompt otherwise.
+    """
+
+    def __init__(self, num_prompts: int) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal)
+        self.bar.add_task("0 tokens", total=num_prompts)
+        (self._task,) = self.bar.tasks
+        self._num_tokens = 0
 
     def begin(self, result: Result) -> None:
         pass
 
     def show(self, result: Result, delta: Delta) -> None:
-        self._progress.came(len(delta.token_ids))
+        self._num_tokens += len(delta.token_ids)
+        self.bar.update(self._task.id, description=f"{self._num_tokens} tokens")
 
     def end(self, result: Result) -> None:
         print(json.dumps(result.to_json(), ensure_ascii=False), flush=True)
-        self._progress.done(result)
+        self.bar.advance(self._task.id)
+        if self.bar.disable:
+            outcome = f"failed: {result.error}" if result.error else f"{result.stats.num_output_tokens} tokens"
+            logger.info("prompt %d of %d: %s", self._task.completed, self._task.total, outcome)
 
 
 def print_summary(results: Sequence[Result]) -> None:
@@ -119,44 +130,3 @@ def _summary_row(result: Result) -> list[str]:
 
 def _figure(value: float | None, *, digits: int, scale: float = 1.0) -> str:
     return "-" if value is None else f"{value * scale:.{digits}f}"
-
-
-class PromptProgress:
-    """Counts prompts that are done and tokens that have come."""
-
-    def __init__(self, num_prompts: int) -> None:
-        self._num_prompts = num_prompts
-        self._num_done = 0
-        self._num_tokens = 0
-        console = Console(stderr=True)
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, TimeElapsedColumn(), console=console)
-            self._task = self._bar.add_task("0 tokens", total=num_prompts)
-
-    def __enter__(self) -> PromptProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def came(self, num_tokens: int) -> None:
-        """Count tokens."""
-        self._num_tokens += num_tokens
-        if self._bar is not None:
-            self._bar.update(self._task, description=f"{self._num_tokens} tokens")
-
-    def done(self, result: Result) -> None:
-        """Count a prompt."""
-        self._num_done += 1
-        if self._bar is not None:
-            self._bar.advance(self._task)
-            return
-        outcome = f"failed: {result.error}" if result.error else f"{result.stats.num_output_tokens} tokens"
-        logger.info("prompt %d of %d: %s", self._num_done, self._num_prompts, outcome)

@@ -23,10 +23,6 @@ class Result:
     stats: RequestStats = field(default_factory=RequestStats)
     error: SpecDecError | None = None
 
-    def restart(self) -> None:
-        """Forget an attempt that gave nothing; the clock starts when the request is sent."""
-        self.stats = RequestStats()
-
     def record(self, event: Event) -> None:
         """Take in what has just arrived."""
         self.stats.take(event)

@@ -113,12 +113,9 @@ class PromptSettings:
             InvalidRequestError: a value is outside its range.
         """
         prompts = tuple(read_prompts(self.prompt, self.prompt_text))
-        return PromptJob(prompts, self._template(gamma), concurrency, self.format == "json", observe, deadline_s)
-
-    def _template(self, gamma: int | None) -> CompletionRequest:
         sampling = replace(self.sampling, seed=self.seed or 0)
         GenerationRequest((0,), sampling, self.max_new_tokens, gamma=gamma)  # refuses now what is out of range
-        return CompletionRequest(
+        template = CompletionRequest(
             prompt="",
             sampling=sampling,
             seed=self.seed,
@@ -127,6 +124,7 @@ class PromptSettings:
             stop=self.stop,
             grammar=self.grammar.read(),
         )
+        return PromptJob(prompts, template, concurrency, self.format == "json", observe, deadline_s)
 
 
 def read_prompts(prompt: str | None, file: Path) -> list[str]:
@@ -150,11 +148,7 @@ def read_prompts(prompt: str | None, file: Path) -> list[str]:
 
 
 def text_of(path: Path) -> str:
-    """The grammar that a file holds.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return the grammar that a file holds; ConfigError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:

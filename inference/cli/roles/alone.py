@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from inference.cli.models import OneModel
 from inference.cli.prompts.source import PromptSettings
 from inference.cli.roles.compile import compile_ahead
-from inference.cli.roles.role import Role
 from inference.config import BUNDLED_DRAFT, SERVICE_FLAGS, ObserveConfig, usable_cores
 from inference.settings import group, setting
 
@@ -40,7 +39,3 @@ async def run(settings: VerifyTargetSettings) -> int:
     from inference.cli.prompts.topologies import run_alone
 
     return await run_alone(job, model)
-
-
-TARGET = Role("verify_target", "Run the target alone, here.", VerifyTargetSettings, run)
-DRAFT = Role("verify_draft", "Run the draft alone, here.", VerifyDraftSettings, run)

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.cli.roles.role import Role
 from inference.config import SERVICE_FLAGS, NeuronOptions, ObserveConfig
 from inference.settings import REQUIRED, group, same, setting
 
@@ -41,6 +40,3 @@ def _report(action: str, root: Path | None, older_than_h: float) -> bool:
         print(line)
         is_well = is_well and is_good
     return is_well
-
-
-ROLE = Role("artifacts", "List, verify or clean a folder of compiled models.", ArtifactSettings, run)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.cli.models import CompiledModels
-from inference.cli.roles.role import Role
 from inference.config import SERVICE_FLAGS, DraftConfig, ModelConfig, NeuronOptions, ObserveConfig, usable_cores
 from inference.errors import ConfigError
 from inference.settings import group, same
@@ -58,6 +57,3 @@ async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -
     await asyncio.to_thread(compile_models, target, draft)
     logger.info("everything is compiled, after %.0f s", time.monotonic() - started)
     return 0
-
-
-ROLE = Role("compile", "Compile models ahead of time for backend neuron.", CompileSettings, run)

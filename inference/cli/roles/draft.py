@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from inference.cli.models import DraftModel
 from inference.cli.prompts.source import PromptSettings
 from inference.cli.roles.compile import compile_ahead
-from inference.cli.roles.role import Role
 from inference.config import (
     BRANCHES,
     DEFAULT_BRANCHES,
@@ -124,6 +123,3 @@ async def _attach(settings: DraftSettings, attach: str, proposer: ProposerConfig
         tells_health=settings.serve is not None,
     )
     return 0
-
-
-ROLE = Role("draft", "Draft here, verify at a target: complete prompts, or --serve clients.", DraftSettings, run)

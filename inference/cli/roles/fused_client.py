@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.cli.prompts.source import PromptSettings
-from inference.cli.roles.role import Role
 from inference.config import SERVICE_FLAGS, ConnectionConfig, DraftConfig, Loading, ObserveConfig
 from inference.settings import group, same
 
@@ -34,6 +33,3 @@ async def run(settings: ClientSettings) -> int:
     from inference.cli.prompts.topologies import run_client
 
     return await run_client(job, settings.connection)
-
-
-ROLE = Role("fused_client", "Complete prompts at any of our servers.", ClientSettings, run)

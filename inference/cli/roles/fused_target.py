@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from inference.cli.models import NGRAM, DefaultSettings, ModelPair
 from inference.cli.roles.compile import compile_ahead
-from inference.cli.roles.role import Role
 from inference.config import (
     DEFAULT_GAMMA,
     FUSED_GAMMA,
@@ -59,6 +58,3 @@ def _fused_config(settings: FusedSettings) -> FusedConfig:
         neuron=loading.neuron_options(method=method, tp_degree=models.draft_tp_degree),
     )
     return FusedConfig(target, draft, gamma, settings.adaptive_gamma)
-
-
-ROLE = Role("fused_target", "Serve both models from one process.", FusedSettings, run)

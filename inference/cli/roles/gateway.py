@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inference.cli.roles.role import Role
 from inference.config import REPLICAS, ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
 from inference.settings import group, same
 
@@ -12,14 +11,14 @@ OF_GRPC = ("port", "max_waiting", "drain", "tls_client_ca", "mtls_port")
 OF_MODELS = ("lookup", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
 """Flags of a server that a gateway lacks."""
 
-TARGET_HOST = same(ConnectionConfig, "host", help=f"host of the server behind it{REPLICAS}")
-
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Settings of --role gateway."""
 
-    connection: ConnectionConfig = group(ConnectionConfig, host=TARGET_HOST)
+    connection: ConnectionConfig = group(
+        ConnectionConfig, host=same(ConnectionConfig, "host", help=f"host of the server behind it{REPLICAS}")
+    )
     http: HttpConfig = group(HttpConfig, port=8000)
     server: ServerConfig = group(ServerConfig, without=(*OF_GRPC, *OF_MODELS))
     observe: ObserveConfig = group(ObserveConfig, role="gateway", without=("metrics_port", "trace"))
@@ -33,6 +32,3 @@ async def run(settings: GatewaySettings) -> int:
 
     await serve_gateway(settings.connection, http, server, settings.observe)
     return 0
-
-
-ROLE = Role("gateway", "Serve OpenAI's HTTP API in front of any of our servers.", GatewaySettings, run)

@@ -1,8 +1,9 @@
-"""All roles by name, and the parser of each."""
+"""All roles: values of --role, each with its settings, what it runs, and the parser of its flags."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from inference.cli.config_file import ConfigFileParser
@@ -19,22 +20,40 @@ from inference.cli.roles import (
     target,
     token,
 )
-from inference.cli.roles.role import Role
 
-_ALL: tuple[Role[Any], ...] = (
-    target.ROLE,
-    draft.ROLE,
-    fused_target.ROLE,
-    fused_client.ROLE,
-    gateway.ROLE,
-    compile.ROLE,
-    artifacts.ROLE,
-    rescale_fp8.ROLE,
-    token.ROLE,
-    alone.TARGET,
-    alone.DRAFT,
-)
-ROLES: dict[str, Role[Any]] = {role.name: role for role in _ALL}
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One value of --role.
+
+    Attributes:
+        settings: the dataclass that its flags are made of, with an `ObserveConfig` named `observe`; imports nothing
+            that is slow.
+        run: from settings to an exit code; imports what it needs.
+    """
+
+    summary: str
+    settings: type[Any]
+    run: Callable[[Any], Coroutine[Any, Any, int]]
+
+
+ROLES = {
+    "target": Role(
+        "Serve the target to draft workers, and to clients without any draft.", target.TargetSettings, target.run
+    ),
+    "draft": Role(
+        "Draft here, verify at a target: complete prompts, or --serve clients.", draft.DraftSettings, draft.run
+    ),
+    "fused_target": Role("Serve both models from one process.", fused_target.FusedSettings, fused_target.run),
+    "fused_client": Role("Complete prompts at any of our servers.", fused_client.ClientSettings, fused_client.run),
+    "gateway": Role("Serve OpenAI's HTTP API in front of any of our servers.", gateway.GatewaySettings, gateway.run),
+    "compile": Role("Compile models ahead of time for backend neuron.", compile.CompileSettings, compile.run),
+    "artifacts": Role("List, verify or clean a folder of compiled models.", artifacts.ArtifactSettings, artifacts.run),
+    "rescale_fp8": Role("Make a public fp8 checkpoint one for Neuron.", rescale_fp8.RescaleSettings, rescale_fp8.run),
+    "token": Role("Make a token for the auth file of servers.", token.TokenSettings, token.run),
+    "verify_target": Role("Run the target alone, here.", alone.VerifyTargetSettings, alone.run),
+    "verify_draft": Role("Run the draft alone, here.", alone.VerifyDraftSettings, alone.run),
+}
 
 
 def settings_of(name: str, arguments: Sequence[str]) -> Any:

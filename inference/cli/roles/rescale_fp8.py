@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from inference.cli.models import Models
-from inference.cli.roles.role import Role
 from inference.config import SERVICE_FLAGS, ObserveConfig
 from inference.settings import REQUIRED, group, setting
 
@@ -45,6 +44,3 @@ async def run(settings: RescaleSettings) -> int:
     while (line := await asyncio.to_thread(next, lines, None)) is not None:
         print(line, flush=True)
     return 0
-
-
-ROLE = Role("rescale_fp8", "Make a public fp8 checkpoint one for Neuron.", RescaleSettings, run)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from inference.cli.models import DefaultSettings, OneModel
 from inference.cli.roles.compile import CompileSettings, compile_ahead
-from inference.cli.roles.role import Role
 from inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
 from inference.settings import group, same
 
@@ -35,6 +34,3 @@ async def run(settings: TargetSettings) -> int:
 
     await serve_target(model, server, settings.http, settings.observe)
     return 0
-
-
-ROLE = Role("target", "Serve the target to draft workers, and to clients without any draft.", TargetSettings, run)

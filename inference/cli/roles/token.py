@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from inference.caller import Right
-from inference.cli.roles.role import Role
 from inference.config import SERVICE_FLAGS, ObserveConfig
 from inference.errors import ConfigError
 from inference.settings import REQUIRED, group, setting
@@ -43,15 +42,11 @@ class TokenSettings:
 async def run(settings: TokenSettings) -> int:
     """Print the token, and nothing else, to stdout; running servers know it from their next request on."""
     token = f"specdec-{secrets.token_urlsafe(32)}"
-    entry = _entry(settings.name, settings.grant, hashlib.sha256(token.encode()).hexdigest())
+    digest, rights = hashlib.sha256(token.encode()).hexdigest(), json.dumps(list(dict.fromkeys(settings.grant)))
+    entry = f'\n[[token]]\nname = "{settings.name}"\nsha256 = "{digest}"\nroles = {rights}\n'
     _add(settings.auth_file, entry + "speaks_for_others = true\n" * settings.speaks_for_others)
     print(token)
     return 0
-
-
-def _entry(name: str, roles: Iterable[str], digest: str) -> str:
-    quoted = ", ".join(f'"{role}"' for role in dict.fromkeys(roles))
-    return f'\n[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = [{quoted}]\n'
 
 
 def _add(file: Path, entry: str) -> None:
@@ -79,6 +74,3 @@ def _add(file: Path, entry: str) -> None:
     except OSError as exc:
         part.unlink(missing_ok=True)
         raise ConfigError(f"{file}: {exc.strerror or exc}") from exc
-
-
-ROLE = Role("token", "Make a token for the auth file of servers.", TokenSettings, run)

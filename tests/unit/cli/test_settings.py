@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from comparison.plan.flags import comparison_parser
+from comparison.study.flags import study_parser
 from inference.cli.config_file import as_toml
 from inference.cli.flags import add_group, read
 from inference.cli.prompts.source import PromptSettings
@@ -17,6 +19,7 @@ from inference.cli.roles.registry import ROLES, parser_of, settings_of
 from inference.config import ROOT, DialSecurity, PortSecurity, ServerConfig
 from inference.errors import ConfigError
 from inference.settings import GROUP, Range, check, group, setting
+from scripts.flags_page import PAGE, page
 
 NEEDED = {
     "artifacts": ["ls"],
@@ -147,14 +150,19 @@ def table_of(heading: str) -> dict[str, str]:
 
 def test_the_readme_lists_every_role() -> None:
     """`artifacts` was missing there."""
-    known = {f"`{role.name}`": role.summary.removesuffix(".") for role in ROLES.values()}
+    known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles and flags") == known
 
 
 def test_the_readme_names_flags_that_exist() -> None:
-    """Also prefixes such as --tls_*."""
-    text = "".join(table_of("lists a role's flags with defaults and units"))
-    known = {name for role in ROLES for action in parser_of(role)._actions for name in action.option_strings}
-    named = re.findall(r"--[\w-]+", text)
+    """Also those of the comparison, in either spelling, and prefixes such as --tls_*."""
+    parsers = [*map(parser_of, ROLES), comparison_parser(), study_parser()]
+    known = {"--role", *(name for parser in parsers for action in parser._actions for name in action.option_strings)}
+    spelled = {name.replace("-", "_") for name in known}
+    named = re.findall(r"(?<![\w|-])--[a-z][\w-]*", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(named) > 20
-    assert [name for name in named if not any(each.startswith(name) for each in known)] == []
+    assert [name for name in named if not any(each.startswith(name.replace("-", "_")) for each in spelled)] == []
+
+
+def test_the_page_of_flags_is_what_the_settings_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m scripts.flags_page`"

@@ -17,8 +17,7 @@ import pytest
 from inference.backends import checkpoint
 from inference.backends.onnx import packed, packing
 from inference.backends.onnx.backend import OnnxBackend, load_onnx_backend
-from inference.backends.onnx.layout import GRAPH_FILE, LOCK_FILE, MAKING
-from inference.backends.onnx.lock import FolderLock, remove_unused
+from inference.backends.onnx.layout import GRAPH_FILE, LOCK_FILE, MAKING, FolderLock, remove_unused
 from inference.config import ModelConfig
 from inference.errors import ConfigError
 from inference.model.slots import Array, Span
@@ -129,7 +128,7 @@ def test_nobody_begins_to_read_what_is_being_deleted(model: Path, monkeypatch: p
         delete(place)
 
     delete = shutil.rmtree
-    monkeypatch.setattr("inference.backends.onnx.lock.shutil.rmtree", slowly)
+    monkeypatch.setattr("inference.backends.onnx.layout.shutil.rmtree", slowly)
     remove_unused(folder)
     assert isinstance(found[0], FileNotFoundError)
     assert list(folder.parent.iterdir()) == []
@@ -146,7 +145,7 @@ def test_a_cache_that_only_others_may_write_to_is_read(model: Path, monkeypatch:
             raise PermissionError(13, "read-only", str(file))
         return opened(file, flags, mode)
 
-    monkeypatch.setattr("inference.backends.onnx.lock.os.open", refuses_writing)
+    monkeypatch.setattr("inference.backends.onnx.layout.os.open", refuses_writing)
     folder = first._decoder.folder
     second = packed._read(folder, "float32")
     remove_unused(folder)

@@ -99,5 +99,5 @@ def test_operators_that_are_missing_are_not_used(
 def test_nan_is_no_agreement() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
     answers = iter([torch.ones(1), torch.tensor([torch.nan])])
-    assert not pack_linears(model, lambda: next(answers))
+    pack_linears(model, lambda: next(answers))
     assert linears(model) == (1, 0)

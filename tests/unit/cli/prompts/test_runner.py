@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from inference.cli.prompts.results import Result
-from inference.cli.prompts.runner import run_prompts
 from inference.cli.prompts.source import PromptJob
+from inference.cli.prompts.topologies import run_prompts
 from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
 from inference.config import ObserveConfig
 from inference.errors import CapacityError, UnavailableError

@@ -12,7 +12,7 @@ from inference.errors import ConfigError
 
 SERVERS = [Server("target"), Server("fused_target", "small"), Server("draft", "small"), Server("draft", "ngram")]
 DEVICE = ["--backend", "neuron", "--device_sampling"]
-NEURON = BackendConfig("neuron", "neuron", 4, 2, first_core=8, model_flags=("--dtype=float32",))
+NEURON = BackendConfig("neuron", tp_degree=4, draft_tp_degree=2, first_core=8, dtype="float32")
 
 
 def flags_of(backend: BackendConfig, server: Server, gammas: tuple[int, ...] = (3,)) -> str:
@@ -35,7 +35,7 @@ def test_every_server_has_cores_of_its_own() -> None:
 
 
 def test_a_draft_on_the_cpu_takes_no_neuron_core() -> None:
-    mixed = BackendConfig("neuron", "torch", model_flags=("--dtype=bfloat16",))
+    mixed = BackendConfig("neuron", "torch", dtype="bfloat16")
     assert flags_of(mixed, SERVERS[2]) == "--backend torch"
 
 
@@ -47,7 +47,7 @@ def test_a_draft_on_the_cpu_has_an_arithmetic_of_its_own() -> None:
 
 
 def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
-    vanilla = BackendConfig("neuron", "neuron", method="vanilla")
+    vanilla = BackendConfig("neuron", method="vanilla")
     assert "--gamma 7 --draft_tp_degree 1 --speculation_method vanilla" in flags_of(vanilla, SERVERS[1], (3, 7))
     assert "--gamma 7" in flags_of(vanilla, SERVERS[0], (3, 7))
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_compared_is_refused_by_name(tmp_path: Path, flags: list[
 
 def test_a_baseline_chooses_where_the_pair_does() -> None:
     """Else a measured speed-up would hold that of sampling on the device: both do, or neither."""
-    on_device = BackendConfig("neuron", "neuron", device_sampling=True)
+    on_device = BackendConfig("neuron", device_sampling=True)
     for server in SERVERS[:2]:
         assert "--device_sampling" in flags_of(on_device, server)
         assert "--device_sampling" not in flags_of(NEURON, server)
@@ -89,7 +89,7 @@ def test_a_pair_whose_tokens_the_host_chooses_may_sample() -> None:
 def test_what_can_be() -> None:
     flags = ["--backend", "neuron", "--topologies", "target,fused", "--speculation-method", "vanilla", "--gamma", "3,5"]
     config = parse_config([*flags, "--temperature", "0.8", "--draft-models", "ngram", "--tp-degree", "2"])
-    assert (config.backend.tp_degree, config.backend.draft_tp_degree) == (2, 2)
+    assert (config.backend.tp_degree, config.backend.num_draft_cores) == (2, 2)
     assert config.servers == (Server("target"), Server("fused_target", "ngram"))
     assert parse_config(["--backend", "neuron", "--topologies", "target", "--gamma", "1,2"]).gammas == (1, 2)
 

@@ -58,11 +58,11 @@ def test_impossible_comparisons_are_refused(tmp_path: Path, changes: dict[str, o
     [
         ({"num_runs": 0}, "num_runs 0 is below 1"),
         ({"max_new_tokens": 1}, "max_new_tokens 1 is below 2"),
-        ({"temperature": -1.0}, "temperature -1 is outside 0..100"),
+        ({"temperature": -1.0}, "temperature -1.0 is outside 0..100"),
         ({"seed": 2**64}, f"seed {2**64} is outside 0..{2**64 - 1}"),
         ({"concurrencies": (0,)}, "concurrency 0 is outside 1..4096"),
         ({"concurrencies": ()}, "no concurrency is given"),
-        ({"deadline_s": 0.0}, "deadline_s 0 is not above 0"),
+        ({"deadline_s": 0.0}, "deadline_s 0.0 is not above 0"),
         ({"request_rates": (2.0, 2.0)}, "request_rate 2.0 is given 2 times"),
     ],
 )
@@ -75,7 +75,7 @@ def test_impossible_workloads_are_refused(changes: dict[str, object], message: s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rtts_ms": (-1.0,)}, "rtt_ms -1 is outside 0..10000"),
+        ({"rtts_ms": (-1.0,)}, "rtt_ms -1.0 is outside 0..10000"),
         ({"rtts_ms": (5.0, 5.0)}, "rtt_ms 5.0 is given 2 times"),
         ({"jitter_ms": -0.5}, "jitter_ms -0.5 is outside 0..10000"),
         ({"bandwidth_mbps": 0.0}, "bandwidth_mbps 0.0 is not above 0"),
@@ -155,7 +155,6 @@ def _spelled(flags: str, dash: str) -> list[str]:
     [
         (["--topologies", "target,mesh"], "topology mesh is none of target, fused, distributed"),
         (["--gamma", "four"], "invalid list of int value: 'four'"),
-        (["--num-prompts", "0"], "0 is below 1"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
@@ -164,6 +163,11 @@ def test_unusable_flags_end_with_a_message(capsys: pytest.CaptureFixture[str], f
         parse_config(flags)
     assert error.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_no_prompts_of_a_file_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_prompts 0 is below 1"):
+        parse_config(["--num-prompts", "0"])
 
 
 def test_help_is_grouped_with_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:

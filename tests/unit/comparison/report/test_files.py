@@ -250,11 +250,12 @@ def test_conditions_tell_prompts_of_other_lengths_and_other_backends_apart(tmp_p
     prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
     settings = config(tmp_path, workload=WorkloadConfig((PromptSet("k", prompts),), num_runs=1))
     found = dict(conditions(settings))
-    assert found["Prompts"].startswith("2 k of 6 to 40 characters; up to 48 output tokens")
+    assert found["Prompts"].startswith("2 k of 6 to 40 characters; up to 96 output tokens")
     assert "Backend" not in found
-    torch = BackendConfig("torch", "torch", model_flags=("--dtype=bfloat16",))
+    torch = BackendConfig("torch", dtype="bfloat16")
     assert dict(conditions(replace(settings, backend=torch)))["Backend"] == "torch --dtype=bfloat16"
-    assert dict(conditions(replace(settings, backend=BackendConfig("torch"))))["Backend"] == "torch, of drafts auto"
+    mixed = BackendConfig("torch", "auto")
+    assert dict(conditions(replace(settings, backend=mixed)))["Backend"] == "torch, of drafts auto"
 
 
 def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ async def test_an_answer_without_usage_is_counted_by_its_messages_and_says_so() 
         assert foreign.bodies[-1] == {
             "model": "theirs",
             "prompt": "hello",
-            "max_tokens": 48,
+            "max_tokens": 96,
             "temperature": 0.0,
             "ignore_eos": True,
             "stream": True,

@@ -97,7 +97,7 @@ def test_a_load_has_its_limits() -> None:
     )
     assert WorkloadConfig(sets, request_rates=(2.0,)).max_concurrency == OPEN_LOOP_BATCH
     for fields, message in (
-        ({"request_rates": (0.0,)}, r"request_rate 0 is outside 0\.\.10000"),
+        ({"request_rates": (0.0,)}, r"request_rate 0\.0 is outside \(0, 10000\]"),
         ({"num_arrivals": 0}, r"num_arrivals 0 is outside 1\.\.100000"),
         ({"warm_up": 0}, "warm_up 0 is below 1"),
     ):

@@ -164,7 +164,7 @@ def test_a_busy_machine_gets_no_advice_unless_it_is_asked_for(tmp_path: Path) ->
 
 def test_the_service_has_the_backend_that_was_measured(tmp_path: Path) -> None:
     """It was left out, so that a study of torch advised what another backend would serve."""
-    settings = config(tmp_path, backend=BackendConfig(name="torch", draft_name="onnx"))
+    settings = config(tmp_path, backend=BackendConfig("torch", "onnx"))
     (tmp_path / "service.toml").write_text(service_toml(settings, ASYNC, "why"))
     backends = [
         parser_of(role).parse_args(["--config", str(tmp_path / "service.toml")]).backend for role in ("target", "draft")

@@ -47,7 +47,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
     [
         (["--topologies", "fused"], "a study needs the target alone"),
         (["--max_new_tokens", "32,1"], "max_new_tokens 1 is below 2"),
-        (["--temperature", "0,101"], "temperature 101 is outside 0..100"),
+        (["--temperature", "0,101"], "temperature 101.0 is outside 0..100"),
         (["--max_new_tokens", ","], "max_new_tokens 0 is below 2"),
         (["--json_schema", "nowhere.json"], "grammar file nowhere.json cannot be read"),
         (["--endpoint", "a=grpc://h:1", "--rtt_ms", "0"], "endpoint: for a comparison, not for a study"),

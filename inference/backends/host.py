@@ -1,9 +1,12 @@
-"""Host memory for slots, which the operating system provides page by page as tokens are written."""
+"""Host: memory for slots, which it provides page by page as tokens are written, and what its processor can do."""
 
 from __future__ import annotations
 
 import mmap
+import platform
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 
 def lazy_zeros(num_bytes: int) -> mmap.mmap:
@@ -29,3 +32,16 @@ def allow_huge_pages(memory: mmap.mmap, start: int, num_bytes: int) -> None:
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE, first, start + num_bytes - first)
+
+
+@cache
+def instruction_sets() -> str:
+    """Return the line of /proc/cpuinfo that names them, which decide how ONNX Runtime multiplies.
+
+    Where there is none, it is the processor's name.
+    """
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

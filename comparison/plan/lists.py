@@ -1,0 +1,46 @@
+"""Flags whose one word has several values. LIST is comma-separated."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+ValueT = TypeVar("ValueT")
+EnumT = TypeVar("EnumT", bound=enum.Enum)
+
+
+def list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
+    """Return a parser of comma-separated values."""
+
+    def parse(text: str) -> tuple[ValueT, ...]:
+        parts = [part.strip(' "') for part in text.strip("[] ").split(",")]  # as arrays of a --config file come, too
+        return tuple(convert(part) for part in parts if part)
+
+    parse.__name__ = f"list of {convert.__name__}"  # for the message of argparse
+    return parse
+
+
+def one_of(kind: str, values: Iterable[EnumT]) -> Callable[[str], EnumT]:
+    """Return a parser of the names that these members have."""
+    by_name = {value.value: value for value in values}
+
+    def parse(text: str) -> EnumT:
+        if text not in by_name:
+            raise argparse.ArgumentTypeError(f"{kind} {text} is none of {', '.join(by_name)}")
+        return by_name[text]
+
+    return parse
+
+
+def one_or_two(names: str) -> Callable[[str], tuple[float, ...]]:
+    """Return a parser of FIRST or FIRST,SECOND, both at least 0."""
+
+    def parse(text: str) -> tuple[float, ...]:
+        numbers = list_of(float)(text)
+        if not 1 <= len(numbers) <= 2 or min(numbers) < 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {names}, each at least 0")
+        return numbers
+
+    return parse
