@@ -43,7 +43,7 @@ NUM_TOKENS = 96
 TEMPERATURE = 0.8
 CLI_LIMIT_S = 180.0
 CLI_PAUSE_S = 10.0
-"""Seconds between two runs of the command line of a kind, since most of their cost is their start."""
+"""Seconds between two command lines of one entry, since most of their cost is their start."""
 COMMAND_LINES = ("thin client", "own draft")
 
 Question = tuple[str, int]

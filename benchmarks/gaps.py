@@ -105,9 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help="%(default)s")
     parser.add_argument("--tokens", type=int, default=128, help="of a request (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="%(default)s")
-    parser.add_argument("--pass-ms", type=float, default=25.0, help="of the target at least (%(default)s)")
-    parser.add_argument("--slope-ms", type=float, default=1.0, help="of it per draft token (%(default)s)")
-    parser.add_argument("--step-ms", type=float, default=3.0, help="of the draft at least (%(default)s)")
+    parser.add_argument("--pass-ms", type=float, default=25.0, help="least duration of a target pass (%(default)s)")
+    parser.add_argument("--slope-ms", type=float, default=1.0, help="added duration per draft token (%(default)s)")
+    parser.add_argument("--step-ms", type=float, default=3.0, help="least duration of a draft step (%(default)s)")
     parser.add_argument("--rtt-ms", default="80,150", help="round trips to a draft; none for no draft (%(default)s)")
     return parser
 

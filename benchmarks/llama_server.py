@@ -84,7 +84,7 @@ async def _until_ready(process: subprocess.Popen[bytes], url: str) -> None:
                     return
             except (urllib.error.URLError, OSError):
                 await asyncio.sleep(0.2)
-    raise SystemExit(f"what should answer at {url} ended at start")
+    raise SystemExit(f"the server of {url} ended at start")
 
 
 if __name__ == "__main__":

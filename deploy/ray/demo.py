@@ -113,7 +113,7 @@ class Town:
 
 
 def processes_of(place: Town) -> list[str]:
-    """Return the command lines of a cluster's processes: Ray's, and our servers below them."""
+    """Return the command lines of a cluster's processes: Ray's, and the servers below them."""
     import psutil
 
     found = []
@@ -171,7 +171,7 @@ class Clients:
         self._expected: dict[int, str] = {}
 
     async def learn(self) -> Answers:
-        """Ask all prompts one after the other, and keep the answers as the undisturbed ones."""
+        """Send all prompts one after the other, and keep the answers as the undisturbed ones."""
         answers = Answers()
         began = time.monotonic()
         for number in range(len(PROMPTS)):
@@ -274,7 +274,7 @@ def main() -> int:
     with town() as place:
         place.serve(autoscaling_config=AUTOSCALING)
         wrong = asyncio.run(show(place))
-    print("every answer was the undisturbed one" if not wrong else f"{wrong} answers were lost, or others")
+    print("every answer was the undisturbed one" if not wrong else f"{wrong} answers were lost or different")
     return min(1, wrong)
 
 

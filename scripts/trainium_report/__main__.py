@@ -93,24 +93,24 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's own flags."""
     built = argparse.ArgumentParser(
-        prog="make trainium-report ARGS=...", description=__doc__, epilog="Behind --: flags of both servers (main.py)."
+        prog="make trainium-report ARGS=...", description=__doc__, epilog="After --: flags of both servers (main.py)."
     )
     built.add_argument("--target_model", required=True, metavar="DIR", help="directory or hub id")
     built.add_argument("--draft_model", required=True, metavar="DIR", help="directory or hub id")
-    built.add_argument("--config", type=Path, action="append", metavar="FILE", help="of configs/, for both servers")
-    text = "of the target without a draft, where it is another one (its tokenizer must be the same), such as bfloat16"
+    built.add_argument("--config", type=Path, action="append", metavar="FILE", help="file of configs/, for both servers")
+    text = "another target to run without a draft, such as one in bfloat16; its tokenizer must be the same"
     built.add_argument("--baseline_model", metavar="DIR", help=text)
     built.add_argument("--baseline_config", type=Path, action="append", metavar="FILE", help="instead of --config")
     built.add_argument("--output", type=Path, default=Path("reports") / time.strftime("trainium_%Y%m%d_%H%M%S"))
     built.add_argument("--prompt_file", type=Path, action="append", metavar="FILE", help="one kind of prompts each")
-    built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="of a text (%(default)s)")
-    built.add_argument("--output_tokens", type=int, default=512, metavar="N", help="exactly so many (%(default)s)")
+    built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="length of a prompt (%(default)s)")
+    built.add_argument("--output_tokens", type=int, default=512, metavar="N", help="exact length of an answer (%(default)s)")
     built.add_argument("--num_requests", type=int, default=10, metavar="N", help="prompts of each kind (%(default)s)")
     built.add_argument(
         "--concurrency", type=int, default=1, metavar="N", help="clients, each with two requests (%(default)s)"
     )
     built.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
-    built.add_argument("--deadline_s", type=float, default=1200.0, help="of a request (%(default)s)")
+    built.add_argument("--deadline_s", type=float, default=1200.0, help="limit of a request (%(default)s)")
     built.add_argument("--start_timeout_s", type=float, default=6 * 3600.0, help="compiling included (%(default)s)")
     return built
 

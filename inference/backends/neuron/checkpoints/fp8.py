@@ -12,7 +12,7 @@ import numpy as np
 
 _NAN, _SIGN = 0x7F, 0x80
 _LARGEST = 0x77  # 240
-_FIRST_UNEVEN = 16  # below, bytes count steps of 2**-9, and half of an odd one has no byte; above, 8 more double
+_FIRST_UNEVEN = 16  # below, bytes count steps of 2**-9, and half of an odd one has no byte; above, adding 8 doubles
 
 
 def _table(of_magnitude: Callable[[int], int]) -> bytes:

@@ -102,7 +102,7 @@ def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
         raise ConfigError(f"{part} cannot be written: {error}") from error
     del tensors
     counts = _verified(source, part, plan)
-    shutil.copymode(source, part)  # safetensors lets only this user read it
+    shutil.copymode(source, part)  # safetensors makes it readable by this user alone
     with part.open("rb") as written:
         os.fsync(written.fileno())  # else the renamed file may be empty after a crash of the machine
     part.replace(destination)

@@ -27,7 +27,7 @@ REQUEST_FIELDS = {
     *("max_new_tokens", "stop_token_ids", "stop_at_eos", "gamma", "schedule"),  # used by the engine alone
     *("num_committed_tokens", "cache_salt", "provenance"),
 }
-"""Fields of `GenerationRequest` that such a graph serves, or that other checks refuse."""
+"""Fields of `GenerationRequest` that a graph of tokens serves, or that other checks refuse."""
 
 
 class DeviceDecoder(GraphDecoder):

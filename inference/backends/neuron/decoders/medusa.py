@@ -40,7 +40,7 @@ class MedusaDecoder(DeviceDecoder):
         self._num_heads = num_heads
         self._sampling = (float(num_ranks(choices)), 1.0, 1.0)  # top_k: number of ids wanted from every head
         self._num_placed = 0  # tokens with keys and values at their own positions
-        self._guesses: list[list[int]] = []  # of every head, after the last committed token
+        self._guesses: list[list[int]] = []  # of every head, for the tokens after the last committed one
 
     def _read_prompt(self, turn: Turn) -> Verdict:
         ids = self._prompted(turn, self._sampling).hidden_states  # [1 + num_heads, 1, top_k] token ids, likeliest first

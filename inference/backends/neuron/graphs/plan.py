@@ -52,7 +52,7 @@ class Reading:
 
 
 class ReadingTimes:
-    """Durations of calls in seconds, to predict whether passes after what a slot holds read a prompt faster.
+    """Durations of calls in seconds, to predict whether passes read the rest of a prompt faster than its graph.
 
     Args:
         width: tokens of a pass.

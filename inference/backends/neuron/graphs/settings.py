@@ -170,7 +170,7 @@ def _contradictions(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) 
 
 
 def _memory_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings that cannot go with calls that each name slots and positions of another batch."""
+    """Yield settings that fail here, where each call names its slots and positions, in changing batches."""
     for name in ("async_mode", "is_prefix_caching", "is_block_kv_layout", "chunked_prefill_config"):
         if overrides.get(name):
             yield f"{name} does not go with this server, which schedules slots by itself"
