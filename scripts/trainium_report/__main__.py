@@ -97,14 +97,14 @@ def parser() -> argparse.ArgumentParser:
     )
     built.add_argument("--target_model", required=True, metavar="DIR", help="directory or hub id")
     built.add_argument("--draft_model", required=True, metavar="DIR", help="directory or hub id")
-    built.add_argument("--config", type=Path, action="append", metavar="FILE", help="file of configs/, for both servers")
+    built.add_argument("--config", type=Path, action="append", metavar="FILE", help="for both servers, in configs/")
     text = "another target to run without a draft, such as one in bfloat16; its tokenizer must be the same"
     built.add_argument("--baseline_model", metavar="DIR", help=text)
     built.add_argument("--baseline_config", type=Path, action="append", metavar="FILE", help="instead of --config")
     built.add_argument("--output", type=Path, default=Path("reports") / time.strftime("trainium_%Y%m%d_%H%M%S"))
     built.add_argument("--prompt_file", type=Path, action="append", metavar="FILE", help="one kind of prompts each")
-    built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="length of a prompt (%(default)s)")
-    built.add_argument("--output_tokens", type=int, default=512, metavar="N", help="exact length of an answer (%(default)s)")
+    built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="length of prompts (%(default)s)")
+    built.add_argument("--output_tokens", type=int, default=512, metavar="N", help="length of answers (%(default)s)")
     built.add_argument("--num_requests", type=int, default=10, metavar="N", help="prompts of each kind (%(default)s)")
     built.add_argument(
         "--concurrency", type=int, default=1, metavar="N", help="clients, each with two requests (%(default)s)"
