@@ -155,6 +155,8 @@ def read(kind: type[T], args: argparse.Namespace) -> T:
 
 def _read(group: Group, args: argparse.Namespace) -> Any:
     if group.needs and all(getattr(args, key) is None for key in group.needs):
+        for flag in _flags(group):
+            flag.said.check(flag.said.key, flag.value(args))
         return None
     values = {name: _value(part, args) for name, part in _parts(group)}
     made = group.kind(**values)

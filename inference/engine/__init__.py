@@ -1,4 +1,4 @@
-"""Sessions, slots, and the loop that turns them: admit, step, deliver. One asyncio task, one model thread.
+"""Sessions, slots, and the loop that serves them: admit, step, deliver. One asyncio task, one model thread.
 
 Does not know: text, messages, or what a model is made of.
 Start reading: `loop.py`, `guard.py`, then `target.py` and `draft.py`.

@@ -1,4 +1,4 @@
-"""Who holds a slot and who waits for one: accounts by turns, and of each the first that came; with a bounded queue."""
+"""Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from inference.model.slots import Backend, CompiledBackend, ForkingBackend
 
 
 class Holder(Protocol):
-    """A session as admission sees it."""
+    """Session, as far as admission uses it."""
 
     slot: int | None
 
     @property
     def wanted(self) -> Prefix:
-        """Its first tokens, as far as they may come from another sequence."""
+        """Return the first tokens that may be taken from another sequence's slot."""
 
     @property
     def held(self) -> Prefix:
-        """What its slot is known to hold of it."""
+        """Return the first tokens that its slot is known to hold."""
 
     def enter(self, slot: int, num_cached_tokens: int) -> None:
-        """Take a slot, which holds so many of its first tokens."""
+        """Take a slot that holds the first `num_cached_tokens` tokens."""
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -37,21 +37,21 @@ HolderT = TypeVar("HolderT", bound=Holder)
 
 
 class Admission(Generic[HolderT]):
-    """Free slots, their holders, and the queue behind them. Used from the event loop alone.
+    """Free slots, holders of the others, and the queue of those that wait. Used on the event loop alone.
 
     Args:
-        model: whose slots they are; None: what they hold is forgotten when they come free.
+        model: backend that has the slots; None: the content of a freed slot is not used again.
     """
 
     def __init__(self, *, num_slots: int, max_waiting: int, model: Backend | None = None) -> None:
-        self._free = list(range(num_slots - 1, -1, -1))  # used latest last
+        self._free = list(range(num_slots - 1, -1, -1))  # the latest used is last
         self.num_slots = num_slots
         self._model = model
-        self._left: dict[int, Prefix] = {}  # by free slot
+        self._left: dict[int, Prefix] = {}  # content of free slots
         self._max_waiting = max_waiting
-        self._waiting: dict[HolderT, str] = {}  # on whose account; in the order in which they came
-        self._held: dict[HolderT, str] = {}  # likewise, of those with a slot
-        self._turns: dict[str, int] = {}  # by account that is here: when it last got a slot
+        self._waiting: dict[HolderT, str] = {}  # with their accounts, in order of arrival
+        self._held: dict[HolderT, str] = {}  # with their accounts
+        self._turns: dict[str, int] = {}  # by account with a holder here: number of its latest turn
         self._num_turns = 0
         self._since: dict[int, float] = {}  # by slot: when it was taken
         self._mean_hold_s = 1.0
@@ -62,7 +62,7 @@ class Admission(Generic[HolderT]):
         return tuple(self._waiting)
 
     def enqueue(self, holder: HolderT) -> None:
-        """Queue a holder for a slot, on the account of whoever asks now.
+        """Queue a holder for a slot, on the current caller's account.
 
         Raises:
             CapacityError: all slots are held and the queue is full.
@@ -73,7 +73,7 @@ class Admission(Generic[HolderT]):
         self._waiting[holder] = account
 
     def _make_room(self, account: str) -> None:
-        """In a full queue, for an account that has less in it than another: the latest of that one has to go.
+        """Remove the newest holder of the account with most in a full queue, if `account` has at least two fewer.
 
         Raises:
             CapacityError: there is no such account.
@@ -92,14 +92,14 @@ class Admission(Generic[HolderT]):
         latest.fail(full)
 
     def _retry_after_s(self) -> float:
-        """Time for one place of the queue to come free, if slots go on being held as long as of late.
+        """Return the seconds until the queue has a free place, if slots are held as long as recently.
 
-        Not the same for all who are refused together, or they would come back together.
+        Randomised, so that clients that are refused together do not return together.
         """
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, Place]]:
-        """Give free slots to those who wait; returns who has entered, and where it begins."""
+        """Give free slots to waiting holders; return those that entered, and where each begins."""
         entered = []
         while self._free and self._waiting:
             holder = self._next()
@@ -115,7 +115,7 @@ class Admission(Generic[HolderT]):
         return entered
 
     def _next(self) -> HolderT:
-        """Who waits longest, of the account that has least: slots now, or else the one whose turn is longest ago."""
+        """Return the first holder of the account with fewest slots; of several, the account with the oldest turn."""
         held = Counter(self._held.values())
 
         def standing(holder: HolderT) -> tuple[int, int]:
@@ -131,16 +131,16 @@ class Admission(Generic[HolderT]):
     def _take(self, place: Place) -> None:
         self._free.remove(place.slot)
         self._left.pop(place.slot, None)
-        if place.source_slot in self._free:  # it was of use
+        if place.source_slot in self._free:  # it was of use: overwrite it last
             self._free.remove(place.source_slot)
             self._free.append(place.source_slot)
 
     def num_cached(self, holder: HolderT) -> int:
-        """How many of its first tokens a holder would find, if it entered now; 0 while no slot is free."""
+        """Return how many first tokens a holder would find if it entered now; 0 while no slot is free."""
         return self._choose(holder).num_tokens if self._free else 0
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
-        """By slot, how many of a holder's first tokens it holds, where that is a gain."""
+        """Return, by slot, how many of a holder's first tokens it holds, where using them is a gain."""
         held, wanted = dict(self._left), holder.wanted
         if isinstance(self._model, ForkingBackend):
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
@@ -152,7 +152,7 @@ class Admission(Generic[HolderT]):
         return not isinstance(self._model, CompiledBackend) or self._model.goes_on(num_held, num_tokens)
 
     def forget(self, slot: int | None) -> None:
-        """Trust nothing that a free slot holds."""
+        """Mark the content of a free slot as unusable."""
         if slot is not None:
             self._left.pop(slot, None)
 
@@ -163,7 +163,7 @@ class Admission(Generic[HolderT]):
             return
         account = accounts.pop(holder)
         if account not in self._waiting.values() and account not in self._held.values():
-            self._turns.pop(account, None)  # nothing is kept of who has nothing here
+            self._turns.pop(account, None)  # accounts without holders are forgotten
         if holder.slot is None:
             return
         self.running.remove(holder)

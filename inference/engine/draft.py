@@ -1,7 +1,7 @@
-"""The engine of a draft model: chains and branches of many sessions, extended together, one step at a time.
+"""Engine of a draft model: each step extends chains and branches of many sessions together.
 
-A session has a window: how many tokens past the committed ones its chain should reach. The engine extends every chain
-that is shorter, until the proposer has nothing more to say, and beside it the branches that the session wants.
+A session has a window: the number of tokens past the committed ones that its chain should reach. The engine extends
+every shorter chain until the proposer has no more tokens for it, and with it the branches that the session wants.
 Synchronous rounds set the window, await the chain, and close the window; run-ahead leaves it open.
 """
 
@@ -23,7 +23,7 @@ from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import Pacing
 from inference.speculation.grammar import was_step
 
-_NUM_STEPS = 15  # the first ones of a process are slow
+_NUM_STEPS = 15  # few, since the first ones of a process are slow
 _Extension = list[DraftToken] | None
 
 
@@ -33,11 +33,11 @@ class _Extending:
 
     path: DraftPath
     draft: Draft
-    ranked: bool  # whether it matters how sure the draft is
+    ranked: bool  # whether runner-ups and margins are needed
 
 
 class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
-    """Batches the chains of many sessions over one proposer; without `grammars` it drafts within none."""
+    """Engine that batches the chains of many sessions over one proposer; without `grammars` it ignores grammars."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
 
     @property
     def step_s(self) -> float:
-        """Recent median of one step in seconds; 0 while unknown."""
+        """Return the recent median of one step in seconds; 0 while unknown."""
         return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
 
     async def compiled(self, grammar: Grammar | None) -> Matcher | None:
-        """A request's grammar, for `open`.
+        """Return a request's grammar, compiled for `open`; None without a grammar or a compiler.
 
         Raises:
             InvalidRequestError: it has a fault.
@@ -77,9 +77,9 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         grammar: Matcher | None = None,
         cache_salt: str = "",
     ) -> DraftSession:
-        """Queue a sequence for a slot of the draft model; its output begins behind it, or at `output_start`.
+        """Queue a sequence for a slot of the draft model; its output begins after it, or at `output_start`.
 
-        Without its grammar a draft is only worse. `cache_salt` is the request's.
+        `grammar` and `cache_salt` are the request's. Without the grammar, drafts are only accepted less often.
 
         Raises:
             CapacityError: slots and queue are full.
@@ -99,7 +99,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return session
 
     async def propose(self, session: DraftSession, num_tokens: int) -> tuple[int, ...]:
-        """One synchronous round: draft up to `num_tokens` past the committed ones, then stop."""
+        """Draft up to `num_tokens` past the committed ones, then stop: one synchronous round."""
         self.pace(session, Pacing(window=num_tokens))
         chain = await session.drafted()
         session.pacing = Pacing()
@@ -111,7 +111,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         self.wake()
 
     def commit(self, session: DraftSession, token_ids: Sequence[int]) -> None:
-        """Tell a session what is final; its chain goes on from there."""
+        """Apply committed tokens to a session; its chain goes on from there."""
         session.commit(token_ids)
         self.wake()
 

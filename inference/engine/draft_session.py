@@ -1,9 +1,9 @@
-"""One sequence at a draft: the chain it believes in, and branches where it does not quite.
+"""Draft tokens of one sequence: a chain, and branches where the chain is uncertain.
 
-The chain is the draft's best guess past the committed tokens. A branch leaves it where its lead over the runner-up was
-small: the runner-up, and a few tokens behind it. If the target rejects the chain there and chooses the runner-up, the
-branch becomes the chain, and the target, which knows it already, goes on without waiting for us. Owned by the engine's
-loop; does not know the wire, only what was sent, under which node numbers.
+The chain is the draft's best guess after the committed tokens. A branch leaves it where its lead over the runner-up was
+small: it holds the runner-up and a few tokens after it. If the target rejects the chain there and chooses the
+runner-up, the branch becomes the chain. The target has it already, and goes on without waiting for the draft.
+Owned by the engine's loop. Does not know the wire, only which tokens were sent, under which node numbers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class DraftPath:
 
     Attributes:
         start: absolute position of the first token.
-        rates: how likely the target agrees with each token, if it agrees with all before it.
+        rates: per token, the probability that the target agrees with it if it agrees with all before it.
         nodes: node numbers of the first tokens, which have been sent to the target.
-        exhausted: the proposer has nothing more for this path.
+        exhausted: True if the proposer has nothing more for this path.
     """
 
     slot: int
@@ -63,7 +63,7 @@ class DraftPath:
 
     @property
     def survivals(self) -> list[float]:
-        """Probability, per token, that the target agrees with it and with all before it."""
+        """Return, per token, the probability that the target agrees with it and with all before it."""
         return list(itertools.accumulate(self.rates, operator.mul))
 
     @property
@@ -72,13 +72,13 @@ class DraftPath:
 
 
 class DraftSession:
-    """One sequence's drafts.
+    """Session of one sequence at a draft model.
 
     Args:
         num_slots, num_branches: slots of sequences, and of branches per sequence; see `Proposer`.
-        confidence: says how likely a draft token is right, and learns from commits; of all sessions together.
-        grammar: the request's, compiled, for this session alone.
-        cache_salt: the request's.
+        confidence: estimates how likely a draft token is right, and learns from commits; shared by all sessions.
+        grammar: matcher of the request's grammar, for this session alone.
+        cache_salt: the request's cache salt.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class DraftSession:
         self.is_suspect = False
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
-        """Take a slot, and with it those of its branches; a proposer finds out by itself what they hold."""
+        """Take a slot and those of its branches; the proposer itself knows what they hold."""
         first = self._num_slots + slot * self._num_branches
         self.slot, self._path.slot = slot, slot
         self._slots = [slot, *range(first, first + self._num_branches)]
@@ -125,7 +125,7 @@ class DraftSession:
         self._changed.set()
 
     def replay(self) -> None:
-        """See `EngineSession`: a proposer finds out by itself what its slots hold."""
+        """See `EngineSession`: the proposer itself knows what its slots hold."""
         self.is_suspect = True
 
     @property
@@ -135,7 +135,7 @@ class DraftSession:
 
     @property
     def held(self) -> Prefix:
-        """See `Holder`: about what its slots hold; the proposer knows better."""
+        """See `Holder`: an estimate; only the proposer knows exactly."""
         return Prefix(self.committed, len(self.committed), self._cache_salt)
 
     @property
@@ -144,7 +144,7 @@ class DraftSession:
 
     @property
     def branches(self) -> list[list[int]]:
-        """Token ids of each branch from the committed tokens on, its part of the chain included."""
+        """Return each branch's token ids after the committed tokens, its part of the chain included."""
         return [self._whole(branch) for branch in self._branches]
 
     def _whole(self, path: DraftPath) -> list[int]:
@@ -168,7 +168,7 @@ class DraftSession:
         return self.pacing.window - len(path.tokens)
 
     def draft(self, path: DraftPath) -> Draft:
-        """Build the request that asks the proposer to extend `path`."""
+        """Return the proposer's input for extending `path`."""
         return Draft(
             path.slot,
             TokenView(self.committed, tail=self._whole(path)),
@@ -191,8 +191,7 @@ class DraftSession:
             self._branches.append(DraftPath(slot, start, [DraftToken(runner_up)], [1.0]))
 
     def _doubts(self) -> list[tuple[float, int, int]]:
-        """(-probability, position, runner-up) of where the chain may fail and no branch says what then; likely ones
-        first."""
+        """Return (-probability, position, runner-up) where the chain may fail and has no branch, likeliest first."""
         covered = {branch.start for branch in self._branches}
         path = self._path
         failing = [before - after for before, after in itertools.pairwise([1.0, *path.survivals])]
@@ -203,7 +202,7 @@ class DraftSession:
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
-        """Append a step's tokens to `path`; none mark it exhausted, and those of a dropped path are wasted."""
+        """Append a step's tokens to `path`; no tokens mark it exhausted. Tokens of a dropped path count as wasted."""
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
             return
@@ -229,7 +228,7 @@ class DraftSession:
         self.num_wasted_tokens += num_tokens - self._num_tokens
 
     def _learn(self, token_ids: Sequence[int]) -> None:
-        """Every token of the chain up to the first that is wrong was put to the test."""
+        """Record which tokens of the chain were right, up to the first wrong one; later ones were not tested."""
         for token, committed in zip(self._path.tokens, token_ids, strict=False):
             self._confidence.record(token, accepted=token.token_id == committed)
             if token.token_id != committed:
@@ -240,7 +239,7 @@ class DraftSession:
         return sum(len(path.tokens) for path in (self._path, *self._branches))
 
     def _go_on(self, path: DraftPath) -> None:
-        """Make `path` the chain behind the committed tokens; branches of another one have lost."""
+        """Make `path` the chain after the committed tokens; drop the branches of another chain."""
         start = len(self.committed)
         if path is not self._path and len(path.tokens) == 1:  # nothing was made in its slot yet
             path.slot = self._path.slot
@@ -251,14 +250,14 @@ class DraftSession:
         path.exhausted = False
 
     def forget_sent(self) -> None:
-        """The target is another one, or has lost all it was told."""
+        """Mark all tokens as unsent: the target was replaced, or has lost them."""
         for path in (self._path, *self._branches):
             path.nodes = []
 
     def take_unsent(self, first_node: int) -> list[Branch]:
-        """What the target should be told of now, taken as told: its tokens get the node numbers from `first_node` on.
+        """Return the branches to send now, and mark them as sent: their tokens get node numbers from `first_node` on.
 
-        The chain comes first: of two children the target verifies the one that it heard of earlier.
+        The chain comes first: of two children the target verifies the one that arrived first.
         """
         branches = []
         for path in (self._path, *self._branches):
@@ -268,30 +267,30 @@ class DraftSession:
         return branches
 
     def _is_ripe(self, path: DraftPath) -> bool:
-        """Whether it is time to send what is new of a path."""
+        """Whether to send a path's new tokens now."""
         if not path.num_unsent:
             return False
-        if path is not self._path:  # one token would be of no use: the target has chosen that itself by then
+        if path is not self._path:  # a runner-up alone is of no use: the target has chosen it itself by then
             return self._num_wanted(path) <= 0 and len(path.tokens) > 1
         if self._num_wanted(path) > 0 and not self._is_chunk(path):
             return False
         return expected_gain(path.survivals, len(path.nodes), self.pacing) >= self.pacing.min_gain
 
     def _is_chunk(self, path: DraftPath) -> bool:
-        """Whether a message should not wait for more tokens of a chain that grows."""
+        """Whether the new tokens of a growing chain are enough for a message."""
         if path.num_unsent >= self.pacing.chunk:
             return True
         return not path.nodes and is_first_message_complete(path.survivals, self.pacing)
 
     def _take(self, path: DraftPath, first_node: int) -> Branch:
         token_ids = path.token_ids[len(path.nodes) :]
-        num_before = path.start - self._path.start  # tokens of the chain in front of a branch
+        num_before = path.start - self._path.start  # tokens of the chain before the branch
         parents = [*self._path.nodes[:num_before], *path.nodes]
         path.nodes.extend(range(first_node, first_node + len(token_ids)))
         return Branch(parents[-1] if parents else None, len(self.committed), token_ids)
 
     async def drafted(self) -> list[int]:
-        """The chain, once it has reached the window or can grow no further.
+        """Return the chain once it has reached the window or can grow no further.
 
         Raises:
             Exception: the engine failed this session.
@@ -300,7 +299,7 @@ class DraftSession:
         return self.chain
 
     async def has_unsent(self) -> None:
-        """Wait for something that the target should be told of now.
+        """Wait for tokens that should be sent now.
 
         Raises:
             Exception: the engine failed this session.

@@ -1,4 +1,4 @@
-"""Compiling grammars off the event loop: one at a time, within a time, and with few in line."""
+"""Compilation of grammars off the event loop: one at a time, with a time limit and a bounded queue."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from inference.request import Grammar
 from inference.text.grammar import GrammarCompiler, GrammarMatcher
 
 COMPILE_TIMEOUT_S = 10.0
-"""Far beyond what the compiler's own limits let a grammar take; a machine may be slow."""
+"""Seconds for one grammar: far more than the compiler's own limits let it take, since a machine may be slow."""
 MAX_COMPILING = 16
 _RETRY_AFTER_S = 0.5
 
 
 class Grammars:
-    """The grammars of one model's requests; belongs to an event loop.
+    """Grammars of one model's requests; belongs to one event loop.
 
     Args:
-        compiler: of the model's tokenizer.
+        compiler: compiler for the model's tokenizer.
     """
 
     def __init__(self, compiler: GrammarCompiler) -> None:
@@ -28,7 +28,7 @@ class Grammars:
         self._num_compiling = 0
 
     async def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """A matcher at the beginning of an output.
+        """Return a matcher at the beginning of an output.
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
@@ -44,7 +44,7 @@ class Grammars:
             async with asyncio.timeout(COMPILE_TIMEOUT_S):
                 return await asyncio.shield(work)  # a thread cannot be stopped: it holds its place until it is done
         except TimeoutError:
-            if compiling.cancel():  # it had not begun: that is no fault of its own
+            if compiling.cancel():  # it had not begun: the queue is slow, not this grammar
                 raise self._busy(f"this one had not begun after {COMPILE_TIMEOUT_S:g} s") from None
             message = f"{grammar.kind.value}: not compiled after {COMPILE_TIMEOUT_S:g} s"
             raise InvalidRequestError(message, field="grammar") from None
@@ -56,4 +56,4 @@ class Grammars:
     def _done(self, work: asyncio.Future[GrammarMatcher]) -> None:
         self._num_compiling -= 1
         if not work.cancelled():
-            work.exception()  # whoever waited for it may have left
+            work.exception()  # read here, since the request that waited for it may have ended

@@ -1,7 +1,7 @@
 """Guard of an engine's steps: the thread that runs them, and what follows when one fails.
 
 A failed step costs no sequence a token, since tokens are a function of what is committed: its sessions become suspects,
-and each takes its next step alone, from its committed tokens. A session that fails alone ends; the others had a pause.
+and each takes its next step alone, from its committed tokens. A session that fails alone ends; the others lose time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from inference.errors import InternalError
 MAX_FAILED_STEPS = 8
 """Failed steps in a row after which the engine is broken."""
 SHRUNK_STEPS = 100
-"""Steps for which fewer sessions share one, after memory was short for more."""
+"""Number of steps that fewer sessions share, after memory ran out."""
 
 
 class EngineSession(Holder, Protocol):
-    """A session as the loop sees it."""
+    """Session, as far as the loop uses it."""
 
     def replay(self) -> None:
-        """Forget what a failed step may have left half done: begin again from the committed tokens, as a suspect."""
+        """Begin again from the committed tokens, as a suspect; a failed step may have left anything in the slot."""
 
     @property
     def is_suspect(self) -> bool:
@@ -40,12 +40,12 @@ Scheduler: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT
 
 
 class ModelThread:
-    """The only thread that runs a model. A running function cannot be interrupted; its result can be dropped."""
+    """Thread that alone runs a model. A running function cannot be interrupted; its result can be dropped."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self.began: float | None = None
-        """When the running function began, in monotonic seconds; None if none runs."""
+        """Monotonic seconds at which the running function began; None if none runs."""
 
     async def run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, function)
@@ -63,7 +63,7 @@ class ModelThread:
 
 
 class StepGuard(Generic[SessionT, WorkT]):
-    """The choice of sessions for each step, after those that failed; the arguments are methods of the `Engine`."""
+    """Choice of the sessions for each step, suspects first; the arguments are methods of the `Engine`."""
 
     def __init__(self, schedule: Scheduler[SessionT, WorkT], can_replay: Callable[[SessionT], bool]) -> None:
         self._schedule, self._can_replay = schedule, can_replay
@@ -83,7 +83,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         return self._together(self._schedule(running))
 
     def _together(self, scheduled: list[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT]]:
-        """Return as many as may share a step; they take turns."""
+        """Return the work of as many sessions as may share a step; the sessions take turns."""
         self._num_steps += 1
         if self._num_steps > self._shrunk_until or len(scheduled) <= self._num_together:
             return scheduled
@@ -93,7 +93,7 @@ class StepGuard(Generic[SessionT, WorkT]):
     def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
         """Let the sessions of a failed step replay; return those that end instead, and each one's error."""
         self.num_failed_steps += 1
-        if isinstance(exc, MemoryError) or "OutOfMemory" in type(exc).__name__:  # a device has a class of its own
+        if isinstance(exc, MemoryError) or "OutOfMemory" in type(exc).__name__:  # devices have classes of their own
             self._num_together = max(1, len(sessions) // 2)
             self._shrunk_until = self._num_steps + SHRUNK_STEPS
         tried = len(sessions) == 1 and all(session.is_suspect for session in sessions)
@@ -113,4 +113,4 @@ def _failure(exc: Exception, *, tried: bool) -> Exception:
         return exc
     if tried:
         return InternalError("the model failed on this request; the server's log has the cause")
-    return InternalError("the model failed, and what it samples on the device cannot be computed again; ask anew")
+    return InternalError("the model failed, and what it samples on the device cannot be computed again; ask again")

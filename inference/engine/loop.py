@@ -2,7 +2,7 @@
 
 One asyncio task owns all sessions; only it changes them. Each round it gives free slots to waiting sessions, asks the
 subclass for the work of one step, runs that on the model thread, and delivers the results. A target's step verifies
-(target.py), a draft model's step extends chains (draft.py). guard.py has what follows when a step fails.
+(target.py), a draft model's step extends chains (draft.py). guard.py handles failed steps.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from inference.observe.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 PASS_TIMEOUT_S = 60.0
-"""A step that takes longer may never end: the server is not ready meanwhile."""
+"""Seconds after which a step may never end: the server is not ready meanwhile."""
 LAST_STEP_S = 1.0
-"""Time for a step whose sessions have all left to end."""
+"""Seconds at shutdown for the running step to end, after all sessions have left."""
 SHUTTING_DOWN = "the server is shutting down"
 
 ResultT = TypeVar("ResultT")
 
 
 class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
-    """Sessions, slots of a model, and the loop. Used from one event loop, which runs when it starts."""
+    """Sessions, slots of a model, and the loop. Used from one event loop, which must run before `start`."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._wake = asyncio.Event()
         self._left = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
-        self._refusal = ""  # why no session may enter, if none may
+        self._refusal = ""  # the reason why no session may enter; empty if they may
         self.broken: str | None = None
-        """Why no request can be served any more; only a restart helps."""
+        """Reason why no request can be served any more, or None; only a restart helps."""
         self._pass_timeout_s = pass_timeout_s
         self._guard = StepGuard(self._schedule, self._can_replay)
         self.timeline: Timeline | None = None
@@ -79,7 +79,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     _step_name = "step"
 
     def _describe(self, work: list[WorkT], results: list[ResultT]) -> dict[str, Any]:
-        """Return what a time-line shows of a step."""
+        """Return the attributes of a step's span in the timeline."""
         return {"sessions": len(work)}
 
     @property
@@ -174,7 +174,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                 await self._wake.wait()
 
     async def _admit(self) -> None:
-        """Give free slots to waiting sessions, and let the model prepare what their slots hold for them already."""
+        """Give free slots to waiting sessions, and let the model prepare the prefixes that it holds for them."""
         entered = self._admission.admit()
         if self._keeper is None or not entered:
             return
@@ -201,7 +201,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         return [(*piece, result) for piece, result in zip(scheduled, results, strict=True)]
 
     def _take_failure(self, slots: Mapping[SessionT, int | None], exc: Exception) -> None:
-        """End the sessions that cannot go on after a failed step, which had these slots, or break."""
+        """End the sessions that cannot go on after a failed step, or break; `slots` are those of its sessions."""
         logger.error("a step over %d sessions failed", len(slots), exc_info=exc)
         ended = self._guard.take_failure(slots, exc)
         if self._guard.num_failed_steps >= MAX_FAILED_STEPS:

@@ -1,10 +1,10 @@
-"""The target's pool of draft workers: who helps which session. Knows no wire.
+"""Pool of a target's draft workers: assigns workers to sessions. Knows no wire.
 
-Sessions live at the target and decode by themselves; a worker that has room is lent to them. Workers come and go at any
-time. A session whose worker goes is moved to another, or decodes alone until there is one.
+Sessions live at the target and decode alone until a worker has room for them. Workers come and go at any time.
+A session that loses its worker moves to another, or decodes alone until there is one.
 
-A worker is believed no more than it gives: it begins with few sessions, whatever it claims to have room for, gets more
-as its drafts are accepted, and less for each session that it leaves without a word; those are moved on.
+A worker has to earn its sessions: it begins with few, whatever capacity it advertises, and gets more as its drafts are
+accepted. Each session that it does not help lowers its limit; that session moves to another worker.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 1024
 FIRST_SESSIONS = 4
-"""Sessions of a worker of whom nothing is known."""
+"""Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
-"""Commits of a session for which its worker may propose nothing; run-ahead sends something after 16 at the latest."""
+"""Most commits of a session in a row without a proposal of its worker; run-ahead sends one after 16 at the latest."""
 MAX_VAIN_COMMITS = 256
-"""Commits of a session in a row that may accept nothing of what its worker proposes: with it the session has neither
-another worker nor what the target would look up."""
+"""Most commits of a session in a row that accept nothing from its worker, which keeps other workers and lookup out."""
 
 
 class Worker(Protocol):
-    """An attached draft worker, as the pool sees it; calls never wait."""
+    """Draft worker that is attached to the pool; calls never wait."""
 
     id: str
     num_slots: int
@@ -45,19 +44,19 @@ class Worker(Protocol):
         """Draft for this session from its present tokens on."""
 
     def commit(self, session: TargetSession, commit: Commit) -> None:
-        """Tokens of a session became final."""
+        """Take in tokens of a session that became final."""
 
     def close(self, session: TargetSession) -> None:
-        """Draft no more for this session."""
+        """Stop drafting for this session."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one worker.
+    """State of one worker.
 
     Attributes:
-        sessions: those it helps, by what it calls them.
-        trust: how many it is given at most.
+        sessions: the sessions it helps, by help id.
+        trust: number of sessions that it has earned.
     """
 
     sessions: dict[str, TargetSession] = field(default_factory=dict)
@@ -66,13 +65,13 @@ class _Record:
 
 @dataclass(slots=True)
 class _Help:
-    """One session's help.
+    """Help for one session.
 
     Attributes:
-        worker: whose.
-        num_silent: commits since it has proposed anything.
-        num_vain: commits since one accepted a draft token of its.
-        useless: workers that have left the session without a word.
+        worker: the worker that proposes; None while the session decodes alone.
+        num_silent: commits since the worker's latest proposal.
+        num_vain: commits since one accepted a draft token of the worker.
+        useless: ids of workers that have declined the session, or were of no help.
     """
 
     worker: Worker | None = None
@@ -82,10 +81,10 @@ class _Help:
 
 
 class DraftPool:
-    """Lends workers to sessions, by free capacity. Serves `Generator` in front of the engine.
+    """Pool that assigns workers to sessions by free capacity. A `Generator` in front of the engine.
 
     Args:
-        max_worker_slots: sessions that one worker is given at most.
+        max_worker_slots: most sessions of one worker.
     """
 
     def __init__(self, engine: TargetEngine, *, max_worker_slots: int = DEFAULT_WORKER_SLOTS) -> None:
@@ -98,7 +97,7 @@ class DraftPool:
         self.seed_invariant = engine.seed_invariant
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
-        """See `Generator`; gamma 0 keeps the workers out."""
+        """See `Generator`; a request with gamma 0 gets no worker."""
         session = self._engine.open(request, drafted=False, grammar=await self._engine.compiled(request))
         try:
             if request.gamma != 0:
@@ -114,7 +113,7 @@ class DraftPool:
             self._engine.close(session)
 
     def attach(self, worker: Worker) -> None:
-        """Take in a worker.
+        """Add a worker.
 
         Raises:
             CapacityError: there are `MAX_WORKERS` already.
@@ -126,7 +125,7 @@ class DraftPool:
         self._lend()
 
     def detach(self, worker: Worker) -> None:
-        """A worker has gone; its sessions move on."""
+        """Remove a worker; its sessions move to others."""
         record = self._workers.pop(worker, _Record())
         logger.info("draft worker %s left; %d sessions move on", worker.id, len(record.sessions))
         for session in record.sessions.values():
@@ -134,28 +133,28 @@ class DraftPool:
         self._lend()
 
     def propose(self, worker: Worker, help_id: str, branches: Sequence[Branch]) -> None:
-        """A worker proposes for a session; one that is no longer its own is ignored.
+        """Pass on a worker's branches for a session; ignore them if the session is no longer the worker's.
 
         Raises:
-            InvalidRequestError: the branches grow from nowhere, or hold tokens that do not exist.
+            InvalidRequestError: there are no branches, a parent never existed, or a token id is unknown.
         """
         session = self._workers[worker].sessions.get(help_id) if worker in self._workers else None
         if session is None:
             return
         if not branches:
-            raise InvalidRequestError("a pool worker has nothing to ask for: an empty proposal")
+            raise InvalidRequestError("empty proposal: a pool worker must send draft tokens")
         self._help[session.id].num_silent = 0
         self._engine.propose(session, branches)
 
     def decline(self, worker: Worker, help_id: str) -> None:
-        """A worker will not draft for a session, which moves on; what it has now is what it has room for."""
+        """Move on a session that its worker declines; the worker has earned no more than the sessions it keeps."""
         record = self._workers.get(worker)
         session = None if record is None else record.sessions.get(help_id)
         if record is not None and session is not None:
             self._take_back(session, worker, trust=len(record.sessions) - 1)
 
     def resized(self, worker: Worker) -> None:
-        """A worker has room for another number of sessions now; those above it move on."""
+        """Apply a worker's new number of slots; sessions beyond it move to others."""
         record = self._workers.get(worker, _Record())
         for session in list(record.sessions.values())[worker.num_slots :]:
             del record.sessions[session.help_id]
@@ -164,7 +163,7 @@ class DraftPool:
         self._lend()
 
     def _lend(self) -> None:
-        """Give sessions that are alone to the workers with most room."""
+        """Assign workers to sessions that decode alone; the worker with most room comes first."""
         for session in list(self._alone.values()):
             help_ = self._help[session.id]
             worker = self._choice(help_.useless)
@@ -176,7 +175,7 @@ class DraftPool:
             worker.open(session)
 
     def _choice(self, useless: set[str]) -> Worker | None:
-        """The worker with most room, of those that may be of use."""
+        """Return the worker with most room that is not useless; None if there is none."""
         willing = (worker for worker in self._workers if worker.id not in useless and self._room(worker) >= 1)
         return max(willing, key=self._room, default=None)
 
@@ -199,14 +198,14 @@ class DraftPool:
             help_.worker.commit(session, commit)
 
     def _trust(self, worker: Worker) -> None:
-        """A worker was of use: it may be given one more."""
+        """Allow a worker one more session, since a draft token of it was accepted."""
         record = self._workers[worker]
         if record.trust < worker.num_slots:
             record.trust += 1
             self._lend()
 
     def _take_back(self, session: TargetSession, worker: Worker, *, trust: int) -> None:
-        """End the help of a worker that gives none: the next one may."""
+        """End the help of a worker that gives none, so that another may help."""
         record = self._workers[worker]
         del record.sessions[session.help_id]
         record.trust = max(1, trust)

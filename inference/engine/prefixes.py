@@ -1,8 +1,8 @@
-"""What slots hold of sequences, and which slot a new one takes for it. Pure: knows tokens, no model.
+"""Prefixes that slots hold, and the choice of a slot for a new sequence. Pure: knows tokens, no model.
 
-A sequence begins behind the longest prefix that any slot holds. It takes that slot itself where this overwrites nothing
-of use, or else a copy in the slot that was left longest ago. Where slots cannot be copied it takes over what saves at
-least as much as it overwrites: a greeting that many share must not cost somebody a long conversation.
+A sequence begins after the longest prefix that any slot holds. It takes that slot itself where this overwrites nothing
+of use, or else a copy in the slot that was left longest ago. Where slots cannot be copied, it takes over a slot that
+saves at least as much as is overwritten: a greeting that many requests share must not erase a long conversation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Prefix:
     """The first tokens of a sequence.
 
     Attributes:
-        token_ids: of the sequence, which may go on growing.
-        length: how many of them are meant.
-        salt: sequences of unlike ones have nothing in common.
+        token_ids: the sequence's tokens, which may go on growing.
+        length: number of tokens in the prefix.
+        salt: cache salt; sequences with different salts share nothing.
     """
 
     token_ids: Sequence[int]
@@ -28,7 +28,7 @@ class Prefix:
     salt: str = ""
 
     def num_shared(self, other: Prefix) -> int:
-        """How many of the first tokens are the same."""
+        """Return how many first tokens both prefixes share."""
         if self.salt != other.salt:
             return 0
         return common_length(*(TokenView(each.token_ids, end=each.length) for each in (self, other)))
@@ -36,12 +36,12 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a sequence begins.
+    """Place where a sequence begins.
 
     Attributes:
-        slot: that it takes.
-        source_slot: that holds its first tokens; the same one, or another to copy them from.
-        num_tokens: how many these are.
+        slot: the slot that it takes.
+        source_slot: the slot that holds its first tokens: the same one, or another to copy them from.
+        num_tokens: number of these tokens.
     """
 
     slot: int
@@ -50,7 +50,7 @@ class Place:
 
 
 def choose_place(free: Sequence[int], left: Mapping[int, int], shared: Mapping[int, int], *, can_copy: bool) -> Place:
-    """The slot of a new sequence, and what it begins with.
+    """Return the slot of a new sequence, and the tokens that it begins with.
 
     Args:
         free: slots that may be taken, the one that was left longest ago first; at least one.
@@ -67,7 +67,7 @@ def choose_place(free: Sequence[int], left: Mapping[int, int], shared: Mapping[i
 
 
 def _oldest(free: Sequence[int], left: Mapping[int, int]) -> int:
-    """The slot in which least is lost: the latest of those that hold nothing, or that which was left longest ago."""
+    """Return the slot that loses least: the latest one that holds nothing, or else the one left longest ago."""
     return next((slot for slot in reversed(free) if not left.get(slot)), free[0])
 
 

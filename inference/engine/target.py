@@ -1,4 +1,4 @@
-"""The engine of a target model: many sessions verified, or simply decoded, in one pass."""
+"""Engine of a target model: one pass verifies or decodes many sessions."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from inference.scheduling.widths import Widths
 from inference.speculation.tree import Branch
 
 MAX_PASS_DRAFT_TOKENS = 16
-"""Draft tokens of one session in one pass at most, where nobody asked for fewer."""
+"""Default for the most draft tokens of one session in one pass."""
 UNREAD_BYTES_OF_CALL = 8 * 1024 * 1024
-"""Commits of one call that may wait to be read: some 2000 tokens with 20 log-probabilities each."""
+"""Most unread commits of one call, in bytes: some 2000 tokens with 20 log-probabilities each."""
 UNREAD_BYTES = 256 * 1024 * 1024
-"""The same, of all calls together, those included whose slot is free already."""
+"""Most unread commits of all calls together, in bytes; calls that have left their slot count too."""
 
 _Timed = tuple[Verdict, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a target engine takes on, beside its model.
+    """Limits and options of a target engine.
 
     Attributes:
         max_waiting: sessions that may queue for a slot.
-        gamma: draft tokens of one session in one pass at most, unless the request says otherwise.
+        gamma: most draft tokens of one session in one pass, unless the request sets its own.
         eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
         pass_timeout_s: seconds after which a pass counts as one that may never end.
-        prefix_caching: whether requests begin with what earlier ones have left in the slots.
-        lookup: propose from a session's own tokens where a pass has no draft tokens.
+        prefix_caching: True if requests may begin with what earlier ones left in the slots.
+        lookup: True to propose from a session's own tokens where a pass has no draft tokens.
     """
 
     max_waiting: int = 64
@@ -56,12 +56,12 @@ class EngineLimits:
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
-    """Serves `Generator` by itself, and sessions that a draft worker proposes to.
+    """Engine that decodes alone, as a `Generator`, and verifies the proposals of draft workers.
 
     Args:
-        decoder: what a step is.
+        decoder: runs the steps.
         limits: see `EngineLimits`.
-        grammars: compiles those of requests; without it they are refused.
+        grammars: compiles the grammars of requests; without it, requests with a grammar are refused.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._times = PassTimes()
         self._widths = Widths()
         self._recent_pass_s: deque[float] = deque(maxlen=32)
-        self._unread: WeakSet[TargetSession] = WeakSet()  # until whoever was to read them has gone
+        self._unread: WeakSet[TargetSession] = WeakSet()  # until their readers have left
         self.max_length, self.vocab_size = decoder.max_length, decoder.vocab_size
         self.seed_invariant = is_seed_invariant(decoder)
 
     @property
     def pass_us(self) -> int:
-        """Recent median of a pass in microseconds; 0 while unknown."""
+        """Return the recent median of a pass in microseconds; 0 while unknown."""
         return round(statistics.median(self._recent_pass_s) * 1e6) if self._recent_pass_s else 0
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
-        """The request's grammar, for `open`.
+        """Return the request's grammar, compiled for `open`; None without one.
 
         Raises:
-            InvalidRequestError: it has a fault, or the decoder keeps to none.
+            InvalidRequestError: it has a fault, or the decoder cannot keep to grammars.
             CapacityError: too many are being compiled.
         """
         if request.grammar is None:
@@ -103,7 +103,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return await self._grammars.matcher(request.grammar)
 
     def open(self, request: GenerationRequest, *, drafted: bool, grammar: Matcher | None = None) -> TargetSession:
-        """Queue a request for a slot; `grammar` is what `compiled` made of its own.
+        """Queue a request for a slot; `grammar` is its own, from `compiled`.
 
         Raises:
             InvalidRequestError: the prompt does not fit the context or the vocabulary, or the decoder cannot do what
@@ -141,11 +141,11 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self.wake()
 
     def begin_help(self, session: TargetSession) -> None:
-        """A draft worker of the pool begins to propose to a session that has decoded alone."""
+        """Let a draft worker of the pool propose to a session that has decoded alone."""
         session.follow(Schedule.ASYNC)
 
     def end_help(self, session: TargetSession) -> None:
-        """The session decodes alone again."""
+        """Let the session decode alone again."""
         session.follow(None)
         self.wake()
 
@@ -157,7 +157,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
                 yield event
 
     async def answer(self, session: TargetSession) -> AsyncGenerator[Answer, None]:
-        """Yield the session's Opened and its commits to the last one; leaving closes the session."""
+        """Yield the session's Opened and its commits to the last one; closing the generator closes the session."""
         try:
             while True:
                 event = await session.commits.get()
@@ -175,7 +175,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
     def _waits(self, turns: Sequence[tuple[TargetSession, Turn]]) -> bool:
         """Whether a pass begun a little later, with draft tokens, beats one begun now without any."""
         if any(not _could_wait(session, turn) for session, turn in turns):
-            return False  # the pass goes anyway: the others go along
+            return False  # the pass runs anyway, so the others join it
         now, costs = time.monotonic(), self._times.of(1)
         waits = [
             wait_s(s.arrivals, s.acceptance.rate, costs, now=now, ready_s=s.ready_s, num_own=s.num_own_tokens)
@@ -187,7 +187,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return True
 
     def _narrowed(self, turns: Sequence[tuple[TargetSession, Turn]]) -> list[tuple[TargetSession, Turn]]:
-        """The turns, with run-ahead proposals, and what was looked up, cut to the width that pays."""
+        """Return the turns, with run-ahead and looked-up proposals cut to the width that pays."""
         free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
         available = [len(turn.proposal or turn.lookup) for _, turn in free]
         rates = [session.rate(turn) for session, turn in free]
@@ -201,7 +201,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         verdicts = self._decoder.step(work)
         ended = time.monotonic()
         self._recent_pass_s.append(ended - started)
-        if all(_num_unread(turn) == 1 for turn in work):  # reading a prompt says nothing of draft tokens
+        if all(_num_unread(turn) == 1 for turn in work):  # reading a prompt does not show what draft tokens cost
             num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
             self._times.record(len(work), num_draft_tokens, ended - started - verdicts[0].draft_us / 1e6)
         return [(verdict, started, ended) for verdict in verdicts]
@@ -232,7 +232,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self._limit_unread(session)
 
     def _limit_unread(self, session: TargetSession) -> None:
-        """End the session that leaves too much unread, or, of all together, the one that leaves most."""
+        """End a session with too many unread bytes; if all together have too many, end the one with most."""
         self._unread.add(session)
         limit = f"{UNREAD_BYTES_OF_CALL}"
         if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:
@@ -255,7 +255,7 @@ def _cut(turn: Turn, width: int) -> Turn:
 
 
 def _num_unread(turn: Turn) -> int:
-    """Committed tokens that the pass writes."""
+    """Return the number of committed tokens that the pass writes."""
     return len(turn.token_ids) - turn.start
 
 
@@ -264,7 +264,7 @@ def _width(turn: Turn) -> int:
 
 
 def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) -> None:
-    """Refuse a prompt that leaves no room for one output token, or that the model has no rows for."""
+    """Raise an error for a prompt that leaves no room for one output token, or has ids outside the vocabulary."""
     if len(token_ids) >= max_length:
         raise ContextLengthError(  # clients look for OpenAI's "maximum context length is" and for "prompt is too long"
             f"This model's maximum context length is {max_length} tokens, {max_length - 1} of them for the prompt "
@@ -275,7 +275,7 @@ def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) 
 
 
 def check_token_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary."""
+    """Raise InvalidRequestError for ids outside the vocabulary."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         outside = min(token_ids) if min(token_ids) < 0 else max(token_ids)
         raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {vocab_size}", field="prompt")

@@ -1,4 +1,4 @@
-"""One request's state at a target: tokens, what of them its slot holds, draft tree, queue of commits."""
+"""State of one request at a target: its tokens, how many of them its slot holds, draft tree, queue of commits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CommitQueue:
         self._queue.put_nowait((error, 0))
 
     def drop(self) -> None:
-        """Forget what is unread."""
+        """Discard the unread events."""
         while not self._queue.empty():
             self._queue.get_nowait()
         self.num_bytes = 0
@@ -50,7 +50,7 @@ class CommitQueue:
         """Return the next event.
 
         Raises:
-            Exception: what `fail` was given, after the events before it.
+            Exception: the error given to `fail`, after the events put before it.
         """
         item, num_bytes = await self._queue.get()
         self.num_bytes -= num_bytes
@@ -62,24 +62,24 @@ class CommitQueue:
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""
 MAX_ADJUSTED_GAMMA = 16
-"""Draft tokens of one pass at most where penalties or biases make each of them cost the others' time, too."""
+"""Most draft tokens per pass of a request with penalties or biases: each of them delays the other sessions."""
 _OWN_WEIGHT = 0.25  # of the newest pass without a draft's tokens
 
 _numbers = itertools.count(1)
 
 
 class TargetSession:
-    """Owned by the engine's loop.
+    """Session of one request at a target. The engine's loop owns it.
 
     Args:
-        request: validated against the engine's limits already.
+        request: the request, already validated against the engine's limits.
         max_length: tokens that prompt and output may have together.
         schedule: SYNC: a draft worker proposes, and every pass waits for a proposal. ASYNC: it proposes, and passes
             take what has arrived. None: the target decodes by itself.
-        gamma: draft tokens per pass at most, in run-ahead or where the decoder has a draft of its own.
+        gamma: most draft tokens per pass, in run-ahead or where the decoder has a draft of its own.
         prompt_chunk: longest part of a prompt in one pass; 0 is MAX_CHUNK_TOKENS.
-        grammar: the request's, compiled.
-        looks_up: the target proposes by itself, from the session's own tokens, where a pass has no draft tokens.
+        grammar: matcher of the request's grammar.
+        looks_up: True if the target proposes from the session's own tokens where a pass has no draft tokens.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class TargetSession:
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
-        self.num_cached_tokens = 0  # of the prompt, from another sequence; until it has a slot, as the slots stand
+        self.num_cached_tokens = 0  # prompt tokens taken from another sequence; an estimate until it has a slot
         self._suspect_at: int | None = None
         self.schedule = schedule
         self.acceptance = Acceptance()
         self.lookup = Lookup() if looks_up and gamma else None
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None
         self.num_own_tokens = 1.0
-        """Tokens of a pass without a draft's, of late: looked up and forced ones make them more than one."""
+        """Recent mean of tokens per pass without a draft's: above one where lookup or a grammar gives some."""
         self.arrivals = Arrivals()
         self._gamma = gamma
         self._prompt_chunk = prompt_chunk or MAX_CHUNK_TOKENS
@@ -123,7 +123,7 @@ class TargetSession:
         self._become_ready(time.monotonic())
 
     def follow(self, schedule: Schedule | None) -> None:
-        """Change who proposes: what an earlier draft proposed is forgotten, and its numbers with it."""
+        """Change the schedule, and forget what an earlier draft proposed, node numbers included."""
         self._num_helps += 1
         self.schedule = schedule
         self.tree = DraftTree(self.token_ids)
@@ -132,7 +132,7 @@ class TargetSession:
 
     @property
     def help_id(self) -> str:
-        """What a worker of the pool calls it, anew at each help: what is on its way from the last one is too late."""
+        """Return the session's id for its present pool worker; late messages of an earlier worker have an older one."""
         return f"{self.id}.{self._num_helps}"
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
@@ -142,7 +142,7 @@ class TargetSession:
 
     @property
     def wanted(self) -> Prefix:
-        """See `Holder`: all but the last token, which a pass must choose behind; nothing if all of them are scored."""
+        """See `Holder`: all but the last token, since a pass must compute its logits; none if the prompt is scored."""
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
         return Prefix(self.token_ids, length, self.request.cache_salt)
 
@@ -155,7 +155,7 @@ class TargetSession:
         self.commits.fail(error)
 
     def replay(self) -> None:
-        """See `EngineSession`: whatever its slot holds is written again."""
+        """See `EngineSession`: the content of its slot is written again."""
         self._num_cached = self.num_cached_tokens = 0
         self._prompt_logprobs.clear()
         self._suspect_at = len(self.token_ids)
@@ -167,12 +167,12 @@ class TargetSession:
 
     @property
     def idle_s(self) -> float:
-        """Seconds for which the session has held its slot and waited for a proposal; 0 while it has work."""
+        """Return the seconds for which the session has waited in its slot for a proposal; 0 while it has work."""
         return 0.0 if self.slot is None or self._ready else time.monotonic() - self._waiting_since
 
     @property
     def ready_s(self) -> float:
-        """Seconds for which the session could have been in a pass."""
+        """Return the seconds for which the session could have been in a pass."""
         return time.monotonic() - self._ready_since
 
     @property
@@ -181,7 +181,7 @@ class TargetSession:
 
     @property
     def _widest(self) -> int:
-        """Draft tokens of one pass at most; the rest waits in the tree."""
+        """Return the most draft tokens of one pass; the rest waits in the tree."""
         widest = MAX_GAMMA if self._waits_for_draft else self._gamma
         sampling = self.request.sampling
         return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest
@@ -196,10 +196,10 @@ class TargetSession:
         return self.schedule is not None and self.schedule.target_waits
 
     def propose(self, branches: Sequence[Branch]) -> None:
-        """Grow the tree; no branch at all asks for the target's own token.
+        """Grow the tree; an empty proposal requests the target's own token.
 
         Raises:
-            InvalidRequestError: a branch is longer than the tree may be, or grows from nowhere.
+            InvalidRequestError: a branch is longer than the tree may be, or its parent never existed.
         """
         was_ready = self._ready
         self._asked = self._asked or not branches
@@ -209,13 +209,13 @@ class TargetSession:
             if num_tokens > MAX_TREE_TOKENS:
                 raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
-        if self._ready and not was_ready:  # branches that have lost keep no slot
+        if self._ready and not was_ready:  # a proposal that adds nothing does not reset the idle timer
             self._become_ready(self._heard_at)
-        if len(self.tree) > num_live:  # what was made behind a rejected token says nothing of when the new chain comes
+        if len(self.tree) > num_live:  # tokens made after a rejected one do not show when the new chain arrives
             self.arrivals.proposed(self._heard_at, len(self.tree) - num_live)
 
     def next_turn(self) -> Turn | None:
-        """What the session wants from the next pass; None if it waits for its draft."""
+        """Return the session's turn in the next pass; None while it waits for its draft."""
         end, chunk_end = len(self.token_ids), self._num_cached + self._prompt_chunk
         if chunk_end < end:
             return self._turn(chunk_end, chooses=False)
@@ -230,7 +230,7 @@ class TargetSession:
         return None
 
     def rate(self, turn: Turn) -> float:
-        """How likely the target is to agree with a token of what the turn would verify."""
+        """Return the probability that the target agrees with a token that the turn proposes."""
         return self.acceptance.rate if turn.proposal or self.lookup is None else self.lookup.rate
 
     def _looked_up(self, limit: int) -> list[int]:
@@ -256,9 +256,9 @@ class TargetSession:
         )
 
     def _scored(self, end: int) -> Sequence[int]:
-        """Prompt tokens that a pass which reads up to `end` makes known: each of its rows tells of the next one.
+        """Return the prompt tokens that a pass up to `end` scores: each of its rows scores the next token.
 
-        None behind the first commit, which has told of all: a prompt that is read again is not scored again.
+        Empty after the first commit: a prompt that is read again is not scored again.
         """
         if self.request.prompt_logprobs is None or len(self.token_ids) > len(self.request.prompt_token_ids):
             return ()
@@ -268,7 +268,7 @@ class TargetSession:
         """Apply a pass's verdict; return the finish reason if it ended the session.
 
         Args:
-            started, ended: of the pass, in seconds (monotonic).
+            started, ended: times of the pass, in monotonic seconds.
         """
         self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
         self._compute_s += max(0.0, ended - max(started, self._ready_since))
@@ -286,7 +286,7 @@ class TargetSession:
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
         num_drafted, own = verdict.num_draft_tokens, verdict.own
         if len(token_ids) < len(verdict.token_ids):
-            # Behind a stop token there is no place for draft tokens: they count as neither accepted nor rejected.
+            # Draft tokens after a stop token count as neither accepted nor rejected.
             num_drafted, own = len(token_ids), own.cut(len(token_ids), verdict.num_accepted_tokens)
         timings = self._timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
@@ -299,7 +299,7 @@ class TargetSession:
         return reason
 
     def _learn(self, verdict: Verdict, ended: float) -> None:
-        """Each source of draft tokens is judged by its own alone."""
+        """Record the verdict, separately for each source of draft tokens."""
         num_draft_tokens, num_accepted_tokens = verdict.of_draft
         self.acceptance.record(num_draft_tokens, num_accepted_tokens)
         self.arrivals.committed(ended, all_accepted=num_accepted_tokens == num_draft_tokens)
@@ -309,7 +309,7 @@ class TargetSession:
             self.num_own_tokens += _OWN_WEIGHT * (len(verdict.token_ids) - self.num_own_tokens)
 
     def _acknowledging(self, commit: Commit, ended: float) -> Commit:
-        """The commit, telling the draft how far the target has heard it, if that is further than at the last one."""
+        """Return the commit, with the number of draft tokens received if that has grown since the last one."""
         num_received = self.tree.num_numbers
         if num_received == self._num_acknowledged:
             return commit
@@ -317,7 +317,7 @@ class TargetSession:
         return replace(commit, num_received_tokens=num_received, hold_us=_us(ended - self._heard_at))
 
     def _timings(self, ended: float, draft_us: int) -> Timings:
-        """Of the commit just made: of the time since the session became ready, what it did not compute it waited."""
+        """Return a commit's timings: time since the session became ready that is not compute is queueing."""
         busy_us = _us(self._compute_s)
         queue_us = max(0, _us(ended - self._ready_since) - busy_us)
         return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us)
@@ -327,7 +327,7 @@ class TargetSession:
         self._compute_s = 0.0
 
     def _cut(self, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-        """What of the tokens still belongs to the sequence, and why it ends there."""
+        """Return the tokens up to the sequence's end, and the finish reason if they reach it."""
         room = self._end - len(self.token_ids)
         for i, token_id in enumerate(token_ids[:room]):
             if token_id in self.request.stop_token_ids:

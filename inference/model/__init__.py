@@ -4,6 +4,6 @@ Positions are absolute: a prompt of n tokens occupies positions 0 to n - 1, and 
 position n. Protocols of optional abilities are recognised by `isinstance`. When a pass or
 step raises, its positions count as not written, and the engine runs each sequence again, alone; after a MemoryError it
 takes fewer sequences at once.
-Does not know: who implements or calls them.
+Does not know: their implementations or callers.
 Start reading: `slots.py`, then `decoder.py` and `proposer.py`.
 """

@@ -1,4 +1,4 @@
-"""Decoders, which take sequences of a target through a step; turns, with their grammars, go in, verdicts come out."""
+"""Decoders: a step takes turns of many sequences, with their grammars, and returns a verdict for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inference.tokens import Tally
 
 
 class Matcher(Protocol):
-    """A compiled grammar: which tokens may follow the output of one sequence.
+    """A compiled grammar, which decides what tokens may follow the output of one sequence.
 
     Callers pass the whole output each time: the committed tokens after the prompt, and draft tokens. One thread at a
     time uses a matcher.
@@ -51,7 +51,7 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one sequence wants from one target pass.
+    """One sequence's part in a target pass: tokens to write, and draft tokens to verify.
 
     Attributes:
         slot: the sequence's slot.
@@ -62,12 +62,12 @@ class Turn:
         proposal: draft tokens to verify after them; empty for plain decoding.
         gamma: number of draft tokens that a decoder with a draft of its own may add where the proposal is empty.
         chooses: False for a part of a prompt that ends before its last token: no token is chosen.
-        output_start: position of the sequence's first output token; penalties tell prompt and output apart by it.
+        output_start: position of the sequence's first output token; penalties distinguish prompt and output by it.
         logprobs: as in `GenerationRequest`.
         scored: prompt tokens whose log-probabilities are wanted: those after `start` that this pass makes known.
         prompt_logprobs: number of best tokens whose log-probabilities are wanted at each scored one.
-        grammar: what the output must look like; None: anything.
-        lookup: proposal for a turn without draft tokens: what followed the last tokens where they occurred before.
+        grammar: the grammar that binds the output; None: any output is allowed.
+        lookup: proposal for a turn without draft tokens: those that followed the last tokens at an earlier occurrence.
         tally: token counts for penalties, kept between passes; None: count again. Used on the pass's thread alone.
     """
 
@@ -99,7 +99,7 @@ class Verdict:
         logprobs: one per token, if the turn asked for them.
         prompt_logprobs: one per scored token.
         error: why the sequence cannot go on; None if it can. With an error there are no tokens.
-        own: of the draft tokens, those that no draft made.
+        own: counts of the draft tokens that the target proposed itself.
     """
 
     token_ids: tuple[int, ...]
@@ -118,7 +118,8 @@ class Verdict:
 
 
 Decide: TypeAlias = Callable[[Sequence[Turn], Array], list[Verdict]]
-"""Chooses tokens and verifies proposals, from logits: `inference.speculation.slot_decoder.decide`, for lower layers."""
+"""Function that chooses tokens and verifies proposals, from logits. Lower layers are given
+`inference.speculation.slot_decoder.decide` as one."""
 
 
 class Decoder(Protocol):
@@ -174,7 +175,7 @@ class CompiledDecoder(Decoder, Protocol):
 
 
 def is_seed_invariant(model: object) -> bool:
-    """Return whether equal seeds give equal tokens; a decoder or generator where they do not has `seed_invariant`."""
+    """Return whether equal seeds give equal tokens; if not, a decoder or generator has a false `seed_invariant`."""
     return bool(getattr(model, "seed_invariant", True))
 
 

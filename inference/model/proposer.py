@@ -1,4 +1,4 @@
-"""Proposers: what extends chains of draft tokens."""
+"""Proposers: sources of draft tokens, which extend chains."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from inference.tokens import Tally
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain that a proposer is asked to extend.
+    """A chain for a proposer to extend.
 
     Attributes:
         slot: the sequence's slot in the draft model.
         token_ids: committed tokens, then the draft tokens so far; not changed while the step runs.
-        sampling: how the target will choose.
+        sampling: how the target will choose tokens.
         limit: number of tokens wanted at most, >= 1.
         output_start: as in `Turn`.
         source_slot: another slot that may hold more of the same tokens, and can be copied from.
@@ -56,7 +56,7 @@ class Proposer(Protocol):
     """A source of draft tokens for many sequences.
 
     One thread calls it; the attributes are constants. Proposals affect speed only, never the answer, so a proposer may
-    be wrong, and may leave `sampling` and `grammar` aside. One that repeats the last token is complete:
+    be wrong, and may ignore `sampling` and `grammar`. One that repeats the last token is complete:
 
         class Repeater:
             num_slots, max_length, num_branches = 8, 4096, 0

@@ -67,7 +67,7 @@ class Backend(Protocol):
             Row i of a span's last `num_logits` tokens is the distribution of the token that follows it.
 
         Raises:
-            ValueError: the spans break this contract; `inference.backends.spans.check_spans` finds out.
+            ValueError: the spans break this contract; `inference.backends.spans.check_spans` checks them.
         """
 
 
@@ -81,7 +81,7 @@ class ForkingBackend(Protocol):
 
 @runtime_checkable
 class CompiledBackend(Protocol):
-    """A backend whose passes are compiled graphs of fixed widths.
+    """A backend that runs passes as compiled graphs of fixed widths.
 
     Attributes:
         max_pass_tokens: number of tokens of one span that fit into one graph; a longer span takes several.
@@ -92,7 +92,7 @@ class CompiledBackend(Protocol):
     prompt_chunk_tokens: int
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether to read a prompt of `num_tokens` on from its first `num_held`, which a slot holds.
+        """Return whether to reuse the first `num_held` tokens that a slot holds of a prompt of `num_tokens`.
 
         True where that was measured to be faster than reading all of it. The event loop calls this, also during a pass.
         """
@@ -100,14 +100,14 @@ class CompiledBackend(Protocol):
 
 @runtime_checkable
 class PrefixKeeper(Protocol):
-    """A decoder or proposer whose slots keep their content between sequences, for the next sequence to begin with."""
+    """A decoder or proposer with slots that keep their content, for the next sequence to begin with."""
 
     @property
     def slots(self) -> Backend | None:
         """Return the backend that has the slots; None if no sequence may begin with what is there."""
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """Give a slot to a new sequence, whose first tokens, `token_ids`, are in `source_slot`.
+        """Give a slot to a new sequence; its first tokens, `token_ids`, are in `source_slot`.
 
         The engine calls this on the model's thread, between steps. No tokens: the sequence begins from nothing.
         """

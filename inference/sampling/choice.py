@@ -1,4 +1,4 @@
-"""From one row of logits to one token: logits processing, the shared noise, and the choice.
+"""Choice of one token from one row of logits: logits processing, the shared noise, and the maximum.
 
 The token at absolute position t is a pure function of the target's logits there, the sampling parameters, the
 request's seed and t (Gumbel-max trick; shared-noise speculative sampling after Daliri, Musco, Suresh, "Coupling without
@@ -9,7 +9,7 @@ Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978):
 Processing is Transformers' and in its order: bias, penalties and grammar (inference.sampling.penalties), temperature,
 top_k, top_p, min_p. The first three change the greedy choice too; the rest does not.
 
-Everything here works alike on numpy arrays and torch tensors and gives the same bits on both; `noise.py` says how.
+Everything here works alike on numpy arrays and torch tensors and gives the same bits on both; `noise.py` explains how.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _keep_above(scores: Array, floor: Array) -> Array:
 
 
 def _top_k_top_p_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Array:
-    """The smallest score that survives top_k and then top_p: float64 [num_rows, 1]."""
+    """Return the smallest score that survives top_k and then top_p: float64 [num_rows, 1]."""
     xp = array_api_compat.array_namespace(scores)
     num_rows, vocab_size = scores.shape
     ascending = xp.sort(scores, axis=-1, stable=False)  # half the time of a stable one
@@ -71,7 +71,7 @@ def _top_k_top_p_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Arr
 
 
 def _column(like: Array, values: Sequence[float]) -> Array:
-    """float64 [len(values), 1] beside `like`."""
+    """Return float64 [len(values), 1], on the device of `like`."""
     xp = array_api_compat.array_namespace(like)
     return xp.asarray(values, dtype=xp.float64, device=array_api_compat.device(like))[:, None]
 
@@ -137,11 +137,11 @@ def rank_tokens(
     *,
     count: int,
 ) -> list[list[tuple[int, float]]]:
-    """The best tokens of each row with their scores, best first; the first is what `choose_tokens` chooses.
+    """Return the best tokens of each row with their scores, best first; the first is what `choose_tokens` chooses.
 
     Args:
         logits, sampling, positions, before: as for `choose_tokens`.
-        count: tokens per row; scores of those beyond what truncation left are -inf.
+        count: tokens per row; tokens that truncation removed have the score -inf.
 
     Returns:
         Per row, (token id, score); the score is the logit, or with sampling the processed logit plus noise.
@@ -158,7 +158,7 @@ def rank_tokens(
 
 
 def _best(scores: Array, count: int) -> list[list[tuple[int, float]]]:
-    """The `count` largest scores of each row, descending; takes them out of `scores`."""
+    """Return the `count` largest scores of each row, descending; they are set to -inf in `scores`."""
     rows = list(range(scores.shape[0]))
     ranked: list[list[tuple[int, float]]] = [[] for _ in rows]
     for _ in range(count):
@@ -174,7 +174,7 @@ def _sample(logits: Array, sampling: Sequence[SamplingParams], positions: Sequen
 
 
 def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Scores with noise of the tokens that may be among the best `count`; -inf for others."""
+    """Return the scores with noise of the tokens that may be among the best `count`; -inf for others."""
     xp = array_api_compat.array_namespace(logits)
     device = array_api_compat.device(logits)
     keys = xp.asarray(noise_keys([p.seed for p in sampling], positions), dtype=xp.int64, device=device)
@@ -186,7 +186,7 @@ def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequenc
 
 
 def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, count: int) -> Array:
-    """Mask of the tokens that may be among the best `count` with noise, all others out of reach: exact noise is slow.
+    """Return a mask of the tokens that may be among the best `count` with noise; exact noise for all is slow.
 
     Truncation leaves few; otherwise the library's own logarithm finds them, which is fast and off by far less than
     the margin.

@@ -13,20 +13,20 @@ from inference.commit import TokenLogprobs
 from inference.model.slots import Array
 
 LOWEST = -9999.0
-"""In place of minus infinity, which JSON does not have; as in vLLM."""
+"""Value in place of minus infinity, which JSON does not have; as in vLLM."""
 
 
 MAX_ROWS = 64
-"""Rows at once: in double precision, those of a long prompt would take hundreds of megabytes."""
+"""Most rows at once: in double precision, those of a long prompt would take hundreds of megabytes."""
 
 
 def token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-    """Log-softmax of rows of logits at the chosen tokens and at the best ones.
+    """Return the log-softmax of rows of logits at the chosen tokens and at the best ones.
 
     Args:
         logits: float [num_rows, vocab_size], unprocessed.
         token_ids: the token chosen from each row.
-        num_top: how many of the best to name.
+        num_top: number of best tokens per row.
     """
     parts = [slice(start, start + MAX_ROWS) for start in range(0, len(token_ids), MAX_ROWS)]
     return tuple(each for part in parts for each in _token_logprobs(logits[part], token_ids[part], num_top))
@@ -42,7 +42,7 @@ def _token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tu
 
 
 def _best(row: npt.NDArray[np.float64], num_top: int) -> list[int]:
-    """Where the largest entries are, best first; of equal ones the lowest ids."""
+    """Return the ids of the largest entries, best first; of equal ones the lowest ids."""
     num_top = min(num_top, len(row))
     if not num_top:
         return []

@@ -1,4 +1,4 @@
-"""The shared noise: G(seed, t, v), standard Gumbel from an integer hash, the same bits on numpy and torch.
+"""Shared noise G(seed, t, v): standard Gumbel from an integer hash, the same bits on numpy and torch.
 
 The hash is 64-bit integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only,
 because the libraries' own logarithms differ in the last bit. docs/noise.md has the definition and test vectors for
@@ -22,25 +22,25 @@ _ATANH_COEFFICIENTS = tuple(1.0 / (2 * i + 1) for i in range(7))
 
 
 def _signed(value: int) -> int:
-    """The two's complement int64 with the low 64 bits of `value` (torch has no uint64 arithmetic)."""
+    """Return the two's complement int64 with the low 64 bits of `value` (torch has no uint64 arithmetic)."""
     value &= _MASK_64
     return value - (1 << 64) if value >> 63 else value
 
 
 def _shift_right(x: Array, bits: int) -> Array:
-    """Logical right shift of int64."""
+    """Return the logical right shift of int64."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Array) -> Array:
-    """Finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on int64; products wrap modulo 2^64."""
+    """Apply the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) to int64; products wrap modulo 2^64."""
     x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
     return x ^ _shift_right(x, 31)
 
 
 def _log(x: Array) -> Array:
-    """Natural logarithm of positive finite float64: the same bits in every library, relative error below 1e-11."""
+    """Return the natural logarithm of positive finite float64: the same bits everywhere, relative error below 1e-11."""
     xp = array_api_compat.array_namespace(x)
     mantissa, exponent = xp.frexp(x)
     is_small = xp.astype(mantissa < _SQRT_HALF, xp.float64)
@@ -54,13 +54,13 @@ def _log(x: Array) -> Array:
 
 
 def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """One int64 key per (seed, position): SplitMix64 applied to the seed, then to the sum with the position."""
+    """Return an int64 key per (seed, position): SplitMix64 applied to the seed, then to the sum with the position."""
     pairs = zip(seeds, positions, strict=True)
     return [_signed(_mix_int(_mix_int(seed + _GOLDEN) + (position + 1) * _GOLDEN)) for seed, position in pairs]
 
 
 def _mix_int(x: int) -> int:
-    """`_mix` on a Python int, as an unsigned 64-bit value."""
+    """Apply `_mix` to a Python int, as an unsigned 64-bit value."""
     x &= _MASK_64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK_64
@@ -68,7 +68,7 @@ def _mix_int(x: int) -> int:
 
 
 def gumbel_noise(keys: Array, token_ids: Array) -> Array:
-    """Standard Gumbel noise G(seed, t, v).
+    """Return standard Gumbel noise G(seed, t, v).
 
     Args:
         keys: int64 [...], from `noise_keys`.
@@ -81,7 +81,7 @@ def gumbel_noise(keys: Array, token_ids: Array) -> Array:
 
 
 def uniform_noise(keys: Array, token_ids: Array) -> Array:
-    """The uniform behind the noise: float64 in (0, 1)."""
+    """Return the uniform numbers that make the noise: float64 in (0, 1)."""
     xp = array_api_compat.array_namespace(keys, token_ids)
     high_bits = _shift_right(_mix(keys + (token_ids + 1) * _signed(_GOLDEN)), 12)
     return (xp.astype(high_bits, xp.float64) + 0.5) * 2.0**-52

@@ -1,6 +1,6 @@
-"""Bias, penalties, grammar: what changes single logits before a token is chosen, by request and by the tokens so far.
+"""Bias, penalties and grammar: changes to single logits before the choice, by request and by the tokens so far.
 
-Owns the arithmetic and the counting of tokens; knows neither noise nor truncation. In this order, which is vLLM's, and
+Owns the arithmetic and the counting of tokens; knows neither noise nor truncation. The order is vLLM's, and
 Transformers' as far as it has them:
 
     logit_bias            logit + bias
@@ -8,7 +8,7 @@ Transformers' as far as it has them:
     frequency_penalty     logit - penalty * occurrences in the output
     presence_penalty      logit - penalty, if the token is in the output
     held_back             minus infinity, below the position where the sequence may end
-    grammar               minus infinity, if the token may not follow: whoever has the grammar makes the masks
+    grammar               minus infinity, if the token may not follow: the caller makes the masks
 
 Only the tokens concerned are touched, in double, by single IEEE operations: numpy and torch give the same bits.
 """
@@ -34,7 +34,7 @@ from inference.tokens import Tally, logged
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokensBefore:
-    """What the tokens before a row mean for its choice.
+    """Tokens before a row, as far as they matter for its choice.
 
     Attributes:
         token_ids: int64 [num_seen], ascending: the ids in prompt or output.
@@ -58,14 +58,14 @@ class TokensBefore:
         return row
 
     def followed_by(self, token_id: int) -> TokensBefore:
-        """The same with one more output token."""
+        """Return the same with one more output token."""
         row = self.with_ids([token_id])
         counts = row.counts.copy()
         counts[np.searchsorted(row.token_ids, token_id)] += 1
         return replace(row, counts=counts)
 
     def with_ids(self, token_ids: Sequence[int]) -> TokensBefore:
-        """The same with places for these ids."""
+        """Return the same with entries for these ids."""
         merged = np.union1d(self.token_ids, np.asarray(token_ids, dtype=np.int64))
         if len(merged) == len(self.token_ids):
             return self
@@ -79,7 +79,7 @@ NONE_BEFORE = TokensBefore.of((), 0)
 
 
 def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[TokensBefore]:
-    """What stands before each of the len(proposal) + 1 rows that choose behind these tokens and the proposal."""
+    """Return the tokens before each of the len(proposal) + 1 rows that choose after the span and its proposal."""
     if not span.sampling.penalizes:
         return [NONE_BEFORE] * (len(proposal) + 1)
     rows = [TokensBefore.of(span.token_ids, span.output_start, span.tally)]
@@ -89,7 +89,7 @@ def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[Tokens
 
 
 def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> list[TokensBefore]:
-    """The rows, each with what a grammar allows there; masks may end before rows do."""
+    """Return the rows, each with what a grammar allows there; masks may end before rows do."""
     return [replace(row, allowed=mask) for row, mask in itertools.zip_longest(rows, masks)]
 
 
@@ -101,7 +101,7 @@ def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] |
 
 
 def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> Array:
-    """Take away the chances of tokens that must not come yet, in place.
+    """Set the scores of tokens that must not come yet to minus infinity, in place.
 
     Args:
         scores: float [num_rows, vocab_size].
@@ -133,7 +133,7 @@ def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Seq
 
 
 def _mask_scores(scores: Array, masks: Sequence[bytes | None]) -> None:
-    """Set what is not allowed to minus infinity, in place.
+    """Set the scores of tokens that are not allowed to minus infinity, in place.
 
     Args:
         scores: float64 [num_rows, vocab_size].
@@ -162,7 +162,7 @@ def _adjust(scores: Array, entries: Sequence[tuple[npt.NDArray[Any], ...]]) -> N
 
 
 def _entries(params: SamplingParams, before: TokensBefore) -> tuple[npt.NDArray[Any], ...]:
-    """[num_ids] each: token ids, biases, repetition factors, frequency and presence deductions of those concerned."""
+    """Return token ids, biases, repetition factors, frequency and presence deductions of those concerned: [num_ids]."""
     seen = before if params.penalizes else NONE_BEFORE
     biased = [token_id for token_id, _ in params.logit_bias]
     if biased:

@@ -1,5 +1,5 @@
-"""What is measured of passes, arrivals and verdicts, and what is decided by it: widths, waits, pace, draft length.
+"""Scheduling: widths, waits, pace and draft length, decided by measured passes, arrivals and verdicts.
 
-Pure: no clock, no loop, no model. Does not know who asks.
+Pure: no clock, no loop, no model. Does not know its callers.
 Start reading: `widths.py` and `waiting.py`; docs/scheduling.md has the reasons.
 """

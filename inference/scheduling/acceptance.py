@@ -1,4 +1,4 @@
-"""Acceptance: how likely the target is to agree with draft tokens, learned from its verdicts. Pure.
+"""Acceptance: the probability that the target agrees with draft tokens, learned from its verdicts. Pure.
 
 `Acceptance` is one rate of a session. `Confidence` judges a single token by its lead over the runner-up: a draft is
 right about all of a text that repeats, and about nothing where a sentence begins (compare AdaEDL, arXiv 2410.18351).
@@ -18,7 +18,7 @@ _PRIOR_TESTED = 4.0
 _EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # nats of lead
 _PRIOR_TESTED_OF_GROUP = 8.0
 _DECAY_OF_GROUP = 0.995  # weight of the past per verdict of a group: about 200 are remembered
-_UNKNOWN_RATE = 0.8  # of tokens whose lead was not asked for
+_UNKNOWN_RATE = 0.8  # of tokens without a margin
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Acceptance:
     _accepted: float = 0.0
 
     def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Take in one pass; `num_draft_tokens` may be 0."""
+        """Record one pass; `num_draft_tokens` may be 0."""
         num_tested = min(num_accepted_tokens + 1, num_draft_tokens)
         self._tested = self._tested * DECAY + num_tested
         self._accepted = self._accepted * DECAY + num_accepted_tokens
@@ -58,7 +58,7 @@ class Confidence:
         return self._accepted[group] / self._tested[group]
 
     def record(self, token: DraftToken, *, accepted: bool) -> None:
-        """Take in the verdict on a token all of whose predecessors were accepted."""
+        """Record the verdict on a token; all tokens before it were accepted."""
         group = _group(token)
         self._tested[group] = self._tested[group] * _DECAY_OF_GROUP + 1.0
         self._accepted[group] = self._accepted[group] * _DECAY_OF_GROUP + accepted

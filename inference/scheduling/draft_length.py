@@ -1,4 +1,4 @@
-"""How many tokens to draft before a pass, where draft and target take turns: expected tokens per second. Pure.
+"""Number of tokens to draft before a pass, where draft and target take turns, by expected tokens per second. Pure.
 
 Every draft token adds a step of the draft and its share of the wider pass, and gains a token as often as the target
 agrees with it and with all before it. Drafting goes on while that raises tokens per second: the speculation length of
@@ -18,7 +18,7 @@ _PRIOR_TESTED = 1.0  # less than a target grants a draft elsewhere: here every u
 
 
 class DraftLength:
-    """Learns what drafting costs and gains; sessions go by their slots."""
+    """Estimates of what drafting costs and gains; a session is named by its slot."""
 
     def __init__(self) -> None:
         self._steps, self._passes = PassTimes(), PassTimes()
@@ -26,28 +26,28 @@ class DraftLength:
         self._acceptance: dict[int, Acceptance] = {}
 
     def begin(self, slot: int) -> None:
-        """Another request has the slot."""
+        """Reset what was learned of a slot, for another request."""
         self._acceptance[slot] = Acceptance(_PRIOR_TESTED)
 
     def record_step(self, num_sessions: int, seconds: float) -> None:
-        """Take in one step of the draft that extended so many chains."""
+        """Record one step of the draft that extended `num_sessions` chains."""
         self._steps.record(num_sessions, 0, seconds)
 
     def record_pass(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Take in one pass of the target."""
+        """Record one pass of the target."""
         self._passes.record(num_sessions, num_draft_tokens, seconds)
 
     def record_verdict(self, slot: int, chain: Sequence[DraftToken], num_accepted_tokens: int) -> None:
-        """Take in what became of a session's proposal, which may be empty."""
+        """Record the verdict on a session's proposal, which may be empty."""
         self._of(slot).record(len(chain), num_accepted_tokens)
         for place, token in enumerate(chain[: num_accepted_tokens + 1]):
             self._confidence.record(token, accepted=place < num_accepted_tokens)
 
     def is_enough(self, slot: int, chain: Sequence[DraftToken], num_sessions: int) -> bool:
-        """Whether one more draft token in a pass over so many sessions would lower tokens per second.
+        """Whether one more draft token in a pass over `num_sessions` sessions would lower tokens per second.
 
-        Not as long as the times are unknown. The next token is taken to be as good as the mean of the last one and the
-        session's: what is easy goes on for a while.
+        False while the times are unknown. The next token's rate is taken as the mean of the last token's and the
+        session's, since easy text goes on for a while.
         """
         steps, passes = self._steps.of(num_sessions), self._passes.of(num_sessions)
         if not steps.base_s or not passes.base_s:

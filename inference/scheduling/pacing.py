@@ -1,4 +1,4 @@
-"""How far, how broadly and in what portions a draft runs ahead: expected tokens against what was measured.
+"""Pacing of a draft: how far, how broadly and in what portions it runs ahead, by measured times.
 
 The draft weighs three things. Drafting one more token delays those before it, where the target waits for them. A
 message costs the target time to read, so it must be expected to save more than that. And a token that the target will
@@ -13,27 +13,27 @@ from dataclasses import dataclass
 from inference.request import MAX_GAMMA
 
 MESSAGE_S = 0.2e-3
-"""Time of the target's cores that a message is taken to cost, beside its pass."""
+"""Seconds of the target's CPU that a message is assumed to cost, apart from its pass."""
 MIN_SURVIVAL = 0.05
-"""A chain that is right as a whole with less than this probability is not extended."""
+"""Lowest probability of being right as a whole at which a chain is still extended."""
 CHUNK_OF_PASS = 0.4
-"""While a pass runs, the draft sends what it makes in so much of one at a time."""
+"""Part of a pass for which the draft collects tokens before it sends them."""
 MIN_ROUND_TRIP_OF_PASS = 0.5
-"""A round trip that is a smaller part of a pass than this leaves nothing for branches to win."""
+"""Shortest round trip, in passes, from which branches gain anything."""
 MAX_BRANCH_DEPTH = 6
 MIN_BRANCHED_CHAIN = 3
 MIN_BRANCH_MASS = 0.05
-"""A branch begins where the chain is expected to fail at least so often."""
+"""Lowest probability that the chain fails at a token for a branch to begin there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """How much of the unlikely a draft prepares for.
+    """Limits of the branches beside a chain.
 
     Attributes:
-        count: branches alive per sequence at most.
-        depth: draft tokens behind the runner-up that a branch begins with.
-        min_chain: a shorter chain is all the draft works on: it is behind, and branches would slow it down.
+        count: most live branches per sequence.
+        depth: draft tokens after the runner-up that a branch begins with.
+        min_chain: length below which the chain alone grows: the draft is late, and branches would slow it down.
     """
 
     count: int = 0
@@ -49,14 +49,14 @@ class Pacing:
     """Limits of one sequence's drafts.
 
     Attributes:
-        window: draft tokens past the committed ones at most; 0 stops drafting.
+        window: most draft tokens past the committed ones; 0 stops drafting.
         chunk: draft tokens per message while the chain grows.
-        step_s: of the draft; 0 where the time a token takes does not matter.
-        round_s: pass and round trip: what a first message brings its tokens for.
+        step_s: seconds of a draft step; 0 where they do not matter.
+        round_s: seconds of a pass and a round trip, for which a first message brings tokens.
         num_ahead: tokens that the target is expected to commit before a message arrives.
         min_gain: tokens that a message must be expected to save.
         min_survival: see `MIN_SURVIVAL`.
-        branching: beside the chain.
+        branching: limits of branches beside the chain.
     """
 
     window: int = 0
@@ -71,7 +71,7 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a draft worker knows of the world, in seconds; 0 while unknown.
+    """Times that a draft worker has measured, in seconds; 0 while unknown.
 
     Attributes:
         step_s: one step of the draft.
@@ -85,7 +85,7 @@ class Measured:
 
 
 def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
-    """How to run ahead with `gamma` draft tokens per pass and `num_branches` per sequence at most; gamma 0: not."""
+    """Return how to run ahead with at most `gamma` draft tokens per pass, 0 for none, and `num_branches` branches."""
     step_s, pass_s = measured.step_s, measured.pass_s
     if not gamma or not step_s or not pass_s:
         return Pacing(window=gamma, chunk=max(1, gamma))
@@ -104,13 +104,13 @@ def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
 
 
 def choose_branching(limit: int, measured: Measured) -> Branching:
-    """Branches where, after a rejection, the target would wait for a round trip or decode alone through it.
+    """Return branches for the round trip after a rejection, in which the target would wait or decode alone.
 
     Args:
         limit: branches per sequence that there is room for.
 
     Returns:
-        A depth that lasts for a round trip, at two tokens a pass, and that the draft can make in as long.
+        A depth that lasts for a round trip at two tokens a pass, and that the draft can make in that time.
     """
     step_s, pass_s, round_trip_s = measured.step_s, measured.pass_s, measured.round_trip_s
     if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
@@ -135,5 +135,5 @@ def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
 
 
 def expected_gain(survivals: list[float], num_before: int, pacing: Pacing) -> float:
-    """Tokens that sending a chain's tokens behind the first `num_before` is expected to save the target."""
+    """Return how many tokens a chain's tokens after the first `num_before` are expected to save the target."""
     return sum(survivals[max(num_before, pacing.num_ahead) :])

@@ -1,4 +1,4 @@
-"""What a target's passes take, by number of sessions and of draft tokens: measured, decayed, in seconds. Pure."""
+"""Pass times of a target, by number of sessions and of draft tokens: measured, decayed, in seconds. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PassCosts:
     _width_time: float = 0.0
 
     def record(self, num_draft_tokens: int, seconds: float) -> None:
-        """Take in one pass that verified so many draft tokens, of all its sessions together."""
+        """Record one pass; `num_draft_tokens` counts those of all its sessions."""
         width = num_draft_tokens
         self._weight = self._weight * DECAY + 1.0
         self._width = self._width * DECAY + width
@@ -28,7 +28,7 @@ class PassCosts:
 
     @property
     def slope_s(self) -> float:
-        """Seconds per draft token; 0 while all passes had the same number of them."""
+        """Return the seconds per draft token; 0 while all passes had the same number of them."""
         spread = self._weight * self._width_width - self._width**2
         if spread <= 1e-9 * self._width_width or not self._weight:
             return 0.0
@@ -36,27 +36,27 @@ class PassCosts:
 
     @property
     def base_s(self) -> float:
-        """Seconds of a pass without draft tokens; 0 while unknown."""
+        """Return the seconds of a pass without draft tokens; 0 while unknown."""
         if not self._weight:
             return 0.0
         return max(0.0, (self._time - self.slope_s * self._width) / self._weight)
 
 
 class PassTimes:
-    """Pass times by number of sessions. A session more costs other than a draft token more: attention, for one."""
+    """Pass times by number of sessions, since a session costs other time than a draft token: attention, for one."""
 
     def __init__(self) -> None:
         self._by_sessions: dict[int, PassCosts] = {}
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Take in one pass. The first over so many sessions says nothing: a backend prepares for the later ones."""
+        """Record one pass. The first over `num_sessions` is ignored: a backend may prepare later ones in it."""
         if num_sessions not in self._by_sessions:
             self._by_sessions[num_sessions] = PassCosts()
         else:
             self._by_sessions[num_sessions].record(num_draft_tokens, seconds)
 
     def of(self, num_sessions: int) -> PassCosts:
-        """For passes over so many sessions, or the nearest number that was seen; nothing is known before."""
+        """Return the costs of passes over `num_sessions`, or the nearest known number; empty before any is known."""
         known = [number for number, costs in self._by_sessions.items() if costs.base_s]
         if not known:
             return PassCosts()

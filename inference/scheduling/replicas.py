@@ -1,10 +1,10 @@
-"""Which of several servers of one model a request is sent to.
+"""Choice of the server for each request, among several servers of one model.
 
-The least loaded of those that are ready; one that failed three times in a row has a pause, a longer one each time.
+The least loaded replica that is ready gets it. A replica that fails three times in a row is paused, longer each time.
 Knows addresses and counts, no sockets and no clock.
 
-Not gRPC's own policies: C-core has no least_request, and no ejection without xDS; a `round_robin` channel neither says
-who answered nor leaves out a server for one request's sake; its ring_hash looks at no load.
+gRPC's own policies do not suffice. C-core has no least_request, and no ejection without xDS. A `round_robin` channel
+neither reports which server answered nor leaves one out for a single request; ring_hash ignores load.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 MAX_FAILURES = 3
-"""In a row, and a replica is ejected."""
+"""Failures in a row after which a replica is ejected."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""For which an ejected replica gets no request; doubles with each ejection."""
+"""First and longest pause of an ejected replica, in seconds; each ejection doubles the pause."""
 FORGIVEN_AFTER_S = 60.0
-"""An ejection so long past counts no more, once the replica has done well again."""
+"""Seconds after which past ejections no longer count, once the replica has succeeded again."""
 NEAR = 1
-"""Requests that the replica which knows a prefix may have above the least loaded one."""
+"""Requests by which the replica preferred for a prefix may exceed the least loaded one."""
 
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one replica.
+    """State of one replica.
 
     Attributes:
-        ready: it says that requests are welcome.
+        ready: True if it reports that it accepts requests.
         num_outstanding: requests sent from here that still run.
-        num_failures: in a row.
-        num_ejections: that are not forgiven.
-        back_at: when the latest ejection ends.
+        num_failures: failures in a row.
+        num_ejections: ejections that are not forgiven.
+        back_at: time at which the latest ejection ends.
         chosen_at: number of the latest choice that fell on it.
     """
 
@@ -52,14 +52,14 @@ class Replicas:
         self._num_choices = 0
 
     def keep(self, addresses: Sequence[str]) -> None:
-        """There are these and no others; what is known of those that stay is kept."""
+        """Replace the set of replicas; the records of those that stay are kept."""
         self.records = {address: self.records.get(address, Record()) for address in addresses}
 
     def told(self, address: str, *, ready: bool) -> bool:
-        """A replica says whether requests are welcome; one that comes back is another one, and begins anew.
+        """Record whether a replica accepts requests; one that returns starts without failures and without a pause.
 
         Returns:
-            Whether there is such a replica.
+            False if there is no such replica.
         """
         record = self.records.get(address)
         if record is None:
@@ -72,14 +72,14 @@ class Replicas:
     def choose(
         self, now: float, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
     ) -> str | None:
-        """The replica for a request, which counts as sent; None if there is none that is fit.
+        """Return the replica for a request, which counts as sent; None if no replica is fit.
 
-        While none is ready, it is one that is not: only a request finds out.
+        While none is ready, the choice falls on one that is not: only a request shows whether it serves again.
 
         Args:
-            prefix: of the prompt: the same replica for equal ones, while loads are near; empty: none has it.
-            failed: where the request has failed just now, to be tried last.
-            unfit: which must not have it.
+            prefix: key of the prompt's prefix; equal ones get the same replica while loads are near; empty: none.
+            failed: replicas at which the request has just failed, to be tried last.
+            unfit: replicas that must not get the request.
         """
         fit = {address: record for address, record in self.records.items() if address not in unfit}
         if not fit:
@@ -100,7 +100,7 @@ class Replicas:
         )
 
     def ended(self, address: str, now: float, *, failed: bool | None) -> None:
-        """A request has ended: whether by a fault of the replica; None: it says nothing of it."""
+        """Record a request's end; `failed` is True for a fault of the replica, None if the end proves nothing."""
         record = self.records.get(address)
         if record is None:  # it has left meanwhile
             return
@@ -114,17 +114,17 @@ class Replicas:
 
     def _failed(self, record: Record, now: float) -> None:
         record.num_failures += 1
-        if record.num_failures >= MAX_FAILURES and record.back_at <= now:  # what failed during its pause began before
+        if record.num_failures >= MAX_FAILURES and record.back_at <= now:  # later failures began before the pause
             record.back_at = now + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**record.num_ejections)
             record.num_ejections += 1
             record.num_failures = 0
 
     def _least(self, addresses: Sequence[str]) -> str:
-        """The least loaded; of several, the one that was chosen longest ago."""
+        """Return the least loaded address; of several, the one that was chosen longest ago."""
         return min(addresses, key=lambda each: (self.records[each].num_outstanding, self.records[each].chosen_at))
 
     def _nearest(self, addresses: Sequence[str], prefix: str) -> str:
-        """The first in the prefix's own order, which every caller has, whose load is near the least one."""
+        """Return the first address with a load near the least, in an order that the prefix fixes for every process."""
         limit = min(self.records[address].num_outstanding for address in addresses) + NEAR
         near = [address for address in addresses if self.records[address].num_outstanding <= limit]
         return max(near, key=lambda address: hashlib.sha256(f"{prefix} {address}".encode()).digest())

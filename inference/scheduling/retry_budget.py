@@ -1,17 +1,17 @@
-"""How often a process may ask again, all of its requests together.
+"""Retry budget of a process, shared by all of its requests.
 
-A server that fails is not helped by everybody who tries again at once. gRPC (proposal A6) and Envoy let retries go on
-only while enough of all calls succeed. Here a request that waits loses less than one that is refused, so a spent budget
-means waiting: a token is spent on each resume, and comes back when the resume gives a commit. Whoever succeeds is thus
-free, a server that comes back is met by a few first, and one that goes on failing by `PER_S` a second. Pure.
+Many retries at once do not help a server that fails. gRPC (proposal A6) and Envoy allow retries only while enough of
+all calls succeed. Here a request that waits loses less than one that is refused, so a spent budget means waiting. Each
+resume spends a token, which comes back when the resume gives a commit, so successful resumes are free. A server that
+comes back gets a few resumes first; one that goes on failing gets `PER_S` a second. Pure.
 """
 
 from __future__ import annotations
 
 SIZE = 32
-"""Resumes that may be under way at once: those of a usual process."""
+"""Most resumes under way at once: enough for a usual process."""
 PER_S = 4.0
-"""Tokens a second that come back by themselves."""
+"""Tokens per second that come back by themselves."""
 
 
 class RetryBudget:
@@ -22,7 +22,7 @@ class RetryBudget:
         self._at = 0.0
 
     def take(self, now: float, *, spare: float = 0.0) -> bool:
-        """Spend a token; False if there is none above those that are to be spared for others."""
+        """Spend a token and return True; return False if that would leave fewer than `spare`."""
         self._tokens = min(SIZE, self._tokens + PER_S * max(0.0, now - self._at))
         self._at = now
         if self._tokens < 1.0 + spare:
@@ -31,5 +31,5 @@ class RetryBudget:
         return True
 
     def give_back(self) -> None:
-        """A resume has come further."""
+        """Return a token after a resume gave a commit."""
         self._tokens = min(SIZE, self._tokens + 1.0)

@@ -1,4 +1,4 @@
-"""How long it takes to the target and back, from the commits' echoes of what was sent. Seconds."""
+"""Round-trip time to the target in seconds, from commits that acknowledge what was sent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _NUM_SAMPLES = 32
 
 
 class RoundTrip:
-    """The least of the latest samples: what comes on top of it is queues, on the way and in the processes."""
+    """Least of the latest samples; anything above it is queueing, on the way and in the processes."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=_NUM_SAMPLES)
 
     @property
     def seconds(self) -> float:
-        """0 while unknown."""
+        """Return the round-trip time; 0 while unknown."""
         return min(self._samples, default=0.0)
 
     def record(self, seconds: float) -> None:
@@ -23,18 +23,18 @@ class RoundTrip:
 
 
 class Echoes:
-    """Finds the message that a commit acknowledges: tokens are counted on both sides."""
+    """Messages that commits will acknowledge; both sides count tokens to match them."""
 
     def __init__(self, round_trip: RoundTrip) -> None:
         self._round_trip = round_trip
         self._sent: deque[tuple[int, float]] = deque()  # tokens up to and including a message, and when it was sent
 
     def sent(self, num_tokens: int, now: float) -> None:
-        """A message has left; `num_tokens` have been sent so far."""
+        """Record a message; `num_tokens` have been sent up to its end."""
         self._sent.append((num_tokens, now))
 
     def received(self, num_tokens: int, hold_s: float, now: float) -> None:
-        """A commit says that `num_tokens` had arrived, the last of them `hold_s` before it."""
+        """Record a commit that acknowledges `num_tokens`, the last of which arrived `hold_s` before it."""
         when = None
         while self._sent and self._sent[0][0] <= num_tokens:
             when = self._sent.popleft()[1]

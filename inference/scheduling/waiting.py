@@ -1,4 +1,4 @@
-"""Waiting of a target without draft tokens for those on their way: when due, whether it pays. Seconds. Pure."""
+"""Wait of a target for draft tokens on their way: when they are due, whether waiting pays. In seconds. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inference.scheduling.pass_times import PassCosts
 
 MAX_WAIT_OF_PASS = 1.5
-"""Passes for which the target waits at most for draft tokens that are due."""
+"""Longest wait of the target for draft tokens that are due, in passes."""
 _WEIGHT = 0.25  # of the newest measurement
 _DEVIATIONS = 2.0
 
@@ -35,9 +35,9 @@ class _Delay:
 
 
 class Arrivals:
-    """Learns two delays: between messages of one chain, and from a rejection to the first message of the new chain.
+    """Estimates of two delays: between messages of a chain, and from a rejection to the new chain's first message.
 
-    The second one holds a network round trip, the first does not.
+    The second one contains a network round trip, the first does not.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class Arrivals:
         self._restarting = False
 
     def proposed(self, now: float, num_tokens: int) -> None:
-        """Take in the arrival of a proposal."""
+        """Record the arrival of a proposal."""
         if self._last is not None:
             self._delay.record(now - self._last)
         self._num_tokens += _WEIGHT * (num_tokens - self._num_tokens)
         self._last, self._restarting = now, False
 
     def committed(self, now: float, *, all_accepted: bool) -> None:
-        """Take in a pass; unless it accepted the whole proposal, the draft begins a new chain."""
+        """Record a pass; unless it accepted the whole proposal, the draft begins a new chain."""
         if not all_accepted:
             self._last, self._restarting = now, True
 
@@ -90,11 +90,11 @@ def wait_s(
     """Return for how long waiting for a session's draft tokens still pays; 0 or less is not at all.
 
     Args:
-        arrivals: of the session's draft tokens.
-        acceptance_rate: per token, of the session.
-        costs: of passes over this session alone.
+        arrivals: arrivals of the session's draft tokens.
+        acceptance_rate: the session's acceptance per token.
+        costs: costs of passes over this session alone.
         now: the time, on the clock of `arrivals`.
-        ready_s: for how long the session could have been in a pass.
+        ready_s: seconds for which the session could have been in a pass.
         num_own: number of tokens that a pass without a draft gives.
     """
     longest_s = MAX_WAIT_OF_PASS * costs.base_s
@@ -116,10 +116,10 @@ def waiting_pays(
     tokens that come then are of use only if they agree with all tokens of those passes; if not, it goes alone again.
 
     Args:
-        delay_s: from a rejection to the next draft tokens.
+        delay_s: seconds from a rejection to the next draft tokens.
         num_tokens: number of tokens that come at once.
         rate: acceptance per token.
-        pass_s, slope_s: a pass without draft tokens, and what each of them adds.
+        pass_s, slope_s: seconds of a pass without draft tokens, and what each of them adds.
         num_own: number of tokens that a pass alone gives, with those looked up and forced.
     """
     if not pass_s:

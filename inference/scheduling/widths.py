@@ -1,4 +1,4 @@
-"""How many draft tokens are worth verifying: the arithmetic of expected tokens against measured pass times. Pure.
+"""Widths: how many draft tokens are worth verifying, by expected tokens and measured pass times. Pure.
 
 A target pass with W draft tokens takes about base + slope * W. A session whose draft is accepted with probability a per
 token gains a^k tokens from the k-th draft token, and pays slope for it. Adding tokens, best first, as long as that
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from inference.scheduling.pass_times import PassCosts
 
 PROBE_EVERY = 32
-"""Of so many passes that take no draft tokens though there are some, one takes a session's."""
+"""Number of passes that decline all draft tokens, after which one verifies those of a session."""
 
 
 class Widths:
-    """Chooses how many draft tokens each pass verifies; where none pay, tries some every PROBE_EVERY passes."""
+    """Choice of how many draft tokens each pass verifies; where none pay, it tries some every PROBE_EVERY passes."""
 
     def __init__(self) -> None:
         self._num_declined = 0
@@ -26,23 +26,23 @@ class Widths:
     def choose(
         self, available: Sequence[int], rates: Sequence[float], costs: PassCosts, *, probes: Sequence[int] = ()
     ) -> list[int]:
-        """How many draft tokens of each session to verify; see `choose_widths`.
+        """Return how many draft tokens of each session to verify; see `choose_widths`.
 
         Args:
-            probes: of how many of them a try is made; all, unless it says.
+            probes: number of draft tokens that a try verifies, per session; by default all.
         """
         widths = choose_widths(available, rates, base_s=costs.base_s, slope_s=costs.slope_s)
         return self._probed(probes or available) if any(available) and not any(widths) else widths
 
     def _probed(self, probes: Sequence[int]) -> list[int]:
-        """No draft tokens at all, but every so often those of one session: what they cost may have changed."""
+        """Return no draft tokens, but every PROBE_EVERY passes those of one session: their cost may have changed."""
         self._num_declined += 1
         probed = probes.index(max(probes)) if self._num_declined % PROBE_EVERY == 0 else None
         return [number if place == probed else 0 for place, number in enumerate(probes)]
 
 
 def choose_widths(available: Sequence[int], rates: Sequence[float], *, base_s: float, slope_s: float) -> list[int]:
-    """How many draft tokens of each session to verify in one pass.
+    """Return how many draft tokens of each session to verify in one pass.
 
     Args:
         available: draft tokens at hand, per session of the pass.

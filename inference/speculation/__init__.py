@@ -1,4 +1,4 @@
-"""The algorithms: verification, the draft tree, and decoders and proposers made of slot models.
+"""Speculation algorithms: verification, the draft tree, and decoders and proposers over slot models.
 
 Does not know: the wire, the loop, or whether drafting pays.
 Start reading: `verify.py`, `tree.py`, then `slot_decoder.py`.

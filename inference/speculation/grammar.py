@@ -1,7 +1,7 @@
-"""What a grammar does to proposals: cuts them where it refuses them, and lengthens them by what it forces.
+"""Effect of a grammar on proposals: refused tokens are cut off, forced tokens are appended.
 
 A forced token is a draft that costs nothing: there is no choice, so target and draft agree. Drafts get theirs here
-without a pass of the draft model, and a pass of the target gets them behind whatever was proposed, or instead of it.
+without a pass of the draft model, and a pass of the target gets them after the proposal, or instead of one.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from inference.model.proposer import Draft, DraftToken
 from inference.tokens import joined
 
 MAX_FORCED_TOKENS = 32
-"""Of one pass or step: forced text may be as long as a schema's names, but other sequences share the pass."""
+"""Most per pass or step: forced text may be as long as a schema's names, but other sequences share the pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What the grammar of a turn lets be chosen.
+    """Tokens that the grammar of a turn allows.
 
     Attributes:
         masks: one per row that may be committed; None: there is no grammar.
-        error: why the grammar cannot go on; what is chosen then must not be committed.
+        error: why the grammar cannot go on; tokens chosen then must not be committed.
     """
 
     masks: Sequence[bytes | None] | None = None
     error: SpecDecError | None = None
 
     def cut(self, verdict: Verdict) -> Verdict:
-        """A verdict without tokens of rows that have no mask: what is missing, the next pass chooses, or fails at."""
+        """Return the verdict without tokens of rows that have no mask; the next pass chooses these, or fails."""
         if self.masks is None or len(verdict.token_ids) <= len(self.masks):
             return verdict
         num_tokens = len(self.masks)
@@ -43,7 +43,7 @@ _ANYTHING = Allowed()
 
 
 def allowed_by_grammar(turn: Turn) -> Allowed:
-    """The masks of the rows that verify a turn's proposal."""
+    """Return the masks of the rows that verify a turn's proposal."""
     if turn.grammar is None or not turn.chooses:
         return _ANYTHING
     try:
@@ -54,12 +54,12 @@ def allowed_by_grammar(turn: Turn) -> Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A turn whose proposal is all that its pass verifies, and where that comes from.
+    """Turn with the proposal that its pass verifies, and the sources of that proposal.
 
     Attributes:
         num_refused: 1 if the grammar refuses the next token of the draft: rejected without a pass.
-        num_forced: last tokens of the proposal that the grammar forces.
-        is_lookup: what stands before them was looked up.
+        num_forced: number of tokens at the proposal's end that the grammar forces.
+        is_lookup: True if the tokens before them were looked up.
     """
 
     turn: Turn
@@ -68,7 +68,7 @@ class Fitted:
     is_lookup: bool = False
 
     def counted(self, verdict: Verdict) -> Verdict:
-        """The verdict on the proposal, with what was refused, and by source."""
+        """Return the verdict with the refused token counted, and lookup and forced tokens counted apart."""
         if not (self.num_refused or self.num_forced or self.is_lookup):
             return verdict
         num_others = len(self.turn.proposal) - self.num_forced
@@ -80,14 +80,14 @@ class Fitted:
 
 
 def fit(turn: Turn) -> Fitted:
-    """Take what was looked up where nothing else is proposed; cut what the grammar refuses, append what it forces."""
+    """Return a turn with its final proposal: looked up if there is no other, cut and extended by the grammar."""
     is_lookup = turn.chooses and not turn.proposal and bool(turn.lookup)
     turn = replace(turn, proposal=turn.lookup) if is_lookup else turn
     if turn.grammar is None or not turn.chooses:
         return Fitted(turn, is_lookup=is_lookup)
     try:
         return _fitted(turn, turn.grammar, is_lookup)
-    except SpecDecError:  # as `allowed_by_grammar` will say again
+    except SpecDecError:  # `allowed_by_grammar` will report it
         return Fitted(replace(turn, proposal=()))
 
 
@@ -103,10 +103,10 @@ def _fitted(turn: Turn, grammar: Matcher, is_lookup: bool) -> Fitted:
 def extend_within_grammar(
     drafts: Sequence[Draft], extend: Callable[[Sequence[Draft]], list[list[DraftToken] | None]]
 ) -> list[list[DraftToken] | None]:
-    """Extend chains: by forced tokens where there are any, by nothing where no token could be right, else by a model.
+    """Extend chains: by forced tokens if there are any, by nothing where no token could be right, else by a model.
 
     Args:
-        extend: asks the model.
+        extend: runs the model.
     """
     if all(draft.grammar is None for draft in drafts):
         return extend(drafts)
@@ -117,7 +117,7 @@ def extend_within_grammar(
 
 
 def _forced(draft: Draft) -> list[DraftToken] | None:
-    """The next tokens that need no model; None if it must be asked."""
+    """Return the next tokens that need no model; None if the model must choose."""
     if draft.grammar is None:
         return None
     output = draft.token_ids[draft.output_start :]
@@ -128,12 +128,12 @@ def _forced(draft: Draft) -> list[DraftToken] | None:
 
 
 def was_step(extensions: Sequence[Sequence[DraftToken] | None]) -> bool:
-    """Whether a step that gave this was one of drafting: no prompt was read, and not all of it was for nothing."""
+    """Whether the step was one of drafting: it read no prompt, and gave tokens that were not forced."""
     return None not in extensions and any(tokens and not tokens[0].is_forced for tokens in extensions)
 
 
 def draft_mask(draft: Draft) -> bytes | None:
-    """What a draft's next token may be. A grammar that fails here fails at the target, which says so."""
+    """Return the mask of a draft's next token, None for any; a grammar that fails here fails at the target as well."""
     if draft.grammar is None:
         return None
     try:
@@ -143,7 +143,7 @@ def draft_mask(draft: Draft) -> bytes | None:
 
 
 def allowed_part(draft: Draft, token_ids: Sequence[int]) -> list[int]:
-    """The first tokens of a continuation, as far as the draft's grammar allows them."""
+    """Return the first tokens of a continuation, as far as the draft's grammar allows them."""
     if draft.grammar is None:
         return list(token_ids)
     return list(token_ids[: draft.grammar.num_allowed(draft.token_ids[draft.output_start :], token_ids)])

@@ -18,16 +18,16 @@ from inference.speculation.grammar import allowed_part, extend_within_grammar
 from inference.tokens import common_length, logged
 
 MAX_NGRAM_LENGTH = 1 << 20
-"""Tokens of a sequence that is still looked up; there is no KV to fill, only an index to keep small."""
+"""Longest sequence that is looked up, in tokens; there is no KV to fill, only an index to keep small."""
 MATCHES = (3, 1)
 """Lengths of the piece that must have occurred before, in the order in which they are tried."""
 LONGEST_MATCH = 8
-"""Longer matches are not told apart."""
+"""Longest match that is measured; longer ones count as this long."""
 _EDGES = (3, 8)  # shortest matches of the second and the third class
 _PRIOR_RATES = (0.1, 0.3, 0.6)
 _PRIOR_TESTED = 2.0
 _READ_AT_ONCE = 1024
-"""Tokens taken into the index between two passes: a long prompt takes several."""
+"""Most tokens indexed between two passes; a long prompt takes several."""
 
 
 class NgramIndex:
@@ -38,7 +38,7 @@ class NgramIndex:
         self.num_read = 0
 
     def read(self, token_ids: Sequence[int], end: int) -> None:
-        """Take in the tokens up to `end`; those that were taken in before must be the same."""
+        """Index the tokens up to `end`; those indexed before must be the same."""
         first = max(0, self.num_read + 1 - max(MATCHES))
         piece = tuple(token_ids[first:end])
         for stop in range(self.num_read + 1, end + 1):
@@ -58,7 +58,7 @@ class NgramIndex:
 
 
 def continuation(token_ids: Sequence[int], end: int, limit: int) -> list[int]:
-    """Return the `limit` tokens from position `end` on, as if those were repeated for ever."""
+    """Return `limit` tokens from position `end` on, repeated if the sequence has fewer."""
     piece = [*token_ids[end : end + limit]]
     period = len(token_ids) - end
     while len(piece) < limit:
@@ -104,7 +104,7 @@ class Lookup:
     """Lookup in one session's own tokens, and how often it was right; owned by the engine's loop.
 
     Text that repeats itself is guessed well, other text badly, and a short match worse than a long one. So each class
-    of match is judged by its own past, which fades; a rate that is low allows few tokens.
+    of match has its own acceptance rate, in which the past fades; a low rate allows few tokens.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Lookup:
         return self._acceptance[self._match].rate
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Take in the next tokens of a sequence that has grown, all but its last one at most."""
+        """Index the next tokens of a sequence that has grown, all but its last one at most."""
         self._index.read(token_ids, min(len(token_ids) - 1, self._index.num_read + _READ_AT_ONCE))
 
     def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
@@ -131,7 +131,7 @@ class Lookup:
         return continuation(token_ids, end, min(limit, int(math.log(MIN_SURVIVAL) / math.log(self.rate))))
 
     def record(self, num_tokens: int, num_accepted_tokens: int) -> None:
-        """Take in a pass and its verdict on the latest proposal, of which 0 tokens may have been verified."""
+        """Record a pass and its verdict on the latest proposal, of which 0 tokens may have been verified."""
         for match, acceptance in enumerate(self._acceptance):
             was_tried = match == self._match
             acceptance.record(num_tokens * was_tried, num_accepted_tokens * was_tried)

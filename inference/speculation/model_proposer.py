@@ -1,7 +1,7 @@
 """Drafting with a model: one batched pass extends every chain by one token.
 
-Owns what each slot of the draft model holds. Callers hand over whole chains and never say "roll back": the proposer
-finds the longest prefix its slot still has, and writes from there.
+Owns the content of each slot of the draft model. Callers pass whole chains and never roll back: the proposer finds the
+longest prefix that its slot still has, and writes from there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ModelProposer:
     """The `Proposer` over a slot model; draws with the target's noise, from the draft's logits.
 
     Args:
-        backend: its slots are divided among sequences and their branches, see `Proposer`.
-        num_branches: of each sequence; a backend that cannot fork gives them none, since they would be read anew.
+        backend: the slot model; its slots are divided among sequences and their branches, see `Proposer`.
+        num_branches: branches per sequence; a backend that cannot fork has none, since it would read them in full.
     """
 
     def __init__(self, backend: Backend, *, num_branches: int = 0) -> None:
@@ -52,12 +52,12 @@ class ModelProposer:
         self._held[slot] = token_ids[:num_held]
 
     def _family(self, slot: int) -> list[int]:
-        """A sequence's slot, and those of its branches."""
+        """Return a sequence's slot, and those of its branches."""
         first = self.num_slots + slot * self.num_branches
         return [slot, *range(first, first + self.num_branches)]
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """One token per draft, more where its grammar forces them, or None where a part of a prompt was read."""
+        """Return a token per draft, more if its grammar forces them, or None if only a part of a prompt was read."""
         return extend_within_grammar(drafts, partial(self._extend, choose=_rank if ranked else _choose))
 
     def _extend(self, drafts: Sequence[Draft], *, choose: _Choose) -> list[list[DraftToken] | None]:
@@ -71,7 +71,7 @@ class ModelProposer:
             self._fork(draft)
         spans = [self._span(draft) for draft in drafts]
         for draft, span in zip(drafts, spans, strict=True):
-            # A pass that fails may have written anything behind it.
+            # A pass that fails may have written anything from `start` on.
             self._held[draft.slot] = self._held[draft.slot][: span.start]
         logits = self._backend.forward(spans)
         for draft, span in zip(drafts, spans, strict=True):
@@ -105,12 +105,12 @@ def _rank(logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:
 
 
 def _ranked(token_id: int, score: float, runner_up: int, next_score: float) -> DraftToken:
-    """A runner-up that truncation or a grammar removed is none."""
+    """Return a draft token; a runner-up that truncation or a grammar removed does not count."""
     return DraftToken(token_id, runner_up if next_score > -math.inf else None, score - next_score)
 
 
 def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], list[TokensBefore]]:
-    """How the next token of each draft is chosen: one row of logits each."""
+    """Return the sampling, position and preceding tokens of each draft's next token: one row of logits each."""
     before = [row for draft in drafts for row in rows_before(draft)]
     if any(draft.grammar is not None for draft in drafts):
         before = rows_within(before, [draft_mask(draft) for draft in drafts])

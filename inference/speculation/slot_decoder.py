@@ -1,4 +1,4 @@
-"""The decoder made of a slot model: one target pass over many sequences, with draft tokens to verify or without."""
+"""Decoder over a slot model: one target pass over many sequences, with or without draft tokens to verify."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class SlotDecoder:
 
 
 def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
-    """Choose behind every token and verify each turn's proposal.
+    """Choose the target's token for every row, and verify each turn's proposal.
 
     Args:
-        logits: float32 [num_rows, vocab_size]: of each turn that chooses, in order, one row behind its last token and
-            one behind each token of its proposal.
+        logits: float32 [num_rows, vocab_size]: of each turn that chooses, in order, one row after its last token and
+            one after each token of its proposal.
 
     Returns:
         One verdict per turn, without log-probabilities of its prompt.
@@ -71,7 +71,7 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
 
 
 def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogprobs, ...]], Array]:
-    """Log-probabilities of each turn's scored tokens, and the rows from which tokens are chosen."""
+    """Return log-probabilities of each turn's scored tokens, and the rows from which tokens are chosen."""
     scores: list[tuple[TokenLogprobs, ...]] = []
     kept: list[int] = []
     end = 0
@@ -84,10 +84,10 @@ def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogpr
 
 
 def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
-    """Refuse to choose a token where there is no distribution: the first NaN would win, or token 0, without a word.
+    """Raise an error for logits that are not finite: the first NaN, or token 0, would be chosen silently.
 
     Raises:
-        InternalError: naming the first such position, and how many there are.
+        InternalError: names the first such position, and how many there are.
     """
     xp = array_api_compat.array_namespace(logits)
     finite = xp.isfinite(xp.max(logits, axis=-1))  # [num_rows]; a NaN is the maximum of its row
@@ -101,7 +101,7 @@ def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
 
 
 def _choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
-    """The target's token of every row."""
+    """Return the target's token for every row."""
     sampling: list[SamplingParams] = []
     positions: list[int] = []
     before: list[TokensBefore] = []
@@ -114,7 +114,7 @@ def _choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
 
 
 def _with_logprobs(turns: Sequence[Turn], verdicts: list[Verdict], logits: Array) -> list[Verdict]:
-    """The verdicts, with log-probabilities for the turns that ask."""
+    """Return the verdicts, with log-probabilities for the turns that ask."""
     row = 0
     for i, (turn, verdict) in enumerate(zip(turns, verdicts, strict=True)):
         if turn.logprobs is not None and verdict.token_ids:

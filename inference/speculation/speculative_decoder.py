@@ -1,4 +1,4 @@
-"""A proposer in front of a decoder: the fused topology."""
+"""Decoder with a proposer in front of it: the fused topology."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from inference.tokens import joined
 
 
 class SpeculativeDecoder:
-    """Drafts for every turn that has no proposal, then takes the target's step; what was looked up fills what is left.
+    """Decoder that drafts for every turn without a proposal, then takes the target's step.
+
+    A turn that still has no draft tokens proposes what was looked up.
 
     Args:
-        target: verifies.
-        proposer: has a slot for each of the target's, under the same number.
-        length: says when drafting more would not pay; without it, gamma tokens are drafted every time.
+        target: decoder that verifies.
+        proposer: source of drafts; it has a slot for each of the target's, under the same number.
+        length: decides when more draft tokens would not pay; without it, gamma tokens are drafted every time.
     """
 
     def __init__(self, target: Decoder, proposer: Proposer, length: DraftLength | None = None) -> None:
@@ -34,7 +36,7 @@ class SpeculativeDecoder:
         self.slots = target.slots if isinstance(target, PrefixKeeper) else None
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """See `PrefixKeeper`; what the slot's last sequence taught of drafts is forgotten."""
+        """See `PrefixKeeper`; what was learned from the slot's last sequence is reset."""
         if self._length is not None:
             self._length.begin(slot)
         for keeper in self._keepers:
@@ -59,7 +61,7 @@ class SpeculativeDecoder:
             self._proposer.extend([Draft(turn.slot, turn.token_ids, turn.sampling, limit=1) for turn in parts])
 
     def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
-        """Chains of the turns that may draft, by slot; all turns share the pass, and so its time."""
+        """Return the chains of the turns that may draft, by slot; all turns share the pass, and so its time."""
         drafting = [turn for turn in turns if turn.chooses and turn.gamma and not turn.proposal]
         chains: dict[int, list[DraftToken]] = {turn.slot: [] for turn in drafting}
         growing = self._growing(drafting, chains, len(turns))
@@ -74,7 +76,7 @@ class SpeculativeDecoder:
         return chains
 
     def _growing(self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]], num_sessions: int) -> list[Turn]:
-        """The turns whose chains have room, and are worth another token."""
+        """Return the turns with chains that have room, and are worth another token."""
         return [
             turn
             for turn in turns
@@ -88,7 +90,7 @@ class SpeculativeDecoder:
     def _extend(
         self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]]
     ) -> Sequence[Sequence[DraftToken] | None]:
-        """One step of the proposer, with margins where they are of use."""
+        """Run one step of the proposer, with margins where they are of use."""
         drafts = [_draft(turn, chains[turn.slot]) for turn in turns]
         started = time.monotonic()
         extended = self._proposer.extend(drafts, ranked=self._length is not None)
@@ -104,7 +106,7 @@ class SpeculativeDecoder:
         for turn, verdict in zip(turns, verdicts, strict=True):
             if turn.slot in chains:
                 self._length.record_verdict(turn.slot, chains[turn.slot], verdict.of_draft[1])
-        if all(len(turn.token_ids) - turn.start == 1 for turn in turns):  # reading a prompt says nothing of drafts
+        if all(len(turn.token_ids) - turn.start == 1 for turn in turns):  # reading a prompt shows nothing about drafts
             self._length.record_pass(len(turns), sum(verdict.num_draft_tokens for verdict in verdicts), seconds)
 
 

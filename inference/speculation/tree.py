@@ -1,9 +1,8 @@
-"""The draft tree of one session: what a draft has proposed past the committed tokens.
+"""Draft tree of one session: the tokens that a draft has proposed after the committed ones.
 
-Owns which proposed tokens may still come true. Does not know the wire, the model, or when a pass happens. Nodes are
-numbered in order of arrival, on both sides of the wire, so that a later branch can name its parent; a number stays
-valid after its token was committed or lost, since messages cross on the way, for as long as any message can be on its
-way: `MAX_NUMBERS` later ones.
+Owns which proposed tokens may still come true. Does not know the wire, the model, or when a pass happens. Both sides of
+the wire number nodes in order of arrival, so that a later branch can name its parent. Messages cross on their way, so
+a number stays valid after its token was committed or rejected, until `MAX_NUMBERS` later ones.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from inference.tokens import common_length
 
 MAX_TREE_TOKENS = 256
 MAX_NUMBERS = 4096
-"""Latest numbers by which tokens can be named; what hangs on an older one is ignored, as on a token that has lost."""
+"""Number of latest nodes that can be a parent; a branch after an older one is ignored, as after a rejected token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Branch:
 
     Attributes:
         parent_node: number of the proposed token that they follow; None: they follow the sequence itself.
-        prefix_length: then, how many of its tokens they follow; all of these are committed.
+        prefix_length: with no parent node, the number of committed tokens that they follow.
         token_ids: one or more ids.
     """
 
@@ -48,7 +47,7 @@ class DraftTree:
 
     Args:
         committed: the session's token ids; the session appends to this list before it calls `commit`.
-        max_tokens: live tokens kept; what comes beyond is ignored.
+        max_tokens: most live tokens; further ones are ignored.
     """
 
     def __init__(self, committed: Sequence[int], *, max_tokens: int = MAX_TREE_TOKENS) -> None:
@@ -57,23 +56,23 @@ class DraftTree:
         self._root = _Node(length=len(committed))
         self._nodes: dict[int, _Node] = {}  # live nodes, and committed ones, by number
         self._num_numbers = 0
-        self._num_forgotten = 0  # numbers below mean nothing any more
+        self._num_forgotten = 0  # numbers below are forgotten
         self._num_live = 0
 
     def __len__(self) -> int:
-        """Live tokens: proposed, and not in disagreement with what is committed."""
+        """Return the number of live tokens: proposed, and not in disagreement with what is committed."""
         return self._num_live
 
     @property
     def num_numbers(self) -> int:
-        """Tokens proposed so far, whatever became of them."""
+        """Return the number of tokens proposed so far, whether they are live or not."""
         return self._num_numbers
 
     def grow(self, branch: Branch) -> None:
-        """Add a branch behind its parent; it is ignored if the parent was dropped.
+        """Add a branch after its parent; it is ignored if the parent was dropped.
 
         Raises:
-            InvalidRequestError: nothing that it could follow was ever committed, or proposed.
+            InvalidRequestError: the parent was never proposed, or the prefix never committed.
         """
         if branch.parent_node is None:
             self._grow_from_prefix(branch.prefix_length, branch.token_ids)
@@ -121,7 +120,7 @@ class DraftTree:
         node.numbers.append(number)
 
     def _forget(self) -> None:
-        """Drop the names that nobody can mean any more."""
+        """Drop the numbers that no message can name any more."""
         oldest = self._num_numbers - MAX_NUMBERS
         for number in range(self._num_forgotten, oldest):
             node = self._nodes.pop(number, None)
@@ -137,7 +136,7 @@ class DraftTree:
         return child
 
     def path(self, limit: int) -> list[int]:
-        """The chain to verify next: from the committed tip along the children that came first, at most `limit`."""
+        """Return the chain to verify next: from the committed tip along the first children, at most `limit` tokens."""
         token_ids: list[int] = []
         node = self._root
         while node.children and len(token_ids) < limit:

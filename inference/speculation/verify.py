@@ -1,4 +1,4 @@
-"""The verdict on a proposal: accept while equal. Pure; knows no model, cache or clock."""
+"""Verdict on a proposal: accept while equal. Pure; knows no model, cache or clock."""
 
 from __future__ import annotations
 

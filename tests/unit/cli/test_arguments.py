@@ -160,6 +160,19 @@ def test_servers_refuse_what_they_cannot_use_before_they_load(
     assert capsys.readouterr().err == f"error: {name} {fault}\n"
 
 
+@pytest.mark.parametrize(("role", "flags", "fault"), [
+    ("target", ("--max_body_mib", "0"), "max_body_mib 0.0 is not above 0"),
+    ("draft", ("--prompt", "x", "--max_body_mib", "0"), "max_body_mib 0.0 is not above 0"),
+    ("draft", ("--prompt", "x", "--probe_port", "70000"), "probe_port 70000 is outside 0..65535"),
+])  # fmt: skip
+def test_bad_values_of_parts_that_are_off_are_refused(
+    role: str, flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were passed over without --http_port or --serve: the fault showed on the day that the part was turned on."""
+    usage_error("--role", role, "--model", "/nowhere", *flags)
+    assert capsys.readouterr().err == f"error: {fault}\n"
+
+
 @pytest.mark.parametrize(("name", "flags"), [
     ("prompt", ("--prompt", "a\udcff")), ("stop", ("--prompt", "x", "--stop", "a\udcff"))
 ])  # fmt: skip
