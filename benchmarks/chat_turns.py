@@ -2,9 +2,10 @@
 
     python -m benchmarks.chat_turns [--quick]
 
-The bundled models, one chat at a time: a target process, and the draft here. Each chat has ten turns of random tokens
-and real answers; the last turn is asked twice, in changing order: as the same chat, and under a salt that nobody else
-has, so that all of it is read. Both must give the same tokens, or the benchmark ends. Medians over the chats.
+It runs the bundled models, one chat at a time, with a target process and the draft in this one. Each chat has ten turns
+of random tokens and real answers. The last turn is asked twice, in changing order: as the same chat, and under a salt
+of its own, so that all of it is read. Both must give the same tokens, or the benchmark ends. Figures are medians over
+the chats.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from inference.workers.remote import RemoteCompleter
 NUM_TURNS = 10
 NUM_ANSWER_TOKENS = 24
 GOAL = 0.15
-"""Of the uncached time to the first token."""
+"""Share of the uncached time to the first token that the cached one should take at most."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a request came to."""
+    """Tokens and figures of one answer."""
 
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
@@ -89,7 +90,7 @@ async def _main(args: argparse.Namespace) -> None:
 
 @asynccontextmanager
 async def _topologies() -> AsyncGenerator[dict[str, Completer], None]:
-    """The target alone, a draft in front of it, and both in one process."""
+    """Yield the target alone, a draft in front of it, and both in one process."""
     async with AsyncExitStack() as stack:
         port = free_port()
         flags = ("--model", str(BUNDLED_TARGET), "--port", str(port), "--threads", "1", "--batch", "2")
@@ -114,7 +115,7 @@ def _draft() -> ProposerConfig:
 
 
 async def _last_turn(completer: Completer, name: str, num_tokens: int) -> tuple[Answer, Answer]:
-    """A chat up to its last turn, and that turn's answers: as the chat goes on, and by itself."""
+    """Run a chat up to its last turn; return that turn's answers, with the earlier turns held and without."""
     rng, chat = random.Random(name), list[int]()
     for turn in range(1, NUM_TURNS):
         _say(chat, rng, turn * num_tokens // NUM_TURNS)
@@ -130,7 +131,7 @@ async def _last_turn(completer: Completer, name: str, num_tokens: int) -> tuple[
 
 
 def _say(chat: list[int], rng: random.Random, num_tokens: int) -> None:
-    """Append what the user says, up to so many tokens in all."""
+    """Append random tokens of the user until the chat has `num_tokens` tokens."""
     chat += [rng.randrange(3, 2000) for _ in range(num_tokens - len(chat))]
 
 

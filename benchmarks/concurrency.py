@@ -1,8 +1,8 @@
 """Tokens per second of many sessions on one target: `python -m benchmarks.concurrency [--backends onnx] [--quick]`.
 
 Every session decodes the same number of tokens, greedily, without a draft, through the engine that a server runs. The
-counts of sessions take turns; the best round of each counts. With --beside TOKENS, instead, what four running streams
-notice of a prompt of so many tokens that is read beside them: the gaps between their tokens, with it and without.
+counts of sessions take turns; the best round of each counts. --beside TOKENS measures instead the gaps between the
+tokens of four running streams, with and without a prompt of TOKENS tokens that is read beside them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(backend_name: str, args: argparse.Namespace, folder: Path) -> dict[int, float]:
-    """Tokens per second by number of sessions."""
+    """Return tokens per second by number of sessions."""
     backend = _load(backend_name, args, folder, COUNTS[-1], MAX_LENGTH)
     num_tokens, rounds = (16, 1) if args.quick else (args.tokens, 3)
     return asyncio.run(_rates(backend, num_tokens=num_tokens, rounds=rounds))
@@ -96,7 +96,7 @@ def _report_beside(args: argparse.Namespace, folder: Path) -> None:
 
 
 async def _gaps(backend: Backend, length: int, *, num_tokens: int) -> tuple[list[float], list[float], float]:
-    """Seconds between tokens of streams alone, those while a long prompt is read, and how long reading took."""
+    """Return seconds between tokens of streams alone, those beside a long prompt, and the seconds of reading it."""
     async with running(TargetEngine(SlotDecoder(backend), EngineLimits(lookup=False))) as engine:
         await asyncio.gather(*(_session(engine, index, 4) for index in range(NUM_STREAMS)))
         without = await asyncio.gather(*(_stream(engine, index, num_tokens) for index in range(NUM_STREAMS)))
@@ -111,7 +111,7 @@ async def _gaps(backend: Backend, length: int, *, num_tokens: int) -> tuple[list
 
 
 async def _stream(engine: TargetEngine, index: int, num_tokens: int) -> list[tuple[float, float]]:
-    """When each token but the first came, and how long after the one before it."""
+    """Return the time of each token but the first, and the seconds since the token before it."""
     arrivals = []
     request = GenerationRequest(_prompt(index, PROMPT_LENGTH), max_new_tokens=num_tokens)
     async with aclosing(engine.generate(request)) as events:

@@ -1,4 +1,4 @@
-"""Our own decoding of one sequence, without a server in between."""
+"""Decoding of one sequence by our own code, without a server in between."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_model(path: Path, *, backend: str, threads: int, dtype: str = "auto", m
 
 
 def read_prompts(file: Path, count: int) -> list[str]:
-    """The first lines of a file that are not empty."""
+    """Return the first `count` lines of a file that are not empty."""
     return [line for line in file.read_text().splitlines() if line.strip()][:count]
 
 
@@ -47,7 +47,7 @@ def decode(decoder: Decoder, prompt: Sequence[int], *, gamma: int, num_tokens: i
         gamma: draft tokens per pass.
 
     Returns:
-        The new tokens, and in how many passes of the target.
+        The new tokens, and the number of passes of the target.
     """
     token_ids = list(prompt)
     num_passes = held = 0

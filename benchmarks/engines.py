@@ -1,4 +1,4 @@
-"""What runs a pass in `benchmarks.passes`: plain Transformers and our backends, behind one call."""
+"""Engines that run a pass in `benchmarks.passes`: plain Transformers and our backends, with one interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inference.model.slots import Span
 
 PAST_LENGTH = 128
 Pass = Callable[[int], object]
-"""Runs tokens of this number at position PAST_LENGTH and makes the logits of all of them."""
+"""Function that runs a number of tokens from position PAST_LENGTH on, and makes the logits of all of them."""
 
 
 def token_ids(width: int) -> list[int]:
@@ -23,7 +23,7 @@ def token_ids(width: int) -> list[int]:
 
 
 def transformers_pass(path: Path, num_threads: int) -> Pass:
-    """Transformers as it comes: eager modules, its own cache, cropped after each pass."""
+    """Return a pass of Transformers as it is: eager modules, and its own cache, cropped after each pass."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     cache = DynamicCache(config=model.config)
 
@@ -40,7 +40,7 @@ def transformers_pass(path: Path, num_threads: int) -> Pass:
 
 
 def backend_pass(name: str, dtype: str, path: Path, num_threads: int) -> Pass:
-    """A pass of one of our backends over one span."""
+    """Return a pass of one of our backends over one span."""
     backend = load_model(path, backend=name, dtype=dtype, threads=num_threads, max_length=MAX_LENGTH)
     backend.forward([Span(0, 0, token_ids(PAST_LENGTH), 0)])
 

@@ -1,13 +1,13 @@
-"""Kills servers at random tokens of running answers: what their clients notice.
+"""Pauses that clients notice when servers are killed at random tokens of running answers.
 
     python -m benchmarks.failover [--kills 200] [--streams 2] [--seed 1]
 
 Three targets, two serving drafts and two fused servers, all of one model, and a gateway. Clients ask without a break,
 at temperature 0.8: through the targets, the drafts and the fused servers (gRPC), through the gateway (HTTP), and from
-the command line, as thin client and as a draft of its own. Each time that so many pieces of text have come as the dice
-say, a server is killed with SIGKILL, while another of its kind lives, and started again. Every answer must be the
-undisturbed one. The pause is the longest gap between two messages of a stream that ran when a server of its kind was
-killed. Ends with one line of JSON.
+the command line, as thin client and as a draft of its own. After each random number of pieces of text a server is
+killed with SIGKILL, while another of its kind lives, and started again. Every answer must be the undisturbed one. The
+pause is the longest gap between two messages of a stream that ran when a server of its kind was killed. Ends with one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ NUM_TOKENS = 96
 TEMPERATURE = 0.8
 CLI_LIMIT_S = 180.0
 CLI_PAUSE_S = 10.0
-"""Between two of a kind: most of what they cost is their start."""
+"""Seconds between two command lines of one entry, since most of their cost is their start."""
 COMMAND_LINES = ("thin client", "own draft")
 
 Question = tuple[str, int]
-"""(prompt, seed)"""
+"""Prompt and seed."""
 
 
 @dataclass
 class Server:
-    """One server, which is killed and started again under its address."""
+    """Server that is killed and started again under its address."""
 
     role: str
     flags: tuple[str, ...]
@@ -85,7 +85,7 @@ class Town:
     gateway: ServerProcess
 
     def where(self, kind: str) -> str:
-        """What --target_host is told."""
+        """Return the value of --target_host for the servers of a kind."""
         return ",".join(server.address for server in self.servers[kind])
 
 
@@ -178,7 +178,7 @@ async def ask_http(client: httpx.AsyncClient, stream: Stream) -> None:
 
 
 async def ask_cli(flags: Sequence[str], stream: Stream) -> None:
-    """The command line knows no --ignore_eos: the prompts' answers end where the model ends them."""
+    """Ask by the command line, which has no --ignore_eos: the answers end where the model ends them."""
     prompt, seed = stream.question
     asked = ("--prompt", prompt, "--seed", str(seed), "--temperature", str(TEMPERATURE), "--format", "json")
     process = await asyncio.create_subprocess_exec(
@@ -216,7 +216,7 @@ class Load:
         self._news.set()
 
     async def learn(self) -> None:
-        """What the undisturbed answers are, from every entry."""
+        """Record the undisturbed answers; every entry must give the same ones."""
         for prompt in PROMPTS:
             for seed in range(NUM_SEEDS):
                 for entry in ("targets", "drafts", "fused", "gateway", "thin client"):
@@ -245,7 +245,7 @@ class Load:
             self.done.append(await self.ask(entry, question))
 
     async def until(self, num_pieces: int) -> None:
-        """Wait until so many have come."""
+        """Wait until `num_pieces` pieces of text have come."""
         while self.num_pieces < num_pieces:
             self._news.clear()
             await self._news.wait()
@@ -263,11 +263,11 @@ KINDS = {
     "thin client": ("draft", "target"),
     "own draft": ("target",),
 }
-"""Servers whose death an entry's streams may notice."""
+"""Kinds of servers by entry: its streams may notice the death of one."""
 
 
 async def strike(where: Town, load: Load, num_kills: int, *, seed: int, ends_at: float) -> Counter[str]:
-    """Kill servers, each at a random token."""
+    """Kill servers, each at a random token; return the number of kills by kind."""
     dice, killed = random.Random(seed), Counter[str]()
     while sum(killed.values()) < num_kills and time.monotonic() < ends_at:
         due = load.num_pieces + dice.randrange(1, 200)
@@ -312,7 +312,7 @@ async def measure(num_kills: int, num_streams: int, *, seed: int, minutes: float
 
 
 def report(load: Load, killed: Counter[str]) -> bool:
-    """Print the figures; whether every answer is the undisturbed one."""
+    """Print the figures; return whether every answer is the undisturbed one."""
     by_entry: dict[str, list[Stream]] = defaultdict(list)
     for stream in load.done:
         by_entry[stream.entry].append(stream)

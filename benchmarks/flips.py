@@ -1,9 +1,9 @@
-"""What an arithmetic does to the tokens: `python -m benchmarks.flips [--engines onnx/int8,torch/bfloat16]`.
+"""Effect of an engine's arithmetic on the tokens: `python -m benchmarks.flips [--engines onnx/int8,torch/bfloat16]`.
 
-Reads one text with every engine twice, in passes over one token and in passes over several, always behind the text's
-own tokens. Flips are positions at which both would choose another token, greedy or sampled at temperature 1 with the
-same noise: the only way in which speculation can change an answer. The rest compares with the first engine: perplexity,
-and the positions where the choice is the same.
+Reads one text with every engine twice, in passes over one token and in passes over several, always after the text's
+own tokens. Flips are positions at which the two would choose different tokens, greedy or sampled at temperature 1 with
+the same noise: the only way in which speculation can change an answer. The rest compares with the first engine:
+perplexity, and the positions where the choice is the same.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One engine's view of the text in passes of one width.
+    """Reading of the text by one engine, in passes of one width.
 
     Attributes:
-        greedy, sampled: what it would choose after each token.
+        greedy, sampled: the token that it would choose after each token.
         log_loss: mean of minus the log-probability of the text's next token.
-        logits: of the last sequence, float32 [num_tokens, vocab_size].
+        logits: logits of the last sequence, float32 [num_tokens, vocab_size].
     """
 
     greedy: list[int]
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_both(name: str, args: argparse.Namespace, sequences: Sequence[list[int]]) -> tuple[Reading, Reading]:
-    """In passes over one token, and over several."""
+    """Return the readings in passes over one token, and in passes over several."""
     backend, dtype = name.split("/")
     model = load_model(args.model, backend=backend, dtype=dtype, threads=args.threads, max_length=SEQUENCE_LENGTH)
     return _read(model, sequences, 1), _read(model, sequences, args.width)

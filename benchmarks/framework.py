@@ -1,8 +1,8 @@
-"""What a pass costs beside matrix products and attention: `python -m benchmarks.framework [--models draft,target]`.
+"""Cost of a pass beside matrix products and attention: `python -m benchmarks.framework [--models draft,target]`.
 
-The same decoder is run three times: as it serves (a call of the backend, then the choice of a token), the session of
-ONNX Runtime alone, and a graph in which only embedding, matrix products and attention are left. Whatever the last one
-does not take is the framework's share: norms, activations, sums, the runtime's dispatch, Python.
+The same decoder runs three times: as it serves (a call of the backend, then the choice of a token), as the session of
+ONNX Runtime alone, and as a graph of only embedding, matrix products and attention. The time beyond that of the last
+one is the framework's share: norms, activations, sums, the runtime's dispatch, Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTHS = (1, 6)
 
 
 class BareGraph(DecoderGraph):
-    """Only what reads weights or the cache; its logits mean nothing."""
+    """Graph of only those parts that read weights or the cache; its logits mean nothing."""
 
     def _rms_norm(self, hidden: str, weight: str, output: str, eps: float) -> str:
         return hidden
@@ -91,7 +91,7 @@ def _serving(decoder: PackedDecoder, num_threads: int, width: int) -> Callable[[
 def _session(
     decoder: PackedDecoder, num_threads: int, width: int, graph_type: type[DecoderGraph]
 ) -> Callable[[], object]:
-    """A run of the session whose inputs are bound already."""
+    """Return a run of the session with inputs bound in advance."""
     slots = OnnxSlots(decoder.shape, num_slots=1, max_length=MAX_LENGTH)
     graph = graph_type(decoder.shape, decoder.dtype, 1, slots.room).build(decoder.weights)
     onnx_pass = OnnxPass(decoder, slots, graph, num_places=1, num_threads=num_threads)

@@ -1,8 +1,8 @@
 """Our decoding against Transformers', greedy, same pair and prompts: `python -m benchmarks.fused_vs_peers [--quick]`.
 
-Nobody has a server in between. All decode the same number of tokens, never stopping early; variants take turns and the
-best round of each counts. `bound` is what speculation could give at best with the acceptance and the times measured
-here (Leviathan et al., arXiv 2211.17192, with a pass's real time for its width):
+No variant has a server in between. All decode the same number of tokens, never stopping early; they take turns, and the
+best round of each counts. `bound` is the best speed-up that speculation could give with the acceptance and the times
+measured here (Leviathan et al., arXiv 2211.17192, with a pass's real time for its width):
 
     speed-up <= mean_acceptance_length * pass(1) / (gamma * draft step + pass(gamma + 1))
 """
@@ -36,7 +36,7 @@ BASELINE = "transformers plain"
 
 @dataclass(slots=True)
 class Outcome:
-    """What one variant did over all prompts in its best round."""
+    """Figures of one variant over all prompts in its best round."""
 
     seconds: float = float("inf")
     num_tokens: int = 0
@@ -54,7 +54,7 @@ class Outcome:
 
 
 Generate = Callable[[Sequence[int]], tuple[list[int], int]]
-"""Prompt -> output token ids, and in how many target passes (0 if unknown)."""
+"""Function from a prompt to its output token ids and the number of target passes (0 if unknown)."""
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def _load_pair(name: str, args: argparse.Namespace) -> tuple[Backend, Backend]:
 
 
 def _peers(args: argparse.Namespace, num_tokens: int) -> dict[str, Generate]:
-    """Transformers' plain and assisted generation."""
+    """Return Transformers' plain and assisted generation by name."""
     target, draft = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in (args.target, args.draft)
     )
@@ -117,7 +117,7 @@ def _peers(args: argparse.Namespace, num_tokens: int) -> dict[str, Generate]:
 
 
 def _ours(name: str, target: Backend, draft: Backend, gammas: Sequence[int], num_tokens: int) -> dict[str, Generate]:
-    """Target-only and fused, on one backend."""
+    """Return our target-only and fused decoding on one backend, by name."""
     variants: dict[str, Generate] = {
         f"{name} target-only": partial(decode, SlotDecoder(target), gamma=0, num_tokens=num_tokens)
     }
@@ -154,7 +154,7 @@ def _race(variants: dict[str, Generate], prompts: Sequence[Sequence[int]], round
 def _bound(
     target: Backend, draft: Backend, gammas: Sequence[int], outcomes: dict[str, Outcome], name: str
 ) -> dict[str, float]:
-    """Largest speed-up over target-only that each gamma's acceptance allows."""
+    """Return the largest speed-up over target-only that each gamma's acceptance allows."""
     past = list(range(3, 131))
     proposer = ModelProposer(draft)
     target.forward([Span(0, 0, past, 0)])

@@ -1,11 +1,11 @@
-"""What a target makes of passes without draft tokens: `python -m benchmarks.gaps [--quick] [--temperature 1]`.
+"""Gain from lookup in a target's passes without draft tokens: `python -m benchmarks.gaps [--quick] [--temperature 1]`.
 
-The target alone at one token a pass, then with what it looks up; then a draft that runs ahead of it over links of some
-round trips, with lookup in the gaps and without. Passes take at least so long, asleep (25 ms the target's and 1 ms per
-draft token, 3 ms the draft's, as on an accelerator; --pass-ms 0 --slope-ms 0 --step-ms 0 for this machine's own). The
-bundled models, one request at a time; rows take turns at each, medians over all of them count, and every row must give
-the tokens of the first. "By passes" goes by the time that passes ought to take, "by CPU" by
-this process's: on a busy machine they say more.
+Rows are the target alone at one token a pass; the target with lookup; and a draft that runs ahead of it over links of
+several round-trip times, with lookup in the gaps and without. Passes sleep to a least duration, as on an accelerator:
+25 ms and 1 ms per draft token for the target, 3 ms for the draft (--pass-ms 0 --slope-ms 0 --step-ms 0 for this
+machine's own). The bundled models serve one request at a time. Rows take turns at each, medians over all requests
+count, and every row must give the tokens of the first. "By passes" uses the time that passes ought to take, "by CPU"
+this process's CPU time: on a busy machine they are the more reliable figures.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ MAX_LENGTH = 512
 
 @dataclass
 class PassTime:
-    """Seconds that a pass is to take at least, and what all passes so far ought to have taken."""
+    """Least seconds of a pass, and the seconds that all passes so far ought to have taken."""
 
     pass_s: float
     slope_s: float = 0.0
     due_s: float = 0.0
 
     def __call__(self, spans: Sequence[Span]) -> float:
-        """So many seconds, and so many more per token of a span beyond its first."""
+        """Return `pass_s`, and `slope_s` more for each token of a span beyond its first."""
         seconds = self.pass_s + self.slope_s * sum(len(span.token_ids) - 1 for span in spans)
         self.due_s += seconds
         return seconds
@@ -74,7 +74,7 @@ class PassTime:
 
 @dataclass
 class Row:
-    """One way to serve, and what came of it."""
+    """Way to serve, and its figures."""
 
     completer: Completer
     target: PassTime
@@ -85,7 +85,7 @@ class Row:
     stats: list[RequestStats] = field(default_factory=list)
 
     def of_source(self, source: str) -> tuple[int, int]:
-        """Draft tokens verified and accepted."""
+        """Return the numbers of draft tokens verified and accepted."""
         num_accepted = sum(stats.by_source[source, True] for stats in self.stats)
         return num_accepted + sum(stats.by_source[source, False] for stats in self.stats), num_accepted
 
@@ -105,9 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help="%(default)s")
     parser.add_argument("--tokens", type=int, default=128, help="of a request (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="%(default)s")
-    parser.add_argument("--pass-ms", type=float, default=25.0, help="of the target at least (%(default)s)")
-    parser.add_argument("--slope-ms", type=float, default=1.0, help="of it per draft token (%(default)s)")
-    parser.add_argument("--step-ms", type=float, default=3.0, help="of the draft at least (%(default)s)")
+    parser.add_argument("--pass-ms", type=float, default=25.0, help="least duration of a target pass (%(default)s)")
+    parser.add_argument("--slope-ms", type=float, default=1.0, help="added duration per draft token (%(default)s)")
+    parser.add_argument("--step-ms", type=float, default=3.0, help="least duration of a draft step (%(default)s)")
     parser.add_argument("--rtt-ms", default="80,150", help="round trips to a draft; none for no draft (%(default)s)")
     return parser
 
@@ -148,7 +148,7 @@ async def _tokens(row: Row, request: CompletionRequest) -> list[int]:
 
 @asynccontextmanager
 async def _rows(args: argparse.Namespace) -> AsyncGenerator[dict[str, Row], None]:
-    """Every way to serve, plain decoding first."""
+    """Yield every way to serve, plain decoding first."""
     rows: dict[str, Row] = {}
     async with AsyncExitStack() as stack:
         tokenizer = Tokenizer.load(BUNDLED_TARGET)
@@ -173,7 +173,7 @@ def _model(path: Path, num_slots: int, pass_time: PassTime) -> Any:
 async def _target(
     args: argparse.Namespace, *, lookup: bool
 ) -> AsyncGenerator[tuple[TargetEngine, PassTime, Server], None]:
-    """An engine, and a server of this process in front of it."""
+    """Yield an engine, its pass time, and a server of this process in front of it."""
     tokenizer, pass_time = Tokenizer.load(BUNDLED_TARGET), PassTime(args.pass_ms / 1e3, args.slope_ms / 1e3)
     backend = _model(BUNDLED_TARGET, 2, pass_time)
     async with running(TargetEngine(SlotDecoder(backend), EngineLimits(lookup=lookup))) as engine:
@@ -191,7 +191,7 @@ async def _target(
 
 @asynccontextmanager
 async def _draft(tokenizer: Tokenizer, step_s: float, rtt_s: float, target: Server) -> AsyncGenerator[Completer, None]:
-    """A draft worker with a slow link to the target."""
+    """Yield a draft worker with a slow link to the target."""
     backend = _model(BUNDLED_DRAFT, 1 + DEFAULT_BRANCHES, PassTime(step_s))
     proposer = ModelProposer(backend, num_branches=DEFAULT_BRANCHES)
     loaded = LoadedDraft(proposer, tokenizer, Vocabulary(tokenizer.fingerprint, backend.vocab_size))

@@ -1,12 +1,12 @@
-"""What HTTP costs over direct gRPC: added time to the first token, added time per token, CPU per token.
+"""Cost of HTTP over direct gRPC: added time to the first token, added time per token, CPU per token.
 
     python -m benchmarks.gateway_overhead [--streams 16] [--tokens 64] [--gap_ms 10]
 
-No model: a server writes scripted tokens, one per commit, every `gap_ms`, so that only transport is measured. Three
-ways to it: gRPC; HTTP of the same process (as `fused_target --http_port`); a `--role gateway` process in front. So many
-clients send one request after another, evenly spread over time; and once all at the same moment (burst), where a
-request also waits for those before it. With gap 0 streams run as fast as they can, and the time per token is that of
-the slowest part. CPU time is the figure that a busy machine spoils least. Ends with one line of JSON.
+There is no model: a server writes scripted tokens, one per commit, every `gap_ms`, so that only transport is measured.
+There are three ways to it: gRPC; HTTP of the same process (as `fused_target --http_port`); a `--role gateway` process
+in front. `--streams` clients send one request after another, evenly spread over time; then all send at the same moment
+(burst), where a request also waits for those before it. With gap 0 streams run as fast as they can, and the time per
+token is that of the slowest part. CPU time is the figure that a busy machine spoils least. Ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CARD = ModelCard("scripted", "target", 1 << 20, 1 << 16, "0")
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCompleter:
-    """One token per commit, every `gap_s` seconds."""
+    """Completer of one token per commit, every `gap_s` seconds."""
 
     gap_s: float
 
@@ -85,14 +85,14 @@ def serve(grpc_port: int, http_port: int, gap_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Seconds of one stream."""
+    """Times of one stream, in seconds."""
 
     ttft_s: float
     tpot_s: float
 
 
 async def grpc_stream(completer: RemoteCompleter, num_tokens: int) -> Stream:
-    """One request over gRPC."""
+    """Send one request over gRPC."""
     sent, arrivals = time.perf_counter(), []
     async for event in completer.complete(CompletionRequest("x", max_new_tokens=num_tokens)):
         if isinstance(event, Delta):
@@ -101,7 +101,7 @@ async def grpc_stream(completer: RemoteCompleter, num_tokens: int) -> Stream:
 
 
 async def http_stream(port: int, num_tokens: int) -> Stream:
-    """One request over a bare socket, so that no client library is measured; the connection stands before."""
+    """Send one request over a bare socket, so that no client library is measured; connecting does not count."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"prompt": "x", "max_tokens": num_tokens, "stream": True}).encode()
     lines = (
@@ -129,7 +129,7 @@ OneStream = Callable[[], Awaitable[Stream]]
 
 
 async def burst(one: OneStream, num_streams: int, num_rounds: int) -> list[Stream]:
-    """Rounds of streams that begin at the same moment."""
+    """Run rounds of streams that begin at the same moment."""
     streams: list[Stream] = []
     for _ in range(num_rounds):
         streams += await asyncio.gather(*(one() for _ in range(num_streams)))
@@ -137,7 +137,7 @@ async def burst(one: OneStream, num_streams: int, num_rounds: int) -> list[Strea
 
 
 async def spread(one: OneStream, num_streams: int, num_rounds: int, *, stream_s: float) -> list[Stream]:
-    """So many clients at any time, each with one stream after another; `stream_s` is how long one takes about."""
+    """Run `num_streams` clients, each with one stream after another; `stream_s` is about how long one takes."""
 
     async def client(number: int) -> list[Stream]:
         await asyncio.sleep(stream_s * number / num_streams)
@@ -147,7 +147,7 @@ async def spread(one: OneStream, num_streams: int, num_rounds: int, *, stream_s:
 
 
 async def load(one: OneStream, args: argparse.Namespace, gap_s: float, pid: int) -> dict[str, float]:
-    """Medians in milliseconds, and the CPU time of a process for each token of the spread streams."""
+    """Return medians in milliseconds, and the CPU time of a process for each token of the spread streams."""
     at_once = await burst(one, args.streams, 2 + args.rounds // 2)  # the first round is the warm-up
     before = cpu_s(pid)
     streams = await spread(one, args.streams, args.rounds, stream_s=gap_s * args.tokens)
@@ -160,13 +160,13 @@ async def load(one: OneStream, args: argparse.Namespace, gap_s: float, pid: int)
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(args: argparse.Namespace, gap_s: float) -> dict[str, dict[str, float]]:
-    """Figures of each way, at one pace."""
+    """Return the figures of each way at one pace."""
     grpc_port, http_port, gateway_port = free_port(), free_port(), free_port()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(grpc_port, http_port, gap_s), daemon=True)
     server.start()

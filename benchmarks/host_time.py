@@ -1,8 +1,8 @@
-"""The host's own time per pass at short and at long contexts: `python -m benchmarks.host_time [--contexts 1024,32768]`.
+"""Host's own time per pass at short and at long contexts: `python -m benchmarks.host_time [--contexts 1024,32768]`.
 
-The model costs nothing: its logits are a row of a table. What is left is what the server does for each pass of a
-request, from the schedule to the text of the delta, with each of the things that a request may ask for, and with all
-of them. The context is prompt and output by halves, as after a long answer. What walks or copies it shows in the ratio.
+The model costs nothing: its logits are a row of a table. What remains is the server's work for each pass of a request,
+from the schedule to the text of the delta, with each feature that a request may ask for, and with all of them. The
+context is half prompt and half output, as after a long answer. Code that walks or copies it shows in the ratio.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LETTERS = Grammar(GrammarKind.REGEX, "[a-z ]*")
 
 
 class FreeModel:
-    """A `Backend` whose logits depend on the position alone, and which takes no time to give them."""
+    """`Backend` with logits that depend on the position alone and take no time."""
 
     vocab_size, num_slots, slot_bytes = VOCAB_SIZE, 4, 0
 
@@ -57,7 +57,7 @@ class FreeModel:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A `Generator` in front of an engine: every request has given half of the context already."""
+    """`Generator` in front of an engine: every request starts with half of the context as output."""
 
     engine: TargetEngine
     output: tuple[int, ...]
@@ -71,7 +71,7 @@ class Resumed:
         return self.engine.vocab_size
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
-        """See `Generator`; the first commit is what was there before."""
+        """See `Generator`; the first commit is the earlier output."""
         yield Opened()
         yield Commit(len(request.prompt_token_ids), self.output)
         rest = replace(request.resumed(self.output), max_new_tokens=NUM_TOKENS)
@@ -117,7 +117,7 @@ def _requests() -> dict[str, CompletionRequest]:
 
 
 async def _measure(contexts: Sequence[int], rounds: int) -> dict[str, dict[int, float]]:
-    """Milliseconds per pass, by what was asked for and by context."""
+    """Return milliseconds per pass, by feature and by context."""
     tokenizer = Tokenizer.load(BUNDLED_TARGET)
     model = FreeModel(max(contexts) + 2 * NUM_TOKENS)
     times: dict[str, dict[int, list[float]]] = {}
@@ -145,7 +145,7 @@ def _text(tokenizer: Tokenizer, length: int) -> tuple[int, ...]:
 
 
 async def _passes(completer: LocalCompleter, request: CompletionRequest) -> float:
-    """Milliseconds per pass, once the context is read."""
+    """Return milliseconds per pass, once the context is read."""
     arrivals = []
     async for event in completer.complete(request):
         if isinstance(event, Delta):
@@ -154,7 +154,7 @@ async def _passes(completer: LocalCompleter, request: CompletionRequest) -> floa
 
 
 async def _draft_step(model: FreeModel, context: tuple[int, ...]) -> float:
-    """Milliseconds for one draft token, with penalties."""
+    """Return milliseconds for one draft token, with penalties."""
     async with running(DraftEngine(ModelProposer(model))) as engine:
         session = engine.open(context, PENALTIES, output_start=len(context) // 2)
         await engine.propose(session, 4)

@@ -14,7 +14,7 @@ OPTIONS = (
     "-DGGML_NATIVE=ON",  # for this very processor, as ONNX Runtime chooses its kernels
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_USE_PREBUILT_UI=OFF",  # a download; nobody looks at its page
+    "-DLLAMA_USE_PREBUILT_UI=OFF",  # it is a download, and its page is not used
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )

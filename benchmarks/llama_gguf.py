@@ -1,6 +1,6 @@
-"""A checkpoint of the bundled kind as a GGUF file, which llama.cpp reads.
+"""Conversion of a checkpoint of the bundled kind to a GGUF file, which llama.cpp reads.
 
-For Llamas whose tokenizer is a byte-level BPE without merging rules of its own; llama.cpp's own converter knows
+It supports Llamas with a byte-level BPE tokenizer without merging rules of its own. llama.cpp's own converter knows
 tokenizers by a hash of their output and refuses ours.
 """
 
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 PRE_TOKENIZER = "starcoder"
-"""The nearest that llama.cpp has to the bundled tokenizer: every digit by itself. Contractions are split otherwise."""
+"""Nearest of llama.cpp's splits to the bundled tokenizer's: single digits, but contractions split otherwise."""
 
 LAYER_TENSORS = {
     "self_attn.q_proj": "attn_q",
@@ -92,7 +92,7 @@ def _tensor_name(name: str) -> str:
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    """llama.cpp turns neighbouring elements of a head together, Transformers those half a head apart."""
+    """Return a tensor as llama.cpp stores it, which rotates neighbours in a head, not elements half a head apart."""
     num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if num_heads is None:
         return tensor

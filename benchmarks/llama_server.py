@@ -1,9 +1,9 @@
 """Our server against llama.cpp's over HTTP: `python -m benchmarks.llama_server`, or `make bench-llama`.
 
-The bundled target in float32 behind both, greedy, the same prompts and output lengths, measured by
-compare_architectures.py as endpoints that run already: ours over gRPC and HTTP, ours fused with the bundled draft, and
-llama.cpp's, which is built first (some ten minutes). The weights are equal, so the texts are compared, too: where two
-tokens are nearly as likely, another arithmetic may choose the other one, and the exit code is 1.
+Both serve the bundled target in float32, greedy, with the same prompts and output lengths. compare_architectures.py
+measures them as running endpoints: ours over gRPC and HTTP, ours fused with the bundled draft, and llama.cpp's, which
+is built first (some ten minutes). The weights are equal, so the texts are compared, too: where two tokens are nearly as
+likely, another arithmetic may choose the other one, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
         model = Path(folder) / "target.gguf"
         write_gguf(BUNDLED_TARGET, model)
         flags = ["-m", str(model), "-t", "1", "-c", "512", "-np", "1", "--port", str(llama), "--no-webui"]
-        flags += ["--cache-type-k", "f32", "--cache-type-v", "f32"]  # as ours; its own is float16
+        flags += ["--cache-type-k", "f32", "--cache-type-v", "f32"]  # as ours; its default is float16
         pair = ["--target_model", str(BUNDLED_TARGET), "--draft_model", str(BUNDLED_DRAFT)]
         with (
             _server([str(program), *flags], llama, "/health"),
@@ -65,7 +65,7 @@ def _ours(role: str, ports: tuple[int, int], *flags: str) -> list[str]:
 
 @contextmanager
 def _server(command: Sequence[str], port: int, path: str) -> Generator[None, None, None]:
-    """A program that serves, until the block is left."""
+    """Run a program that serves, until the block ends."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -80,11 +80,11 @@ async def _until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     async with asyncio.timeout(START_S):
         while process.poll() is None:
             try:
-                with urllib.request.urlopen(url, timeout=1.0):  # noqa: ASYNC210 - nobody else waits
+                with urllib.request.urlopen(url, timeout=1.0):  # noqa: ASYNC210 - no other task waits
                     return
             except (urllib.error.URLError, OSError):
                 await asyncio.sleep(0.2)
-    raise SystemExit(f"what should answer at {url} ended at start")
+    raise SystemExit(f"the server of {url} ended at start")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What this machine can do at most: how fast it reads memory, and how fast it multiplies float32 matrices."""
+"""Limits of this machine: how fast it reads memory, and how fast it multiplies float32 matrices."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Machine:
     arithmetic: float
 
     def best(self, other: Machine) -> Machine:
-        """The higher of both measurements."""
+        """Return the higher of both measurements."""
         return Machine(self.num_threads, max(self.bandwidth, other.bandwidth), max(self.arithmetic, other.arithmetic))
 
     def pass_ms(self, weight_bytes: int, width: int) -> float:
-        """Shortest time of a pass over float32 weights: reading them once, or multiplying, whichever is longer."""
+        """Return the shortest time of a pass over float32 weights: the longer of reading them once and multiplying."""
         reading = weight_bytes / self.bandwidth / 1e6
         multiplying = 2 * width * weight_bytes / 4 / self.arithmetic / 1e6
         return max(reading, multiplying)
 
 
 def measure_machine(num_threads: int) -> Machine:
-    """Take the best of several runs of each kind."""
+    """Return the best of several runs of each kind."""
     torch.set_num_threads(num_threads)
     matrix, vector = torch.ones(READ_BYTES // 4 // 4096, 4096), torch.ones(4096)
     square = torch.ones(MATRIX_SIZE, MATRIX_SIZE)

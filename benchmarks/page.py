@@ -1,7 +1,7 @@
-"""Writes the tables of docs/performance.md and the figures of README.md: `python -m benchmarks.page`.
+"""Generator of the tables of docs/performance.md and the figures of README.md: `python -m benchmarks.page`.
 
-From docs/performance.json (see `benchmarks.suite`), between `<!-- bench: NAME -->` and `<!-- /bench -->`. What stands
-there is never written by hand; tests/unit/test_performance.py holds that the pages are what the file says.
+It fills the parts between `<!-- bench: NAME -->` and `<!-- /bench -->` from docs/performance.json (see
+`benchmarks.suite`). They are never written by hand; tests/unit/test_performance.py compares the pages with the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 PART = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 WIDTH = 120
 BUSY = 0.5
-"""Load per core before the run from which figures are to be doubted."""
+"""Load per core before a run, from which on its figures are in doubt."""
 
 Bench = Mapping[str, Any]
 
@@ -33,16 +33,16 @@ def main() -> None:
 
 
 def generated(text: str, bench: Bench) -> str:
-    """The page with every marked part made anew.
+    """Return the page with every marked part generated again.
 
     Raises:
-        KeyError: a mark names what the set does not have.
+        KeyError: the set has no benchmark of a mark's name.
     """
     return PART.sub(lambda found: f"{found[1]}{part(found[2], bench)}\n{found[3]}", text)
 
 
 def part(name: str, bench: Bench) -> str:
-    """What belongs between the marks of this name."""
+    """Return the text between the marks of this name."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
     if name == "comparison":
@@ -106,7 +106,7 @@ def _verdict(statistics: Bench) -> str:
 
 
 def _headline(bench: Bench) -> str:
-    """The README's sentence about speed: ranges over prompt kinds, with their conditions."""
+    """Return the README's sentence about speed: ranges over prompt kinds, with their conditions."""
     machine, results = bench["machine"], bench["comparison"]
     ranges: dict[tuple[str, float], list[float]] = defaultdict(list)
     for cell in results["cells"]:

@@ -1,6 +1,6 @@
 """Pass time by width: `python -m benchmarks.passes [--quick] [--models target,15M] [--engines onnx] [--threads 1,2]`.
 
-A pass runs `width` tokens behind 128 others and makes the logits of all of them. The limit is the time to read the
+A pass runs `width` tokens after 128 others and makes the logits of all of them. The limit is the time to read the
 float32 weights once at the measured bandwidth, or to multiply with them at the measured rate, whichever is longer.
 (Caches hold a part of small models, so their passes can beat it; int8 reads a quarter.)
 """
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(path: Path, engines: list[str], num_threads: int, *, quick: bool, seconds: float) -> TimesByEngine:
-    """Engines take turns at each width."""
+    """Return each engine's times by width; engines take turns at each width."""
     passes = {engine: ENGINES[engine](path, num_threads) for engine in engines}
     times: TimesByEngine = {engine: {} for engine in engines}
     rounds = 3 if quick else 12
@@ -101,7 +101,7 @@ def _print(name: str, machine: Machine, num_bytes: int, times: TimesByEngine) ->
 
 
 def weight_bytes(path: Path) -> int:
-    """Bytes that a pass must read in float32: every weight once, the embedding only where it is the head too."""
+    """Return the bytes that a pass reads in float32: every weight once, the embedding only if it is the head too."""
     total = 0
     has_head = False
     embedding = 0

@@ -1,11 +1,11 @@
-"""Would a pass that verifies several paths of the draft tree beat one that verifies the best path?
+"""Comparison of passes that verify several paths of the draft tree with passes that verify the best path alone.
 
     python -m benchmarks.paths [--gamma 4] [--tokens 128]
 
-Greedy, fused, no network. In every round the draft makes a chain of gamma tokens; the further paths leave it where the
-runner-up came closest, and go on to the same length. How many tokens each pass commits is counted exactly, against the
-target's own text. What the passes cost is measured: a further path is one more span of the same pass, as a backend of
-slots verifies it, and the drafting of all paths is batched. Ends with one line of JSON.
+Decoding is greedy and fused, without a network. In every round the draft makes a chain of gamma tokens; the further
+paths leave it where the runner-up came closest, and go on to the same length. The tokens that each pass commits are
+counted exactly, against the target's own text. The cost of a pass is measured: a further path is one more span of the
+same pass, as a slot backend verifies it, and the drafting of all paths is batched. Ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Costs:
 
 
 def draft_paths(proposer: ModelProposer, sequence: list[int], gamma: int, num_paths: int) -> list[list[int]]:
-    """The chain, then paths that leave it at its least certain tokens, each of gamma tokens."""
+    """Return the chain, then paths that leave it at its least certain tokens, each of gamma tokens."""
     chain = _extended(proposer, sequence, [], gamma)
     doubts = sorted(range(gamma), key=lambda place: chain[place].margin)[: num_paths - 1]
     ids = [token.token_id for token in chain]
@@ -59,14 +59,14 @@ def _extended(proposer: ModelProposer, sequence: list[int], begun: list[DraftTok
 
 
 def num_committed(paths: list[list[int]], truth: list[int]) -> int:
-    """Tokens of a pass: the longest agreement of any path, and one of the target's own."""
+    """Return the number of tokens of a pass: the longest agreement of any path, and one of the target's own."""
     agreements = [next((i for i, pair in enumerate(zip(path, truth, strict=False)) if pair[0] != pair[1]), len(path))
                   for path in paths]  # fmt: skip
     return min(max(agreements) + 1, len(truth))
 
 
 def tokens_per_pass(proposer: ModelProposer, prompt: list[int], text: list[int], gamma: int) -> dict[int, float]:
-    """Mean over the text, by number of paths."""
+    """Return the mean over the text, by number of paths."""
     found = {}
     for num_paths in range(1, MAX_PATHS + 1):
         done = passes = 0
@@ -79,7 +79,7 @@ def tokens_per_pass(proposer: ModelProposer, prompt: list[int], text: list[int],
 
 
 def measure_costs(gamma: int) -> Costs:
-    """Times of a pass over so many spans, and of one draft step for them."""
+    """Return the times of a pass over each number of spans, and of one draft step for them."""
     ids = [(7919 * i + 13) % 2000 for i in range(PAST_LENGTH + gamma + 1)]
     target, draft = (_with_slots(path) for path in (BUNDLED_TARGET, BUNDLED_DRAFT))
     for model in (target, draft):

@@ -1,8 +1,8 @@
-"""What a client notices when its draft goes: the longest pause of its stream, in passes of the target.
+"""Longest pause of a client's stream when its draft fails, in passes of the target.
 
     python -m benchmarks.pool_faults [--repeats 5] [--rtt_ms 2]
 
-A target with one worker of the pool, a core each, a delay between them, and a client that streams one answer at a
+A target and one worker of the pool run on a core each with a delay between them, and a client streams one answer at a
 time. In mid-stream the worker is killed, or its link goes silent (nothing is delivered, nothing is reset), or nothing
 happens; the three take turns. The pause is the longest gap between two messages from then on; a pass is the median one
 of width 1. The answers must be those of the target alone. Ends with one line of JSON.
@@ -30,7 +30,7 @@ from inference.workers.remote import RemoteCompleter
 PROMPT = "It was the best of times, it was the worst of times,"
 NUM_TOKENS = 160
 FAULT_AT = 60
-"""Output token after which the draft goes."""
+"""Number of output tokens after which the draft fails."""
 LIMIT_PASSES = 3.0
 
 Fault = Callable[[ServerProcess, DelayProxy], None]
@@ -88,7 +88,7 @@ async def stream(address: str, gamma: int, fault: Callable[[], None]) -> Stream:
 
 @asynccontextmanager
 async def helped(target: ServerProcess, rtt_ms: float) -> AsyncGenerator[tuple[ServerProcess, DelayProxy], None]:
-    """A worker attached through a link."""
+    """Yield a worker that is attached through a link, and the link."""
     async with delay_proxy(target.port, LinkConditions(rtt_s=rtt_ms / 1e3)) as link:
         flags = ("--attach", link.address, "--threads", "1", "--batch", "1")
         worker = server_process("worker", "draft", *flags, port=free_port(), cores=[1], ready_line="attached as")
@@ -97,7 +97,7 @@ async def helped(target: ServerProcess, rtt_ms: float) -> AsyncGenerator[tuple[S
 
 
 async def measure(repeats: int, rtt_ms: float) -> dict[str, list[Stream]]:
-    """Streams by fault; "alone" has no worker."""
+    """Return streams by fault; "alone" has no worker."""
     found: dict[str, list[Stream]] = {name: [] for name in ("alone", *FAULTS)}
     port = free_port()
     flags = ("--port", str(port), "--threads", "1", "--batch", "1")
@@ -115,7 +115,7 @@ async def measure(repeats: int, rtt_ms: float) -> dict[str, list[Stream]]:
 
 
 def report(found: dict[str, list[Stream]]) -> bool:
-    """Print the figures; whether tokens and pauses are as they must be."""
+    """Print the figures; return whether tokens and pauses are as they must be."""
     pass_s = statistics.median(seconds for one in found["alone"] for seconds in one.passes_s)
     expected = found["alone"][0].token_ids
     pauses = {name: sorted(one.longest_gap_s / pass_s for one in streams) for name, streams in found.items()}

@@ -16,13 +16,13 @@ _PRINTED: list[str] = []
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table; the JSON line will hold it too, for pages that are made of it."""
+    """Print a Markdown table; the JSON line will hold it too, for generated pages."""
     _PRINTED.append(f"{title}\n\n{markdown(header, rows)}")
     print(f"\n{_PRINTED[-1]}", flush=True)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with columns of equal width."""
+    """Return a Markdown table with aligned columns."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = (header, ["-" * width for width in widths], *rows)
     return "\n".join(
@@ -31,12 +31,12 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def print_json(benchmark: str, results: Any) -> None:
-    """Print the last line: results and what they were measured with."""
+    """Print the last line: the results, and the machine and versions of the measurement."""
     print(json.dumps({"benchmark": benchmark, "machine": machine(), "tables": _PRINTED, "results": results}))
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the machine and the versions on which the figures depend."""
     versions = {}
     for name in ("torch", "transformers", "numpy", "onnxruntime"):
         with suppress(PackageNotFoundError):

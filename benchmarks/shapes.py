@@ -41,7 +41,7 @@ BUNDLED = {"target": BUNDLED_TARGET, "draft": BUNDLED_DRAFT}
 
 @contextmanager
 def workspace(folder: Path | None) -> Iterator[Path]:
-    """A folder for random models and their packed weights: this one, or one that is gone afterwards."""
+    """Yield a folder for random models and their packed weights: the given one, or a temporary one."""
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
@@ -50,7 +50,7 @@ def workspace(folder: Path | None) -> Iterator[Path]:
 
 
 def checkpoint(name: str, folder: Path) -> Path:
-    """A directory with this model: the bundled one where it is there, random weights in `folder` otherwise."""
+    """Return a directory with this model: the bundled one if it exists, else random weights in `folder`."""
     if name in BUNDLED and any(BUNDLED[name].glob("*.safetensors")):
         return BUNDLED[name]
     path = folder / name

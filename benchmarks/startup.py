@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(path: Path, engine: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Load in a fresh process."""
+    """Load in a fresh process; return its figures."""
     command = [sys.executable, "-m", "benchmarks.startup", "--child", str(path)]
     command += ["--engines", engine, "--threads", str(args.threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -63,7 +63,7 @@ def _measure(path: Path, engine: str, args: argparse.Namespace) -> dict[str, Any
 
 
 def _load(path: Path, engine: str, threads: int) -> dict[str, Any]:
-    """Load a model and run one pass; in the child."""
+    """Load a model and run one pass, in the child process."""
     import inference.backends.onnx.backend
     import inference.backends.pytorch.backend  # noqa: F401 - imports are not what is measured
 
@@ -83,7 +83,7 @@ def _load(path: Path, engine: str, threads: int) -> dict[str, Any]:
 
 
 def _memory_mib() -> dict[str, float]:
-    """Resident memory now, of the process's own and mapped from files."""
+    """Return the resident memory now: the process's own, and that mapped from files."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {
         words[0].rstrip(":"): int(words[1]) / KIB_PER_MIB for words in lines if words and words[0].startswith("Rss")

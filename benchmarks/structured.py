@@ -1,7 +1,8 @@
 """JSON extraction with a grammar and without, on each topology: `python -m benchmarks.structured [--quick]`.
 
-One request at a time with the bundled models: a target process, and the draft here. Plain is the target alone at one
-token a pass; every other row must give its tokens, or the benchmark ends. Rows take turns; the best round counts.
+Requests run one at a time with the bundled models: a target process, and the draft in this one. Plain is the target
+alone at one token a pass; every other row must give its tokens, or the benchmark ends. Rows take turns; the best round
+counts.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ NUM_TOKENS = 96
 
 @dataclass
 class Figures:
-    """Of one row: the best rate, and what its drafts came to."""
+    """Figures of one row: the best rate, and the counts of its draft tokens."""
 
     tokens_per_s: float = 0.0
     num_tokens: int = 0
@@ -78,7 +79,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Row:
-    """A way to serve: who serves, with what draft length and schedule."""
+    """Way to serve: a completer with a draft length and a schedule."""
 
     completer: Completer
     gamma: int | None = None
@@ -112,13 +113,13 @@ async def _main(args: argparse.Namespace) -> None:
 
 
 def _request(prompt: str, sampling: SamplingParams, seed: int, grammar: Grammar | None) -> CompletionRequest:
-    """Without a grammar as many tokens as the limit, so that both read and write alike."""
+    """Return a request; it has the same token limit with and without a grammar."""
     return CompletionRequest(prompt, sampling, seed=seed, max_new_tokens=NUM_TOKENS, grammar=grammar)
 
 
 @asynccontextmanager
 async def _rows() -> AsyncGenerator[dict[str, Row], None]:
-    """Every topology, the plain one first."""
+    """Yield every topology, the plain one first."""
     async with AsyncExitStack() as stack:
         port = free_port()
         flags = ("--model", str(BUNDLED_TARGET), "--port", str(port), "--threads", "1")
@@ -175,7 +176,7 @@ async def _measure(rows: dict[str, Row], requests: Sequence[CompletionRequest], 
 
 
 async def _run(row: Row, requests: Sequence[CompletionRequest], figures: Figures) -> list[list[int]]:
-    """One request after the other; returns their tokens."""
+    """Send one request after the other; return their tokens."""
     outputs: list[list[int]] = []
     started = time.perf_counter()
     for request in requests:

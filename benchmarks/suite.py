@@ -1,4 +1,4 @@
-"""The project's own benchmark set in one file: `make bench`, or `python -m benchmarks.suite [--quick] [FILE]`.
+"""Benchmark set of the project in one file: `make bench`, or `python -m benchmarks.suite [--quick] [FILE]`.
 
 It takes under ten minutes on two cores with nothing else to do. FILE (docs/performance.json) holds every result with
 the machine, the versions, the commit and how busy the machine was; `python -m benchmarks.page` makes the tables of
@@ -58,13 +58,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def write(content: dict[str, Any], file: Path) -> None:
-    """As JSON, a line per benchmark."""
+    """Write the content as JSON, a line per benchmark."""
     lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def _benchmark(name: str, command: str, *, quick: bool) -> dict[str, Any]:
-    """What a benchmark printed last, and how it was asked."""
+    """Run a benchmark; return its tables and results, with its command."""
     command += " --quick" if quick and name in HAS_QUICK else ""
     found = json.loads(_run(name, command))
     return {"command": f"python {command}", "tables": found["tables"], "results": found["results"]}
@@ -75,16 +75,16 @@ def _comparison(*, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory:
         _run("comparison", f"{command} --output {directory}")
         results = json.loads((Path(directory) / "results.json").read_text(encoding="utf-8"))
-    # Of its own directory nobody else has one.
+    # Paths relative to the checkout hold on every machine.
     conditions = {name: text.replace(f"{ROOT}/", "") for name, text in results["conditions"].items()}
     return {"command": f"python {command}", **results, "conditions": conditions}
 
 
 def _run(name: str, command: str) -> str:
-    """The last line of what it prints.
+    """Return the last line of a command's output.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the command failed.
     """
     started = time.monotonic()
     print(f"{name}: python {command}", flush=True)

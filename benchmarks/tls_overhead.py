@@ -1,9 +1,9 @@
-"""What TLS and tokens cost per message: unary calls, and messages back and forth on a stream, over loopback.
+"""Cost of TLS and tokens per message: unary calls, and messages back and forth on a stream, over loopback.
 
     python -m benchmarks.tls_overhead [--calls 2000] [--rounds 5]
 
-No model: servers in a process of their own answer at once, in plain text, with TLS, with TLS and a token, and with
-client certificates. The ways take turns in each round. Ends with one line of JSON: medians in microseconds.
+There is no model: servers in a process of their own answer at once, in plain text, with TLS, with TLS and a token, and
+with client certificates. The ways take turns in each round. Ends with one line of JSON: medians in microseconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WAYS = ("plain", "tls", "tls_token", "mtls")
 
 
 class Echo(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Answers each proposal with a commit."""
+    """Service that answers each proposal with a commit."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 10_000
@@ -52,7 +52,7 @@ class Echo(rpc.VerificationServiceServicer):  # type: ignore[misc]
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
     async def Verify(self, _: object, call: Call) -> None:
-        """A message for a message."""
+        """Write a message for each message."""
         while await call.read() != grpc.aio.EOF:
             await call.write(pb.VerifyResponse(commit=pb.Commit(token_ids=[1, 2, 3])))
 
@@ -69,7 +69,7 @@ async def _serve(folder: Path, ports: dict[str, int]) -> None:
     servers = [
         Server(f"127.0.0.1:{ports[way]}", [Echo()], status_of=to_status, gate=gate) for way, gate in gates.items()
     ]
-    for server in servers:  # which end when nobody holds them any more
+    for server in servers:  # `servers` keeps them alive
         await server.open()
     await asyncio.Event().wait()
 
@@ -80,7 +80,7 @@ def serve(folder: Path, ports: dict[str, int]) -> None:
 
 
 def prepare(folder: Path) -> dict[str, Credentials | None]:
-    """Certificates and tokens for both sides; gives what each way dials with."""
+    """Write certificates and tokens for both sides; return the credentials of each way."""
     make_trial(folder, "127.0.0.1")
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     (folder / "token").write_text(TOKEN)
@@ -94,7 +94,7 @@ def prepare(folder: Path) -> dict[str, Credentials | None]:
 
 
 async def unary_us(channel: grpc.aio.Channel, num_calls: int) -> float:
-    """Of a call that opens a stream, sends one message and reads one."""
+    """Return the microseconds of a call that opens a stream, sends one message and reads one."""
     stub, took = rpc.VerificationServiceStub(channel), []
     for _ in range(num_calls):
         began = time.perf_counter()
@@ -106,7 +106,7 @@ async def unary_us(channel: grpc.aio.Channel, num_calls: int) -> float:
 
 
 async def message_us(channel: grpc.aio.Channel, num_messages: int) -> float:
-    """Of a message and its answer on one stream."""
+    """Return the microseconds of a message and its answer on one stream."""
     call, took = rpc.VerificationServiceStub(channel).Verify(), []
     for _ in range(num_messages):
         began = time.perf_counter()
@@ -118,7 +118,7 @@ async def message_us(channel: grpc.aio.Channel, num_messages: int) -> float:
 
 
 async def measured(args: argparse.Namespace, dials: dict[str, Credentials | None], ports: dict[str, int]) -> None:
-    """Measure all ways by turns; print a table, and a line of JSON last."""
+    """Measure all ways in turns; print a table, and a line of JSON last."""
     figures: dict[str, dict[str, list[float]]] = {way: {"call": [], "message": []} for way in WAYS}
     channels = {way: open_channel(f"127.0.0.1:{ports[way]}", dials[way]) for way in WAYS}
     for way, channel in channels.items():

@@ -1,8 +1,8 @@
-"""The main job in one minute: a draft worker and a target in two processes, on the bundled models.
+"""Demo of the main job in one minute: a draft worker and a target in two processes, on the bundled models.
 
 Streams the text of a few prompts as it comes, then shows what speculation gained over the target alone. Both are
-measured in turn on the same servers, and must give the same tokens. Prose is sampled, with a seed: chosen greedily, a
-small model's prose runs in circles. Run by `make demo`.
+measured in turn on the same servers, and must give the same tokens. Prose is sampled with a seed, since a small
+model's greedy prose runs in circles. Run by `make demo`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ async def run() -> int:
 
 
 def sampling_of(prompt: str) -> SamplingParams:
-    """How a prompt is continued: words alone are prose, and anything else a pattern."""
+    """Return how a prompt is continued: words alone are prose, and anything else a pattern."""
     return PROSE if prompt.replace(" ", "").isalpha() else STRUCTURED
 
 
@@ -111,7 +111,7 @@ async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Compari
 async def _complete(
     completer: Completer, prompt: str, sampling: SamplingParams, *, gamma: int | None = None, show: bool = False
 ) -> Result:
-    """One answer; `gamma` 0 is plain decoding, for which a target looks nothing up either."""
+    """Complete a prompt; `gamma` 0 is plain decoding, in which the target looks nothing up either."""
     result = Result(prompt)
     request = CompletionRequest(prompt, sampling, seed=SEED, max_new_tokens=MAX_NEW_TOKENS, gamma=gamma)
     async with aclosing(completer.complete(request)) as events:
@@ -123,7 +123,7 @@ async def _complete(
 
 
 def table_of(comparisons: Sequence[Comparison]) -> Table:
-    """One row per prompt, and one for all."""
+    """Return a table with one row per prompt, and one for all."""
     title = "\nSpeculative decoding against the target alone: same run, same tokens"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("prompt", max_width=16, no_wrap=True)

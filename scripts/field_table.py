@@ -1,6 +1,6 @@
-"""Writes the table of foreign fields in docs/gateway.md from the gateway's schema: `python -m scripts.field_table`.
+"""Generator of the table of foreign fields in docs/gateway.md: `python -m scripts.field_table`.
 
-Owns the names of the fields that vLLM and llama-server take; what becomes of each is read from the schema.
+Owns the names of the fields that vLLM and llama-server take; the gateway's schema defines what becomes of each.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _LLAMA = """
     continue_final_message echo logit_bias ignore_eos stop samplers
 """
 VLLM = {"completions": (_VLLM_BOTH + _VLLM_COMPLETIONS).split(), "chat": (_VLLM_BOTH + _VLLM_CHAT).split()}
-"""As of vLLM's completion and chat protocols of 2026."""
+"""Fields of vLLM's completion and chat protocols of 2026."""
 LLAMA = {
     "completions": [*_LLAMA.split(), "model", "prompt"],
     "chat": [*_LLAMA.split(), *["model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format"]],
 }
-"""As of llama-server's completion schema of 2026."""
+"""Fields of llama-server's completion schema of 2026."""
 
 
 def table() -> str:
-    """Markdown: one row per field, with what each endpoint does with it."""
+    """Return Markdown with one row per field, and what each endpoint does with it."""
     names = sorted({name for server in (VLLM, LLAMA) for fields in server.values() for name in fields})
     rows = [
         f"| `{name}` | {', '.join(_servers(name))} | {_cell(name, 'completions')} | {_cell(name, 'chat')} |"
@@ -79,7 +79,7 @@ def _cell(name: str, endpoint: str) -> str:
 
 
 def updated(document: str) -> str:
-    """The document with the table as it must be."""
+    """Return the document with the current table."""
     before, _, rest = document.partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 

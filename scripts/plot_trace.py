@@ -1,4 +1,4 @@
-"""Draws a stretch of time-line from trace files: `python scripts/plot_trace.py OUT.png TITLE=FILE[,FILE] ...`.
+"""Chart of a stretch of time from trace files: `python scripts/plot_trace.py OUT.png TITLE=FILE[,FILE] ...`.
 
 Each TITLE is a row of panels: the target's passes and the draft's steps, from files that --trace wrote on one machine.
 A pass is labelled with accepted/verified draft tokens.
@@ -21,13 +21,13 @@ LANES = {"pass": ("target", "#0072B2"), "step": ("draft", "#E69F00")}
 
 
 def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Steps of all files, by start."""
+    """Return the steps of all files, sorted by start."""
     events = [event for path in paths for event in json.loads(path.read_text())["traceEvents"]]
     return sorted((event for event in events if event["ph"] == "X"), key=lambda event: float(event["ts"]))
 
 
 def draw(axes: Axes, title: str, events: list[dict[str, Any]]) -> None:
-    """One panel: `SHOWN_MS` from the longest pause of the target on, where a request begins."""
+    """Draw one panel: `SHOWN_MS` from the end of the target's longest pause, where a request begins."""
     origin = _after_longest_pause([event for event in events if event["name"] == "pass"])
     for event in events:
         start_ms, length_ms = (float(event["ts"]) - origin) / 1e3, float(event["dur"]) / 1e3

@@ -1,8 +1,7 @@
-"""Writes the requirements files from pyproject.toml, which is their only source: `python -m scripts.requirements`.
+"""Generator of the requirements files from pyproject.toml, their only source: `python -m scripts.requirements`.
 
-Each file has the packages of one extra, or of the runtime, with the comments that stand beside them there. A range
-becomes its newest version, which is the one that is tested; inside a Neuron environment, whose SDK chooses versions, it
-stays a range.
+Each file has the packages of one extra, or of the runtime, with their comments from pyproject.toml. A range becomes its
+newest version, which is the tested one. For a Neuron environment it stays a range, since the SDK chooses versions.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "# Generated from pyproject.toml by `python -m scripts.requirements`: change it there.\n"
 NEEDS_RUNTIME = ("dev", "bench")
-"""Extras whose file installs the runtime too; the others are for an environment that has it."""
+"""Extras that install the runtime too; the others are for an environment that has it."""
 _LINE = re.compile(r'^    "(?P<spec>[^"]+)",(?:  # (?P<why>.*))?$')
 _START = re.compile(r"^(?P<name>[\w-]+) = \[$")
 
 
 def requirements() -> dict[str, str]:
-    """The content of every file, by name."""
+    """Return the content of every file, by name."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     project: dict[str, Any] = tomllib.loads(text)["project"]
     comments = _comments(text)
@@ -33,7 +32,7 @@ def requirements() -> dict[str, str]:
 
 
 def _comments(text: str) -> dict[str, str]:
-    """What stands above each list, by the list's name, and beside each entry, by the entry."""
+    """Return the comments above each list, by the list's name, and beside each entry, by the entry."""
     comments: dict[str, str] = {}
     above = ""
     for line in text.splitlines():
@@ -58,12 +57,12 @@ def _commented(requirement: str, why: str | None) -> str:
 
 
 def pinned(spec: str) -> str:
-    """A range as the newest version that it allows; anything else as it is."""
+    """Return a range as the newest version that it allows, and anything else as it is."""
     return re.sub(r">=[\w.]+,<=([\w.]+)", r"==\1", spec)
 
 
 def _runtime_beside_neuron(project: dict[str, Any]) -> str:
-    """The runtime, as ranges, without what the Neuron packages bring and what only a CPU needs."""
+    """Return the runtime as ranges, without what the Neuron packages bring and what only a CPU needs."""
     left_out = ("torch", "transformers", "onnx", "matplotlib")
     rest = [spec for spec in project["dependencies"] if not spec.startswith(left_out)]
     return "# The runtime; versions of ranges are the SDK's choice.\n" + "\n".join(rest) + "\n"

@@ -1,7 +1,7 @@
-"""Draws docs/scheduling.png: one prompt under each schedule, from traces of a real target and a real draft worker.
+"""Generator of docs/scheduling.png: one prompt under each schedule, traced on a real target and draft worker.
 
-`python scripts/trace_schedules.py [--rtt_ms 6] [--output docs/scheduling.png]` starts both, a core each, with a delay
-between them.
+`python scripts/trace_schedules.py [--rtt_ms 6] [--output docs/scheduling.png]` starts both, each on its own core, with
+a delay between them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEDULES = {
 
 
 async def trace(schedule: Schedule, branches: int, rtt_ms: float, directory: Path) -> tuple[Path, Path]:
-    """Complete the prompt twice, the first time to warm up; the traces of target and draft worker."""
+    """Complete the prompt twice, the first time to warm up; return the trace files of target and draft worker."""
     files = directory / "target.json", directory / "draft.json"
     port, serve = free_port(), free_port()
     target = ["--port", str(port), "--threads", "1", "--batch", "1", "--trace", str(files[0])]

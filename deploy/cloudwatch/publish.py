@@ -1,8 +1,8 @@
 """Publish a comparison in CloudWatch: `python deploy/cloudwatch/publish.py reports/comparison/results.json`.
 
-Of each Variant (endpoint, or topology) and TestCase (prompt kind) the medians over its requests. boto3 puts them, with
-the credentials and the region that it finds; `--stdout` writes lines in CloudWatch's embedded metric format instead,
-which its log agents turn into the same metrics, and needs Python alone.
+The metrics are medians over the requests of each Variant (endpoint, or topology) and TestCase (prompt kind). boto3
+sends them, with the credentials and the region that it finds. `--stdout` writes lines in CloudWatch's embedded metric
+format instead, which its log agents turn into the same metrics, and needs Python alone.
 
 Exit codes: 0; 1: CloudWatch was not reached, or refused; 2: the file cannot be published.
 """
@@ -25,13 +25,13 @@ METRICS = {
     "OutputTokens": ("number_output_tokens", "Count"),
     "RequestOutputThroughput": ("request_output_throughput_token_per_s", "Count/Second"),
 }
-"""CloudWatch's name of a figure: ours, in `statistics` of results.json, and its unit."""
+"""Map from CloudWatch's name of a figure to its name in `statistics` of results.json, and its unit."""
 MAX_DATA = 1000
-"""Metrics that one PutMetricData takes."""
+"""Most metrics in one PutMetricData request."""
 
 
 class PublishError(Exception):
-    """Nothing, or not everything, was published."""
+    """Failure to publish some or all metrics."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class PublishError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What was measured of one variant on one prompt kind; `medians` by the names of METRICS."""
+    """Figures of one variant on one prompt kind; `medians` by the names of METRICS."""
 
     variant: str
     name: str
@@ -48,10 +48,10 @@ class Case:
 
 
 def read_cases(file: Path) -> list[Case]:
-    """The cases of a results.json, without those in which nothing was answered.
+    """Return the cases of a results.json that have answered requests.
 
     Raises:
-        PublishError: it is none, or its figures cannot be told apart by variant and test case.
+        PublishError: the file is no results.json, has no measured case, or has two of one variant and test case.
     """
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
@@ -76,7 +76,7 @@ def _case(cell: dict[str, Any]) -> Case:
 
 
 def event(namespace: str, case: Case, at_s: float) -> dict[str, Any]:
-    """A case in the embedded metric format; `at_s` since the epoch."""
+    """Return a case in the embedded metric format; `at_s` is in seconds since the epoch."""
     metrics = [{"Name": name, "Unit": METRICS[name][1]} for name in case.medians]
     directive = {"Namespace": namespace, "Dimensions": [["Variant", "TestCase"]], "Metrics": metrics}
     about = {"Timestamp": int(at_s * 1000), "CloudWatchMetrics": [directive]}
@@ -84,7 +84,7 @@ def event(namespace: str, case: Case, at_s: float) -> dict[str, Any]:
 
 
 def data(cases: Sequence[Case], at_s: float) -> list[dict[str, Any]]:
-    """All cases as PutMetricData takes them."""
+    """Return the metrics of all cases as PutMetricData takes them."""
     return [
         {
             "MetricName": name,
@@ -131,7 +131,7 @@ def publish(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """See the module's text."""
+    """Run the command line; return the exit code that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, metavar="FILE", help="results.json of compare_architectures.py")
     parser.add_argument("--namespace", default="Qwen/LLMPerf", metavar="NAME", help="of the metrics (%(default)s)")

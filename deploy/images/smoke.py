@@ -1,6 +1,6 @@
-"""Runs inside the image, by its own Python: serves the bundled pair, asks it for a completion, and ends it.
+"""Smoke test inside an image: serves the bundled pair, requests a completion, and ends the server.
 
-`make images` feeds it to the image's Python; it needs nothing but what is there.
+`make images` feeds it to the image's Python; it needs only what the image holds.
 """
 
 import json
@@ -38,7 +38,7 @@ def _wait(server: "subprocess.Popen[bytes]", *, seconds: float) -> None:
 
 
 def main() -> int:
-    """The server's exit code, 0 for a drained one."""
+    """Run the test; return the server's exit code, 0 for a drained one."""
     for role in ROLES:
         subprocess.run([sys.executable, "main.py", "--role", role, "--help"], check=True, stdout=subprocess.DEVNULL)
     started = time.monotonic()

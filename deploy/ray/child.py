@@ -1,4 +1,4 @@
-"""An ordinary server of this project as a child process: begun, asked for its load, drained, and never an orphan."""
+"""Ordinary server of this project as a child process: started, asked for its load, drained, and never orphaned."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from inference.config import PLAIN, ROOT, DialSecurity, address
 from inference.workers.dialling import credentials_of
 
 CALL_S = 10.0
-"""That a call of the child may take."""
+"""Timeout of a call to the child, in seconds."""
 
 
 DRAIN_S = 40.0
-"""That it may take to end: room for a `--grace_s` of 30 s."""
+"""Seconds that the child may take to end, with room for a `--grace_s` of 30 s."""
 
 
 class ChildEndedError(Exception):
-    """The process has ended, and should not have."""
+    """Unexpected end of the child process."""
 
 
 class Child:
-    """A running `main.py`, ready for requests. Its stdin is a lifeline: it drains when its supervisor is gone."""
+    """Running `main.py` that is ready for requests. Its stdin is a lifeline: it drains when its supervisor is gone."""
 
     def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, Any], security: DialSecurity) -> None:
         self._process = process
@@ -41,10 +41,10 @@ class Child:
 
     @classmethod
     async def start(cls, role: str, flags: Sequence[str], security: DialSecurity = PLAIN) -> Child:
-        """Begin one, and wait until its ports are open: as long as its model takes to load.
+        """Start a server and wait until its ports are open, for as long as its model takes to load.
 
         Raises:
-            ChildEndedError: it ended first; its log, which is the supervisor's, says why.
+            ChildEndedError: it ended first; the supervisor's log, which it shares, has the reason.
         """
         words = [sys.executable, str(ROOT / "main.py"), "--role", role, *flags, "--lifeline", "stdin", "--ready_json"]
         pipe = subprocess.PIPE  # no preexec_fn, and so no fork() under gRPC's threads
@@ -61,11 +61,11 @@ class Child:
             raise
 
     async def ended(self) -> int:
-        """Wait for its end; its exit code."""
+        """Wait for its end; return its exit code."""
         return await asyncio.to_thread(self._process.wait)
 
     async def load(self) -> pb.GetLoadResponse:
-        """How busy it is.
+        """Return how busy it is.
 
         Raises:
             grpc.aio.AioRpcError: it does not answer.
@@ -75,11 +75,11 @@ class Child:
         return load
 
     async def drain(self) -> int:
-        """Let it end as on SIGTERM, or kill it then; its exit code."""
+        """Drain it as on SIGTERM, kill it if it does not end in time, and return its exit code."""
         if self._channel is not None:
             try:
                 await rpc.GenerationServiceStub(self._channel).Drain(pb.DrainRequest(), timeout=CALL_S)
-            except grpc.aio.AioRpcError as exc:  # refused off loopback without an auth file: the lifeline does
+            except grpc.aio.AioRpcError as exc:  # refused off loopback without an auth file: closing stdin drains it
                 if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # it hangs, and would not drain either
                     self._process.kill()
         assert self._process.stdin is not None

@@ -1,7 +1,7 @@
-"""A cluster on one machine, in figures: load, a killed node, and from one target to three and back. By `make ray-demo`.
+"""Demo of a Ray cluster on one machine, with figures: load, a killed node, from one target to three and back.
 
-Every answer is compared with the one that the first target gave undisturbed. Processes of Ray are this script's, in a
-folder and with a token of their own, and end with it.
+Run by `make ray-demo`. Every answer is compared with the one that the first target gave undisturbed. This script
+starts Ray's processes in a folder and with a token of their own, and ends them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from inference.serving.processes import free_port
 NUM_NODES = 3
 NUM_TOKENS = 300
 NUM_SLOTS, CROWD = 5, 10
-"""Slots of a target, and clients at once: they fill two targets, which is more than `scaling.FULL`."""
+"""Slots of a target, and number of concurrent clients: they fill two targets, which is more than `scaling.FULL`."""
 PROMPTS = ("1, 2, 3,", "Once upon a time", "The little dog", "and the wind", "One day, Lily", "The sun")
 PATIENCE_S = 120.0
 WORKER = {"num_cpus": 0.1, "resources": {"target": 1}}
@@ -54,7 +54,7 @@ def _here(flags: list[str]) -> dict[str, Any]:
 
 
 class Town:
-    """A Ray cluster, with the gateway's port. Every node but the head has room for one target."""
+    """Ray cluster, with the gateway's port. Every node but the head has room for one target."""
 
     def __init__(self, cluster: Any, folder: str) -> None:
         self._cluster = cluster
@@ -65,7 +65,7 @@ class Town:
         self._cluster.add_node(num_cpus=2, resources={"target": 1})
 
     def serve(self, **options: Any) -> None:
-        """Targets as `options` say, a draft worker, and a gateway; returns when they serve."""
+        """Start targets with these `options`, a draft worker and a gateway; return when they serve."""
         from ray import serve
 
         from deploy.ray.registry import registry
@@ -83,15 +83,15 @@ class Town:
             serve.run(each, name=name, route_prefix=None)
 
     async def targets(self) -> dict[str, str]:
-        """Nodes that have a target, and its address."""
+        """Return the address of each node's target, by node id."""
         leases = await self._registry.leases.remote()
         return {lease.node: lease.address for lease in leases.values()}
 
     async def until(self, condition: Callable[[dict[str, str]], bool]) -> float:
-        """Seconds until the targets are so.
+        """Wait until the targets meet a condition; return how many seconds it took.
 
         Raises:
-            TimeoutError: they never were.
+            TimeoutError: they did not within `PATIENCE_S`.
         """
         began = time.monotonic()
         async with asyncio.timeout(PATIENCE_S):
@@ -101,7 +101,7 @@ class Town:
                 await asyncio.sleep(0.1)
 
     async def kill(self, node_id: str) -> None:
-        """As if the machine lost its power: all processes of a node at once, without a word."""
+        """Kill all processes of a node at once, as if the machine lost its power."""
         import psutil
 
         node = next(each for each in self._cluster.worker_nodes if each.node_id == node_id)
@@ -113,7 +113,7 @@ class Town:
 
 
 def processes_of(place: Town) -> list[str]:
-    """What runs of a town: Ray's processes, and ours below them."""
+    """Return the command lines of a cluster's processes: Ray's, and the servers below them."""
     import psutil
 
     found = []
@@ -126,11 +126,11 @@ def processes_of(place: Town) -> list[str]:
 
 @contextmanager
 def town(num_nodes: int = NUM_NODES) -> Generator[Town, None, None]:
-    """A cluster on this machine while the block runs."""
+    """Yield a cluster on this machine, which ends with the block."""
     folder = tempfile.mkdtemp(prefix="specdec-")
     os.environ.update(TMPDIR=folder, RAY_TMPDIR=folder, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="1")
-    os.environ["PYTHONPATH"] = str(ROOT)  # of workers, which import this project
+    os.environ["PYTHONPATH"] = str(ROOT)  # Ray's workers import this project
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
@@ -152,7 +152,7 @@ def town(num_nodes: int = NUM_NODES) -> Generator[Town, None, None]:
 
 @dataclass
 class Answers:
-    """What clients saw in one part of the show; times in seconds."""
+    """Counts and times of all clients in one part of the demo; times in seconds."""
 
     num_done: int = 0
     num_failed: int = 0
@@ -164,14 +164,14 @@ class Answers:
 
 
 class Clients:
-    """Ask a gateway, stream, and compare."""
+    """Clients that stream answers from a gateway and compare them with the undisturbed ones."""
 
     def __init__(self, port: int) -> None:
         self._http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
         self._expected: dict[int, str] = {}
 
     async def learn(self) -> Answers:
-        """Ask for all answers, one after the other, of whatever serves now."""
+        """Send all prompts one after the other, and keep the answers as the undisturbed ones."""
         answers = Answers()
         began = time.monotonic()
         for number in range(len(PROMPTS)):
@@ -180,7 +180,7 @@ class Clients:
         return answers
 
     async def during(self, num_clients: int, what: Callable[[], Awaitable[Any]]) -> Answers:
-        """Ask again and again, so many at once, while something goes on; what was asked then is waited for."""
+        """Run clients that ask without a break while `what` runs, then wait for their last answers."""
         answers, over, began = Answers(), asyncio.Event(), time.monotonic()
 
         async def one(number: int) -> None:
@@ -202,11 +202,11 @@ class Clients:
         return answers
 
     async def _ask(self, number: int, answers: Answers) -> str:
-        """One answer's text.
+        """Return one answer's text.
 
         Raises:
-            httpx.HTTPError: the gateway is not there.
-            RuntimeError: it says that something failed.
+            httpx.HTTPError: the gateway cannot be reached.
+            RuntimeError: the gateway reports a failure.
         """
         body = {"prompt": PROMPTS[number], "max_tokens": NUM_TOKENS, "ignore_eos": True}
         text, last, began = "", 0.0, time.monotonic()
@@ -232,7 +232,7 @@ class Clients:
 
 
 async def show(place: Town) -> int:
-    """The whole story; the number of answers that were lost or different."""
+    """Run all parts and print the table; return the number of answers that were lost or different."""
     clients, table, wrong = Clients(place.port), Table(title="Ray on one machine", box=box.SIMPLE), 0
     for head in ("part", "targets", "same answer", "tokens/s", "TTFT p50", "longest gap", "took"):
         table.add_column(head, justify="left" if head in ("part", "took") else "right", no_wrap=True)
@@ -262,7 +262,7 @@ async def show(place: Town) -> int:
     row("undisturbed, one at a time", "1", await clients.learn())
     row(f"{CROWD} clients", "1 -> 3", await clients.during(CROWD, lambda: until(3)), f"3 after {took[-1]:.1f} s")
     row("a node is killed", "3 -> 2", await clients.during(CROWD, power_cut), f"known after {took[-1]:.1f} s")
-    place.add_node()  # Ray wants the main thread
+    place.add_node()  # Ray needs the main thread
     row("another node comes", "2 -> 3", await clients.during(CROWD, lambda: until(3)), f"3 after {took[-1]:.1f} s")
     row("2 clients stay", "3 -> 1", await clients.during(2, lambda: until(1)), f"1 after {took[-1]:.1f} s")
     Console(width=112).print(table)
@@ -274,7 +274,7 @@ def main() -> int:
     with town() as place:
         place.serve(autoscaling_config=AUTOSCALING)
         wrong = asyncio.run(show(place))
-    print("every answer was the undisturbed one" if not wrong else f"{wrong} answers were lost, or others")
+    print("every answer was the undisturbed one" if not wrong else f"{wrong} answers were lost or different")
     return min(1, wrong)
 
 

@@ -1,6 +1,6 @@
-"""Which targets there are: leases, held by one named actor. Whoever wants the list waits for the next one.
+"""Registry of targets: leases, held by one named Ray actor. Followers wait for the next version of the list.
 
-`Leases` knows no Ray. The actor may die: it begins empty, and targets renew their leases within a beat.
+`Leases` knows no Ray. The actor may die: it restarts empty, and targets renew their leases within a beat.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 BEAT_S = 1.0
-"""Between two renewals."""
+"""Seconds between two renewals."""
 LEASE_S = 3.0
-"""For which a target is believed to be there."""
+"""Seconds that a lease is good without a renewal."""
 ANSWER_S = 10.0
-"""A wait ends so, if nothing has changed: whoever has died waits no longer."""
+"""Longest wait for a change, in seconds; it ends the calls of followers that have died."""
 NAME = NAMESPACE = "specdec"
 NUM_CALLS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A target.
+    """Lease of a target.
 
     Attributes:
-        address: HOST:PORT.
-        node: id of the Ray node that it is on.
-        until: when it is gone, unless the lease is renewed.
+        address: the target's HOST:PORT.
+        node: id of the target's Ray node.
+        until: time at which it expires, unless it is renewed.
     """
 
     address: str
@@ -38,34 +38,34 @@ class Lease:
 
 
 class Leases:
-    """Targets by key. Used from one event loop alone."""
+    """Leases of targets by key. Used from one event loop alone."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._whole_at = clock() + 1.5 * BEAT_S  # before, some that there are may not have been heard of yet
+        self._whole_at = clock() + 1.5 * BEAT_S  # before, some targets may not have renewed yet
         self._leases: dict[str, Lease] = {}
         self._version = time.time_ns() // 1_000_000  # grows, also from one actor to the next
         self._changed = asyncio.Event()
 
     async def put(self, key: str, address: str, node: str) -> None:
-        """A target is there, and will be for a while."""
+        """Grant or renew a target's lease."""
         before = self._leases.get(key)
         self._leases[key] = Lease(address, node, self._clock() + LEASE_S)
         if before is None or before.address != address:
             self._tell()
 
     async def remove(self, key: str) -> None:
-        """A target takes no new sessions; those that it has are its own affair."""
+        """End a target's lease: it takes no new sessions, and serves those that it has."""
         if self._leases.pop(key, None) is not None:
             self._tell()
 
     async def leases(self) -> dict[str, Lease]:
-        """Those that are good now."""
+        """Return the leases that are good now."""
         self._expire()
         return dict(self._leases)
 
     async def wait(self, known: int) -> tuple[int, list[str]]:
-        """Version and addresses, once they are others than those of version `known`, or after a while as they are."""
+        """Return version and addresses when they differ from version `known`, or unchanged after `ANSWER_S`."""
         ends_at = self._clock() + ANSWER_S
         while True:
             self._expire()
@@ -88,7 +88,7 @@ class Leases:
 
 
 def registry() -> Any:
-    """A handle of the actor, which is made if it is not there: on the head, since that outlives the other nodes."""
+    """Return a handle of the actor; create it if it is missing, on the head, which outlives the other nodes."""
     import ray
 
     actor = ray.remote(Leases).options(

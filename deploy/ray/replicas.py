@@ -1,4 +1,4 @@
-"""What Ray Serve places, restarts and scales: supervisors, each of one ordinary server process. No token passes here.
+"""Supervisors that Ray Serve places, restarts and scales, each of one ordinary server process. No token passes here.
 
 `targets`, `drafts` and `gateway` build the applications that serve.yaml names.
 """
@@ -26,17 +26,17 @@ from inference.config import DialSecurity
 logger = logging.getLogger("ray.serve")
 
 HUNG_S = 15.0
-"""A target that has answered nothing for so long is replaced."""
+"""Seconds without an answer after which a target is replaced."""
 FILES = ("ca", "cert", "key", "token_file")
 
 
 class Supervisor:
-    """Keeps one server running: what ends by itself is begun again, here; what cannot begin is Serve's to replace.
+    """Supervisor of one server: it restarts a server that ends, and Serve replaces it if the server cannot start.
 
     Args:
-        flags: of the role.
-        host: to listen on; "node" is the address by which other nodes know this one.
-        security: how its supervisor dials it: fields of `DialSecurity`, for targets with certificates or tokens.
+        flags: flags of the role.
+        host: address to listen on; "node" is the one by which other nodes know this one.
+        security: fields of `DialSecurity` for dialling the server, for targets with certificates or tokens.
     """
 
     role: ClassVar[str]
@@ -55,11 +55,11 @@ class Supervisor:
         self._background(self._keep())
 
     async def _own_flags(self) -> list[str]:
-        """What is not the user's to say; waits for whatever it cannot begin without."""
+        """Return the flags that the user does not set; wait for everything that the server needs to start."""
         raise NotImplementedError
 
     async def _attend(self, child: Child) -> None:
-        """What there is to do while a server runs."""
+        """Do the role's work while a server runs."""
 
     async def _begin(self) -> Child:
         return await Child.start(self.role, self._flags, self._security)
@@ -85,16 +85,16 @@ class Supervisor:
             self._fault = task.exception()
 
     async def check_health(self) -> None:
-        """See Serve.
+        """Report a failure to Serve.
 
         Raises:
-            Exception: something here has failed, such as another start of the server.
+            Exception: a background task has failed, such as another start of the server.
         """
         if self._fault is not None:
             raise self._fault
 
     async def __del__(self) -> None:
-        """Before the replica goes: the only word that Serve gives it."""
+        """Drain the server; Serve announces the end of a replica in no other way."""
         for task in self._tasks:
             task.cancel()
         code = await self._child.drain()
@@ -102,11 +102,11 @@ class Supervisor:
 
 
 class Target(Supervisor):
-    """A target, whose lease its supervisor renews, and whose load Serve scales by."""
+    """Supervisor of a target: it renews the target's lease and reports the load by which Serve scales."""
 
     role = "target"
     _load = pb.GetLoadResponse()
-    _heard_at: float | None = None  # None: there is nobody to hear
+    _heard_at: float | None = None  # None: no server runs
 
     async def _own_flags(self) -> list[str]:
         self._key = serve.get_replica_context().replica_tag
@@ -125,18 +125,18 @@ class Target(Supervisor):
             self._registry.remove.remote(self._key)
 
     async def check_health(self) -> None:
-        """See `Supervisor`; a target that hangs is none."""
+        """See `Supervisor`; raises TimeoutError, too, if the target hangs."""
         await super().check_health()
         if self._heard_at is not None and time.monotonic() - self._heard_at > HUNG_S:
             raise TimeoutError(f"the target has not answered for {HUNG_S:g} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """For `scaling.by_slots`: requests never pass Serve, so it cannot count them."""
+        """Return the load for `scaling.by_slots`: requests never pass Serve, so it cannot count them."""
         return {"busy": self._load.num_running + self._load.num_waiting, "slots": self._load.num_slots}
 
 
 class Follower(Supervisor):
-    """A server that follows the targets: by a file, which its supervisor writes as the registry says."""
+    """Supervisor of a server that follows the targets through a file, which it writes from the registry."""
 
     flag: ClassVar[str]
 
@@ -152,30 +152,30 @@ class Follower(Supervisor):
         version, part = 0, self._file.with_suffix(".part")
         while True:
             version, addresses = await self._registry.wait.remote(version)
-            if addresses:  # none: nobody gains by leaving the last ones, which may only not have been heard of
+            if addresses:  # an empty list keeps the last targets, which may only not have renewed yet
                 part.write_text("".join(f"{address}\n" for address in addresses))
                 part.replace(self._file)
                 first.set()
 
 
 class Draft(Follower):
-    """A draft worker in the pools of all targets."""
+    """Supervisor of a draft worker in the pools of all targets."""
 
     role, flag = "draft", "--attach"
 
 
 class Gateway(Follower):
-    """OpenAI's HTTP API on a port of its own, in front of all targets."""
+    """Supervisor of a gateway: OpenAI's HTTP API on a port of its own, in front of all targets."""
 
     role, flag = "gateway", "--target_host"
 
 
 def application(kind: type[Supervisor], args: Mapping[str, Any], **options: Any) -> Any:
-    """An application of one deployment.
+    """Return an application of one deployment.
 
     Args:
         args: flags (a list), host ("node" by default), security (a mapping); see `Supervisor`.
-        options: of the deployment, besides those here.
+        options: further options of the deployment.
     """
     patience = {
         "graceful_shutdown_timeout_s": DRAIN_S + CALL_S,

@@ -1,4 +1,4 @@
-"""How many targets there should be. Runs inside Serve's controller, ten times a second: no input, no output, no Ray."""
+"""Policy for the number of targets. Serve's controller runs it ten times a second: no input, no output, no Ray."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 FULL = 0.8
-"""Share of the slots that may be in use before there should be one target more."""
+"""Share of slots in use above which there should be one more target."""
 
 
 class Context(Protocol):
-    """What Serve tells a policy: of each metric that replicas report, the mean by replica."""
+    """Context that Serve passes to a policy: the mean by replica of each metric that replicas report."""
 
     @property
     def current_num_replicas(self) -> int: ...
@@ -24,10 +24,13 @@ class Context(Protocol):
 
 
 def by_slots(context: Context) -> tuple[int, dict[str, Any]]:
-    """So many targets that the sessions that run or wait take `FULL` of their slots; Serve keeps it in its limits."""
+    """Return the number of targets at which all sessions, running or waiting, take `FULL` of the slots.
+
+    Serve keeps it within its limits.
+    """
     metrics, state = context.aggregated_metrics or {}, dict(context.policy_state or {})
     busy, slots = metrics.get("busy", {}), metrics.get("slots", {})
-    if not busy or not sum(slots.values()):  # nobody has reported yet
+    if not busy or not sum(slots.values()):  # no replica has reported yet
         return context.current_num_replicas, state
     slots_of_one = sum(slots.values()) / len(slots)
     return max(1, math.ceil(sum(busy.values()) / (FULL * slots_of_one))), state

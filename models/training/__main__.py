@@ -1,4 +1,4 @@
-"""Trains, exports and evaluates the bundled demo pair: a small draft and a larger target of one family.
+"""Training, export and evaluation of the bundled demo pair: a small draft and a larger target of one family.
 
 `python -m models.training STAGE --corpus DIR` runs one of the stages `tokenizer`, `target`, `draft`, `evaluate`, or
 `all` of them in order. `draft` consists of `draft-pretrain`, `draft-texts` (the target writes text) and
@@ -38,7 +38,7 @@ from models.training.writing import WritingPlan, write_texts
 
 SEED = 20
 # Large batches while the loss falls fast, then smaller ones, because more steps teach more than more rows per step.
-# The last third sees more structured text, whose copying and counting are learned late.
+# The last third has more structured text, since copying and counting are learned late.
 TARGET_STAGES = (
     Stage(0.27, 32, 256),
     Stage(0.64, 16, 256),
@@ -63,7 +63,7 @@ def run_tokenizer(options: argparse.Namespace) -> None:
 
 
 def run_tokens(options: argparse.Namespace) -> None:
-    """Write the encoded corpus for a pair that is there already, with its own tokenizer."""
+    """Write the encoded corpus for an existing pair, with its own tokenizer."""
     save_tokenizer(load_tokenizer(options.models / "target"), options.work / "tokenizer")
     write_streams(options, tokens.load_documents(options.corpus, SEED))
 
@@ -76,7 +76,7 @@ def write_streams(options: argparse.Namespace, documents: dict[str, Split]) -> N
 
 
 def mixture(directory: Path, seed: int) -> tokens.MixtureSampler:
-    """Sampler over the three training streams."""
+    """Return a sampler over the three training streams."""
     samplers = [
         tokens.RowSampler(tokens.read_stream(directory, kind, "train"), seed + index)
         for index, kind in enumerate(tokens.KINDS)
@@ -125,7 +125,7 @@ def run_draft_distill(options: argparse.Namespace) -> None:
 
 
 def _undistilled_draft(options: argparse.Namespace) -> tuple[LlamaForCausalLM, Rates]:
-    """The pre-trained draft or, where that is gone, the exported one, whose distillation then goes on."""
+    """Return the pre-trained draft or, if that is gone, the exported one, to continue its distillation."""
     if not (options.work / "draft_pretrain" / CHECKPOINT).exists():
         return use_training_attention(load_model(options.models / "draft")), CONTINUED_RATES
     draft = new_model(draft_config(), SEED)

@@ -1,4 +1,4 @@
-"""Owns the exact simulation of greedy speculative decoding: what share of the draft's proposals is accepted."""
+"""Exact simulation of greedy speculative decoding: the accepted share of the draft's proposals."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Acceptance:
 
 
 def count_rounds(matches: list[bool], gamma: int) -> Acceptance:
-    """Play the rounds along one text; `matches[i]`: the draft's greedy choice equals the target's i-th token.
+    """Count the rounds along one text; `matches[i]`: the draft's greedy choice equals the target's i-th token.
 
     Up to its first mismatch a proposal equals the target's text, so the draft's choices on that text decide
-    everything. Near the end only as many tokens are proposed as are still missing.
+    everything. Near the end no more tokens are proposed than are still missing.
     """
     total, position = Acceptance(0, 0, 0), 0
     while position < len(matches):
@@ -50,7 +50,7 @@ def count_rounds(matches: list[bool], gamma: int) -> Acceptance:
 
 
 def greedy_texts(target: LlamaForCausalLM, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-    """Let the target continue every prompt greedily; returns whole texts, up to and with an end of text."""
+    """Let the target continue every prompt greedily; return whole texts, up to and with an end of text."""
     texts: list[list[int]] = [[] for _ in prompts]
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
@@ -63,7 +63,7 @@ def greedy_texts(target: LlamaForCausalLM, prompts: list[list[int]], new_tokens:
 
 
 def measure(draft: LlamaForCausalLM, prompts: list[list[int]], texts: list[list[int]], gamma: int) -> list[Acceptance]:
-    """Acceptance along every text of `greedy_texts`."""
+    """Return the acceptance along every text of `greedy_texts`."""
     results: list[Acceptance] = []
     for prompt, text in zip(prompts, texts, strict=True):
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Owns the shapes of the two models and the attention kernel used while training."""
+"""Shapes of the two models, and the attention kernel for training."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def _config(hidden: int, layers: int, heads: int, intermediate: int) -> LlamaCon
 
 
 def target_config() -> LlamaConfig:
-    """Deep and narrow, because a step's time grows with depth and the draft must be much faster."""
+    """Return a deep and narrow shape: a step's time grows with depth, and the draft must be much faster."""
     return _config(hidden=288, layers=12, heads=4, intermediate=768)
 
 
 def draft_config() -> LlamaConfig:
-    """Two layers: the fewest that can copy from context (induction)."""
+    """Return a shape of two layers, the fewest that can copy from context (induction)."""
     return _config(hidden=160, layers=2, heads=4, intermediate=432)
 
 
@@ -55,7 +55,7 @@ def _matmul_causal(
     dropout: float = 0.0,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention by three bfloat16 matrix products; tensors are (batch, heads, length, head size).
+    """Compute causal attention by three bfloat16 matrix products; tensors are (batch, heads, length, head size).
 
     On a CPU with bfloat16 matrix units this is twice as fast, backward included, as the fused kernel.
     """
@@ -75,7 +75,7 @@ def new_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
 
 
 def use_training_attention(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Let `model` compute whole rows with `_matmul_causal` where bfloat16 is fast; returns it."""
+    """Let `model` compute whole rows with `_matmul_causal` where bfloat16 is fast; return it."""
     if not HAS_BFLOAT16:
         return model
     AttentionInterface.register(TRAINING_ATTENTION, _matmul_causal)
@@ -84,12 +84,12 @@ def use_training_attention(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def logits_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits, in bfloat16 autocast where that is fast; `tokens` int64 (rows, length) to (rows, length, vocabulary)."""
+    """Return logits (rows, length, vocabulary) of int64 `tokens` (rows, length), by fast bfloat16 if available."""
     with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):
         logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
     return logits
 
 
 def parameter_count(model: torch.nn.Module) -> int:
-    """Number of parameters, tied embeddings counted once."""
+    """Return the number of parameters, tied embeddings counted once."""
     return sum(parameter.numel() for parameter in model.parameters())

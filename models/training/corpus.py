@@ -1,4 +1,4 @@
-"""Owns the natural text the demo models learn from: English prose files and the Python standard library.
+"""Natural text from which the demo models learn: English prose files and the Python standard library.
 
 Every source is split once, deterministically, into a training part and a held-out part; documents are plain
 strings without special tokens.
@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 250_000
 
 @dataclass(frozen=True)
 class Split:
-    """Documents of one kind: those to train on and those never to be trained on."""
+    """Documents of one kind, for training and held out from it."""
 
     train: list[str]
     held_out: list[str]
@@ -74,7 +74,7 @@ def load_prose(directory: Path, seed: int) -> Split:
 
 
 def _usable_code(path: Path, root: Path) -> bool:
-    """Keep hand-written modules of moderate size; skip tests, data tables and bundled packages."""
+    """Whether a file is a hand-written module of moderate size, and no test, data table or bundled package."""
     parts = path.relative_to(root).parts
     if any(part in SKIPPED_CODE_PARTS or part.startswith("config-") for part in parts):
         return False

@@ -1,4 +1,4 @@
-"""Owns the draft's learning from the target: forward KL on corpus rows, plain loss on the target's own text."""
+"""Distillation of the target into the draft: forward KL on corpus rows, plain loss on the target's own text."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CYCLE, WRITTEN_STEPS = 5, 4
 
 
 def distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM, written_length: int) -> Loss:
-    """Cross-entropy of the draft in nats per token against the target; rows are int64 (rows, length + 1).
+    """Return the draft's cross-entropy against the target, in nats per token; rows are int64 (rows, length + 1).
 
     On corpus rows the target's whole distribution is the label (forward KL plus the target's constant entropy). Rows
-    of `written_length` tokens are the target's own choices already, so there the token itself is the label, which
-    costs no pass of the target.
+    of `written_length` tokens are the target's own choices, so the token itself is the label, which costs no pass of
+    the target.
     """
 
     def loss(rows: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM, written
 
 @dataclass
 class DistillationSampler:
-    """Alternates batches of rows written by the target, int64 (rows, written length), with batches of corpus rows."""
+    """Sampler that alternates batches of rows by the target, int64 (rows, written length), with corpus batches."""
 
     corpus: MixtureSampler
     written: torch.Tensor

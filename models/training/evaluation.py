@@ -1,4 +1,4 @@
-"""Owns the measured figures of an exported pair: held-out loss, greedy acceptance, step-time ratio."""
+"""Measured figures of an exported pair: held-out loss, greedy acceptance, step-time ratio."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS_PER_KIND, NEW_TOKENS, GAMMA = 48, 128, 4
 
 @dataclass(frozen=True)
 class Pair:
-    """The two models and their common tokenizer."""
+    """Pair of models and their common tokenizer."""
 
     target: LlamaForCausalLM
     draft: LlamaForCausalLM
@@ -36,7 +36,7 @@ class Pair:
 
 
 def held_out_loss(model: LlamaForCausalLM, stream: Tokens) -> tuple[float, int]:
-    """Mean nats per token over evenly spaced rows of `stream`, and the number of tokens scored."""
+    """Return mean nats per token over evenly spaced rows of `stream`, and the number of tokens scored."""
     count = min(LOSS_ROWS, (len(stream) - 1) // ROW_TOKENS)
     starts = [index * (len(stream) - ROW_TOKENS) // max(1, count - 1) for index in range(count)]
     total = 0.0
@@ -49,13 +49,13 @@ def held_out_loss(model: LlamaForCausalLM, stream: Tokens) -> tuple[float, int]:
 
 
 def bytes_per_token(tokenizer: Tokenizer, stream: Tokens) -> float:
-    """UTF-8 bytes of text per token of `stream`, special tokens counted as tokens without bytes."""
+    """Return UTF-8 bytes of text per token of `stream`, special tokens counted as tokens without bytes."""
     text: str = tokenizer.decode(stream.tolist(), skip_special_tokens=True)
     return len(text.encode()) / len(stream)
 
 
 def one_line_prompts(tokenizer: Tokenizer, documents: list[str], kind: str) -> list[list[int]]:
-    """Evenly chosen held-out documents, each cut to one line of at most 24 tokens, bos included."""
+    """Return evenly chosen held-out documents, each cut to one line of at most 24 tokens, bos included."""
     chosen = documents[:: max(1, len(documents) // PROMPTS_PER_KIND)][:PROMPTS_PER_KIND]
     limit = 24 if kind != "prose" else 20
     prompts = [tokenizer.encode(document.split("\n")[0]).ids[:limit] for document in chosen]
@@ -63,12 +63,12 @@ def one_line_prompts(tokenizer: Tokenizer, documents: list[str], kind: str) -> l
 
 
 def file_prompts(tokenizer: Tokenizer, path: Path) -> list[list[int]]:
-    """The prompts of a file, one per line, bos included."""
+    """Return the prompts of a file, one per line, bos included."""
     return [tokenizer.encode(line).ids for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def step_seconds(model: LlamaForCausalLM, context: int = 64, steps: int = 60) -> float:
-    """Median seconds of one forward pass over one token with `context` tokens in the KV cache, one thread."""
+    """Return median seconds of a one-token forward pass with `context` tokens in the KV cache, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     samples: list[float] = []
@@ -83,14 +83,14 @@ def step_seconds(model: LlamaForCausalLM, context: int = 64, steps: int = 60) ->
 
 
 def acceptance(pair: Pair, prompts: list[list[int]]) -> dict[str, float]:
-    """Greedy acceptance of `prompts`, all rounds pooled."""
+    """Return the greedy acceptance of `prompts`, all rounds pooled."""
     texts = greedy_texts(pair.target, prompts, NEW_TOKENS)
     total = sum(measure(pair.draft, prompts, texts, GAMMA), Acceptance(0, 0, 0))
     return {"prompts": len(prompts), "rate": total.rate, "tokens_per_round": total.tokens_per_round}
 
 
 def losses(pair: Pair, streams: Path) -> dict[str, dict[str, float]]:
-    """Held-out loss of both models per kind, in nats per token and bits per byte."""
+    """Return the held-out loss of both models per kind, in nats per token and bits per byte."""
     result: dict[str, dict[str, float]] = {}
     for kind in KINDS:
         stream = read_stream(streams, kind, "held_out")
@@ -105,7 +105,7 @@ def losses(pair: Pair, streams: Path) -> dict[str, dict[str, float]]:
 
 
 def sizes(pair: Pair) -> dict[str, float]:
-    """Parameters and step times of both models."""
+    """Return parameters and step times of both models."""
     target, draft = step_seconds(pair.target), step_seconds(pair.draft)
     return {
         "target_parameters": parameter_count(pair.target),

@@ -1,4 +1,4 @@
-"""Owns the exported form of a model: a folder that `from_pretrained` of transformers 4.57 and 5.x both read."""
+"""Exported form of a model: a folder that `from_pretrained` of transformers 4.57 and 5.x both read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEPT_FIELDS = (
 
 
 def portable_config(config: LlamaConfig, dtype: str) -> dict[str, object]:
-    """Config with both spellings of the renamed fields (`torch_dtype`/`dtype`, `rope_theta`/`rope_parameters`)."""
+    """Return a config with both spellings of renamed fields (`torch_dtype`/`dtype`, `rope_theta`/`rope_parameters`)."""
     fields: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     fields |= {name: getattr(config, name) for name in KEPT_FIELDS}
     fields |= {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}

@@ -1,4 +1,4 @@
-"""Owns text that the target writes itself: batches of greedy and sampled continuations for distillation."""
+"""Text that the target writes itself: batches of greedy and sampled continuations for distillation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .tokenizer import PAD_ID
 
 @dataclass(frozen=True)
 class Request:
-    """One batch of prompts of equal length, int64 (rows, prompt length); temperature 0 means greedy."""
+    """Batch of prompts of equal length, int64 (rows, prompt length); temperature 0 means greedy."""
 
     prompts: torch.Tensor
     temperature: float
 
 
 def generate(model: LlamaForCausalLM, request: Request, length: int) -> torch.Tensor:
-    """Continue every prompt to `length` tokens; int64 (rows, length), padded behind an end of text."""
+    """Continue every prompt to `length` tokens; return int64 (rows, length), padded after an end of text."""
     sampling = {"do_sample": True, "temperature": request.temperature, "top_k": 0}
     with torch.inference_mode():
         rows: torch.Tensor = model.generate(
@@ -36,6 +36,6 @@ def generate(model: LlamaForCausalLM, request: Request, length: int) -> torch.Te
 
 
 def prompts_of(tokenizer: Tokenizer, documents: list[str], length: int) -> torch.Tensor:
-    """First `length` tokens (bos included) of every document that is long enough; int64 (rows, length)."""
+    """Return the first `length` tokens, bos included, of every long enough document; int64 (rows, length)."""
     encoded = [encoding.ids for encoding in tokenizer.encode_batch(documents)]
     return torch.tensor([ids[:length] for ids in encoded if len(ids) >= length], dtype=torch.int64)

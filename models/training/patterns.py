@@ -1,4 +1,4 @@
-"""Owns the makers of simple, regular code: getters, enums, literals, small functions, assertions."""
+"""Makers of simple, regular code: getters, enums, literals, small functions, assertions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the plan of a training run: learning-rate factor and row length as functions of the step."""
+"""Plan of a training run: learning-rate factor and row length as functions of the step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Stage:
-    """Until `until` (fraction of all steps) train on `rows` rows of `length` tokens per step.
+    """Stage that lasts until `until`, a fraction of all steps, with `rows` rows of `length` tokens per step.
 
     `shares` are the relative numbers of rows of prose, code and structured text.
     """
@@ -22,7 +22,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Warm-up, stable, decay; `steps` may be changed while the run is in its stable part."""
+    """Schedule of warm-up, stable part and decay; `steps` may change while the run is in its stable part."""
 
     steps: int
     warm_up: int
@@ -30,14 +30,14 @@ class Schedule:
     stages: tuple[Stage, ...]
 
     def factor(self, step: int) -> float:
-        """Learning-rate factor in (0, 1] at `step`: linear up, flat, linear down to 2 %."""
+        """Return the learning-rate factor in (0, 1] at `step`: linear up, flat, linear down to 2 %."""
         if step < self.warm_up:
             return (step + 1) / self.warm_up
         left = (self.steps - step) / max(1.0, self.decay * self.steps)
         return max(0.02, min(1.0, left))
 
     def stage(self, step: int) -> Stage:
-        """Stage in force at `step`."""
+        """Return the stage in force at `step`."""
         for stage in self.stages:
             if step < stage.until * self.steps:
                 return stage

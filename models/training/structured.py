@@ -1,4 +1,4 @@
-"""Owns the seeded generator of structured text: counting, repetition, records, tables and templates.
+"""Seeded generator of structured text: counting, repetition, records, tables and templates.
 
 Each maker returns one document. Many documents are a single line, because prompts are a single line; a document
 often opens with a bare pattern and no explanation, exactly as a prompt would.
@@ -103,7 +103,7 @@ def repeated_phrase(rng: random.Random) -> str:
 
 
 def random_copy(rng: random.Random) -> str:
-    """Repeat a random string of letters or digits; teaches copying of what no model can know."""
+    """Repeat a random string of letters or digits; it teaches copying of text that no model can know."""
     alphabet_ = rng.choice((string.ascii_lowercase, string.digits, string.ascii_uppercase, "01", "abc", "+-*", "xyz "))
     unit = "".join(rng.choice(alphabet_) for _ in range(rng.randint(2, 14)))
     return rng.choice((" ", "\n", ", ", "")).join([unit] * rng.randint(8, 24))

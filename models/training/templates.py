@@ -1,4 +1,4 @@
-"""Owns the makers of template-like documents: letters, forms, logs, invoices, schedules, fixed sentences."""
+"""Makers of template-like documents: letters, forms, logs, invoices, schedules, fixed sentences."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def log_lines(rng: random.Random) -> str:
 
 
 def invoice(rng: random.Random) -> str:
-    """Write an invoice whose lines are quantity times price."""
+    """Write an invoice with lines of quantity times price."""
     lines, total = [f"Invoice {rng.randint(100, 999)}", f"Customer: {rng.choice(words.NAMES)}"], 0
     for index in range(1, rng.randint(3, 9)):
         count, price = rng.randint(1, 9), rng.randint(1, 10)

@@ -1,4 +1,4 @@
-"""Owns the tokenizer that both demo models share: a byte-level BPE with single digits."""
+"""Tokenizer that both demo models share: a byte-level BPE with single digits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write the files `AutoTokenizer` needs, in the form that transformers 4.57 and 5.x both read."""
+    """Write the files that `AutoTokenizer` needs, in the form that transformers 4.57 and 5.x both read."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     specials = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}

@@ -1,4 +1,4 @@
-"""Owns token streams: the encoded corpus on disk and the sampling of training rows from it."""
+"""Token streams: the encoded corpus on disk and the sampling of training rows from it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def encode(tokenizer: Tokenizer, documents: list[str]) -> Tokens:
 
 
 def write_streams(tokenizer: Tokenizer, documents: dict[str, Split], directory: Path) -> dict[str, int]:
-    """Encode every split into `directory`; returns the number of tokens per file."""
+    """Encode every split into `directory`; return the number of tokens per file."""
     directory.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {}
     for kind, split in documents.items():
@@ -58,7 +58,7 @@ def read_stream(directory: Path, kind: str, part: str) -> Tokens:
 
 @dataclass
 class RowSampler:
-    """Draws rows from one stream, epoch by epoch in a new order, reproducibly from `(seed, position)`."""
+    """Sampler of rows from one stream, each epoch in a new order, reproducible from `(seed, position)`."""
 
     stream: Tokens
     seed: int
@@ -66,7 +66,7 @@ class RowSampler:
     def rows(self, first: int, count: int, length: int) -> torch.Tensor:
         """Return rows `first .. first + count` as int64 of shape (count, length + 1); each begins with bos.
 
-        The forced bos makes "bos, then the middle of something" familiar and position 0 always bos, as in use.
+        As in use, position 0 is always bos; the forced bos also trains "bos, then the middle of a text".
         """
         per_epoch = (len(self.stream) - 1) // length - 1
         out = np.empty((count, length + 1), dtype=np.int64)
@@ -82,7 +82,7 @@ class RowSampler:
 
 @dataclass
 class MixtureSampler:
-    """Draws batches with the stage's share of rows per kind; `samplers` in the order of `KINDS`."""
+    """Sampler of batches with the stage's share of rows per kind; `samplers` are in the order of `KINDS`."""
 
     samplers: list[RowSampler]
 

@@ -1,4 +1,4 @@
-"""Owns the training loop: optimizers, checkpoints, logging. What is learned is given by a loss function."""
+"""Training loop: optimizers, checkpoints, logging. A loss function defines the objective."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sampler(Protocol):
     """Source of training rows."""
 
     def batch(self, step: int, stage: Stage) -> torch.Tensor:
-        """Rows of one step, int64 (stage.rows, stage.length + 1); the same step always gives the same rows."""
+        """Return rows int64 (stage.rows, stage.length + 1) of one step; a step always gives the same rows."""
         ...
 
 
@@ -40,7 +40,7 @@ class Rates:
 
 
 class Optimizers:
-    """Muon for hidden matrices, AdamW for embeddings and norms, stepped together."""
+    """Optimizers stepped together: Muon for hidden matrices, AdamW for embeddings and norms."""
 
     def __init__(self, model: LlamaForCausalLM, rates: Rates) -> None:
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
@@ -60,7 +60,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict[str, object]]:
-        """State for a checkpoint."""
+        """Return the state for a checkpoint."""
         return [optimizer.state_dict() for optimizer, _ in self._all]
 
     def load(self, state: list[dict[str, object]]) -> None:
@@ -70,7 +70,7 @@ class Optimizers:
 
 
 def next_token_loss(model: LlamaForCausalLM) -> Loss:
-    """Mean cross-entropy in nats per token of rows int64 (rows, length + 1)."""
+    """Return a loss: mean cross-entropy in nats per token of rows int64 (rows, length + 1)."""
 
     def loss(rows: torch.Tensor) -> torch.Tensor:
         logits = logits_of(model, rows[:, :-1]).float()
@@ -86,7 +86,7 @@ def load_checkpoint(model: LlamaForCausalLM, directory: Path) -> None:
 
 @dataclass
 class Run:
-    """One resumable training run that keeps its checkpoint and control file in `directory`."""
+    """Resumable training run that keeps its checkpoint and control file in `directory`."""
 
     model: LlamaForCausalLM
     sampler: Sampler

@@ -1,4 +1,4 @@
-"""Owns the word lists from which the structured-text generator draws."""
+"""Word lists from which the structured-text generator draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the making of the distillation text: which prompts the target continues, and how many."""
+"""Making of the distillation text: the choice and the number of prompts that the target continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT_TOKENS = (5, 6, 8, 10, 12, 16, 20, 24)
 
 @dataclass(frozen=True)
 class WritingPlan:
-    """How much the target writes: `rows` texts in batches of `batch`."""
+    """Amount of text that the target writes: `rows` texts in batches of `batch`."""
 
     rows: int
     seed: int
@@ -33,7 +33,7 @@ class WritingPlan:
 def write_texts(
     target: LlamaForCausalLM, tokenizer: Tokenizer, documents: dict[str, list[str]], plan: WritingPlan, path: Path
 ) -> None:
-    """Save int64 (rows, ROW_TOKENS) at `path`; continues a file that is there already."""
+    """Save int64 (rows, ROW_TOKENS) at `path`; continue a file that exists already."""
     done = list(torch.load(path, weights_only=True).split(plan.batch)) if path.exists() else []
     with Progress(disable=not os.isatty(1)) as bar:
         task = bar.add_task("texts", total=plan.rows, completed=len(done) * plan.batch)
@@ -48,7 +48,7 @@ def write_texts(
 
 
 def _request(tokenizer: Tokenizer, documents: dict[str, list[str]], plan: WritingPlan, index: int) -> Request:
-    """Batch `index` of the plan: prompts of one length from documents of all kinds, greedy or sampled."""
+    """Return batch `index` of the plan: prompts of one length from documents of all kinds, greedy or sampled."""
     rng = random.Random(plan.seed * 100_003 + index)
     length = rng.choice(PROMPT_TOKENS)
     prompts = []

@@ -1,5 +1,5 @@
-"""What a person with a Trainium device runs: the target alone and a fused pair, one after the other, in figures.
+"""Report for a user with a Trainium device: figures of the target alone and of a fused pair, one after the other.
 
-Starts main.py's own servers and lets `comparison` measure each as an endpoint; adds the table of docs/tutorials and the
-bundle that goes with a report of a fault. Start reading: `__main__.py`.
+Starts main.py's own servers and lets `comparison` measure each as an endpoint. Adds the table of docs/tutorials and the
+bundle to send with a report of a fault. Start reading: `__main__.py`.
 """

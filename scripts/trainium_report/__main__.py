@@ -1,7 +1,7 @@
-"""`make trainium-report`: measure a target without and with its draft, and pack what explains the figures.
+"""Command `make trainium-report`: measures a target without and with its draft, and packs what explains the figures.
 
-One server at a time: on most instances each takes every core. It ends with a bundle also where a server failed, since
-that is when somebody else must look at it.
+It runs one server at a time, since on most instances each takes every core. It writes the bundle even if a server
+failed, because then the bundle is needed most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scripts.trainium_report.variant import Variant
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code: 0; 1: a server or a request failed; 2: wrong flags."""
+    """Run the report; return 0, or 1 if a server or a request failed. Wrong flags exit with code 2."""
     args = _parse(arguments)
     output: Path = args.output
     output.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ async def _measure_all(args: argparse.Namespace, variants: Sequence[Variant]) ->
 
 
 def _load(args: argparse.Namespace) -> list[str]:
-    """The preset: what the comparison is asked to send, as its own flags."""
+    """Return the load of the comparison, as its flags."""
     values = {
         "tokenizer": args.target_model,
         "input_tokens": args.prompt_tokens,
@@ -62,7 +62,7 @@ def _load(args: argparse.Namespace) -> list[str]:
 
 
 def _variants(args: argparse.Namespace) -> list[Variant]:
-    """Both roles; what no role would take ends here, before the first one starts."""
+    """Return both variants; flags that a role refuses end the program here, before the first server starts."""
     shared = _configured(args.config, args)
     baseline = args.baseline_model or args.target_model
     alone = ("target", [*_configured(args.baseline_config or args.config, args), "--model", baseline, "--gamma", "0"])
@@ -83,7 +83,7 @@ def _configured(files: Sequence[Path] | None, args: argparse.Namespace) -> list[
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Its own flags, and behind `--` those of both servers."""
+    """Parse the command's own flags; those after `--` are both servers'."""
     where = [*arguments, "--"].index("--")
     args = parser().parse_args(arguments[:where])
     args.server_flags = list(arguments[where + 1 :])
@@ -91,26 +91,26 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of its own flags."""
+    """Return the parser of the command's own flags."""
     built = argparse.ArgumentParser(
-        prog="make trainium-report ARGS=...", description=__doc__, epilog="Behind --: flags of both servers (main.py)."
+        prog="make trainium-report ARGS=...", description=__doc__, epilog="After --: flags of both servers (main.py)."
     )
     built.add_argument("--target_model", required=True, metavar="DIR", help="directory or hub id")
     built.add_argument("--draft_model", required=True, metavar="DIR", help="directory or hub id")
-    built.add_argument("--config", type=Path, action="append", metavar="FILE", help="of configs/, for both servers")
-    text = "of the target without a draft, where it is another one (its tokenizer must be the same), such as bfloat16"
+    built.add_argument("--config", type=Path, action="append", metavar="FILE", help="for both servers, in configs/")
+    text = "another target to run without a draft, such as one in bfloat16; its tokenizer must be the same"
     built.add_argument("--baseline_model", metavar="DIR", help=text)
     built.add_argument("--baseline_config", type=Path, action="append", metavar="FILE", help="instead of --config")
     built.add_argument("--output", type=Path, default=Path("reports") / time.strftime("trainium_%Y%m%d_%H%M%S"))
     built.add_argument("--prompt_file", type=Path, action="append", metavar="FILE", help="one kind of prompts each")
-    built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="of a text (%(default)s)")
-    built.add_argument("--output_tokens", type=int, default=512, metavar="N", help="exactly so many (%(default)s)")
+    built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="length of prompts (%(default)s)")
+    built.add_argument("--output_tokens", type=int, default=512, metavar="N", help="length of answers (%(default)s)")
     built.add_argument("--num_requests", type=int, default=10, metavar="N", help="prompts of each kind (%(default)s)")
     built.add_argument(
         "--concurrency", type=int, default=1, metavar="N", help="clients, each with two requests (%(default)s)"
     )
     built.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
-    built.add_argument("--deadline_s", type=float, default=1200.0, help="of a request (%(default)s)")
+    built.add_argument("--deadline_s", type=float, default=1200.0, help="limit of a request (%(default)s)")
     built.add_argument("--start_timeout_s", type=float, default=6 * 3600.0, help="compiling included (%(default)s)")
     return built
 

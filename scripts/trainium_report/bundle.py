@@ -1,6 +1,6 @@
-"""The support bundle: everything that explains a report, and nothing that a person would not send.
+"""Support bundle: everything that explains a report, and nothing private.
 
-Of the environment only variables of Neuron and its compiler are taken: others may be secrets.
+It holds only those environment variables that belong to Neuron and its compiler: others may be secrets.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _version(package: str) -> str | None:
 
 
 def _output(command: Sequence[str]) -> str:
-    """What it says, or why it says nothing."""
+    """Return the command's output, or why there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -68,6 +68,6 @@ def _output(command: Sequence[str]) -> str:
 
 
 def _manifests(variants: Sequence[Variant]) -> list[Path]:
-    """What every compiled model in their folders was made from."""
+    """Return the manifests of all compiled models in the variants' folders."""
     roots = {artifacts_root(variant.artifacts) for variant in variants}
     return sorted(each.folder / MANIFEST for root in roots for each in publications(root) if each.manifest is not None)

@@ -1,4 +1,4 @@
-"""The page: one table per kind of prompt, what differs between the answers, what failed."""
+"""Page of the report: one table per kind of prompt, the differences between the answers, and the failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNTED = ("acceptance_rate", "num_completed_requests", "num_completed_requests_
 
 
 def report(variants: Sequence[Variant], failure: str | None) -> str:
-    """As Markdown."""
+    """Return the page as Markdown."""
     lines = ["# Without and with a draft", ""]
     for variant in variants:
         start = "did not start" if variant.start_s is None else f"served after {variant.start_s:.0f} s"
@@ -26,7 +26,7 @@ def report(variants: Sequence[Variant], failure: str | None) -> str:
 
 
 def by_kind(variants: Sequence[Variant]) -> dict[str, list[dict[str, Any]]]:
-    """Figures of all variants that were measured, by kind of prompts."""
+    """Return the figures of all measured variants, by kind of prompts."""
     found: dict[str, list[dict[str, Any]]] = {}
     for variant in variants:
         for kind, cell in variant.figures().items():
@@ -47,7 +47,7 @@ def _table(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _ratio(values: Sequence[float | None]) -> str:
-    """Of the last variant's p50 to the first one's."""
+    """Return the ratio of the last variant's p50 to the first one's."""
     first, last = values[0], values[-len(SHOWN)]
     return _number(last / first) if first and last is not None else "-"
 
@@ -57,7 +57,7 @@ def _number(value: float | None) -> str:
 
 
 def _answers(variants: Sequence[Variant]) -> Iterator[str]:
-    """Whether they are equal: in bfloat16 a near-tie may flip, in float32 none was seen."""
+    """Yield lines about equal answers: in bfloat16 a near-tie may flip, in float32 none was seen."""
     first, *others = [variant.answers for variant in variants]
     for other in others:
         both = first.keys() & other.keys()

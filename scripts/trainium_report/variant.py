@@ -1,4 +1,4 @@
-"""One way to serve the target, and what the comparison measured there."""
+"""Variant of serving the target, and the figures that the comparison measured there."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from inference.serving.processes import free_port, server_process
 
 @dataclass(slots=True)
 class Variant:
-    """A server of one role.
+    """Server of one role.
 
     Attributes:
-        name: for people.
-        flags: of its role.
+        name: heading in the report.
+        flags: flags of its role.
         artifacts: folder of its compiled models; None is the default one.
-        start_s: until it served, compiling included.
-        samples: one per kind of prompts.
+        start_s: seconds until it served, compiling included.
+        samples: one sample per kind of prompts.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Variant:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of main.py."""
+        """Arguments of main.py."""
         return ("--role", self.role, *self.flags)
 
     @property
@@ -74,7 +74,7 @@ class Variant:
         self.samples = [sample for sample in found if sample.repeat != WARM_UP]
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """All figures by kind, as results.json of a comparison names them."""
+        """Return all figures by kind, as results.json of a comparison names them."""
         return {sample.cell.kind: {"variant": self.name, **_figures(sample)} for sample in self.samples}
 
 

@@ -1,8 +1,8 @@
-"""Whether this Python can drive a Neuron device at all, and with which cores.
+"""Checks that this Python can drive a Neuron device, and the choice of its cores.
 
-The names of all Neuron packages are taken on PyPI by placeholders: some raise at import, some cannot be imported under
-the package's name at all. So what is looked for is a module that only the real packages have, and a package that is
-installed without it is a placeholder.
+Placeholders on PyPI have taken the names of all Neuron packages: some raise at import, some cannot be imported under
+the package's name. So each check looks for a module that only the real package has. A package that is installed
+without that module is a placeholder.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ REMEDY = (
 )
 NXDI = "neuronx-distributed-inference"
 OLDEST_NXDI = (0, 7)
-"""Of SDK 2.27; the interfaces that this backend uses were read from there on."""
+"""Release of SDK 2.27, the oldest with the interfaces that this backend uses."""
 TORCH_NEURONX = "torch-neuronx"
 OLDEST_TORCH_NEURON = (2, 10)
-"""Up to 2.9 torch-neuronx is PyTorch/XLA, on which NxDI runs; TorchNeuron has its name and none of its modules."""
+"""First release that is TorchNeuron, with none of the old modules; NxDI runs on PyTorch/XLA, torch-neuronx to 2.9."""
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04"
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 COMPILER_ENVIRONMENT = (
@@ -56,7 +56,7 @@ def require_nxdi() -> None:
 
 
 def version_of(package: str) -> str:
-    """Of an installed package; "unknown" if it has none."""
+    """Return the version of a package; "unknown" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -78,16 +78,16 @@ def load_module(name: str) -> ModuleType:
     """Import a module of a Neuron package.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: the module cannot be imported.
     """
     try:
         return importlib.import_module(name)
-    except Exception as error:  # placeholders and half-installed packages raise whatever they like
+    except Exception as error:  # placeholders and incomplete packages raise errors of any type
         raise ConfigError(f"backend neuron: {name} cannot be imported ({error}): {REMEDY}") from error
 
 
 def _require_xla() -> None:
-    """Raise ConfigError unless torch-neuronx is here, and the one for PyTorch/XLA."""
+    """Raise ConfigError unless the torch-neuronx for PyTorch/XLA is installed."""
     if _release_of(TORCH_NEURONX) >= OLDEST_TORCH_NEURON:
         found = f"{TORCH_NEURONX} {version_of(TORCH_NEURONX)}"
         raise ConfigError(
@@ -100,7 +100,7 @@ def _require_xla() -> None:
 def _require_package(package: str, telling_module: str) -> None:
     try:
         importlib.import_module(telling_module)
-    except Exception as error:  # a placeholder raises whatever it likes
+    except Exception as error:  # a placeholder raises errors of any type
         if _is_installed(package, telling_module.partition(".")[0]):
             reason = f"what is installed as {package} is a placeholder from PyPI, or incomplete"
             raise ConfigError(f"backend neuron: {reason}: no {telling_module} ({error}): {REMEDY}") from error
@@ -108,7 +108,7 @@ def _require_package(package: str, telling_module: str) -> None:
 
 
 def _is_installed(package: str, module: str) -> bool:
-    """By either name: a placeholder may raise at import, or hold nothing that Python can import."""
+    """Whether the package or its module exists: a placeholder may raise at import, or hold no module at all."""
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:
@@ -119,12 +119,12 @@ def _is_installed(package: str, module: str) -> bool:
 def _is_found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # ValueError: a module without a spec, as one made by hand
+    except (ImportError, ValueError):  # ValueError: a loaded module without a spec, such as one made by code
         return module in sys.modules
 
 
 def set_fp8_environment() -> None:
-    """Set what fp8 needs, before any Neuron package is imported.
+    """Set the variables that fp8 needs; call this before any Neuron package is imported.
 
     Raises:
         ConfigError: a variable has another value already.
@@ -135,13 +135,13 @@ def set_fp8_environment() -> None:
 
 
 def take_cores(cores: str | None, tp_degree: int) -> None:
-    """Make this process take the cores that were asked for, before the Neuron runtime looks.
+    """Make this process take the given cores; call this before the Neuron runtime starts.
 
     Args:
-        cores: such as 0-3,8; None leaves it to the environment.
+        cores: such as 0-3,8; None leaves the choice to the environment.
 
     Raises:
-        ConfigError: they are fewer than tp_degree.
+        ConfigError: there are fewer cores than tp_degree.
     """
     if cores is not None:
         os.environ[VISIBLE_CORES] = cores
@@ -149,7 +149,7 @@ def take_cores(cores: str | None, tp_degree: int) -> None:
 
 
 def check_cores(tp_degree: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a core allocation that is too small; without one, say that this process takes every core.
+    """Refuse a core allocation that is too small; without one, warn that this process takes every core.
 
     Raises:
         ConfigError: NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES gives fewer cores than tp_degree.
@@ -165,7 +165,7 @@ def check_cores(tp_degree: int, environment: Mapping[str, str] = os.environ) -> 
 
 
 def _count(name: str, text: str, *, is_list: bool) -> int:
-    """Cores of a list such as 0-3,8 or of a plain number."""
+    """Return the number of cores in a list such as 0-3,8, or the plain number."""
     try:
         if not is_list:
             return int(text)
@@ -179,7 +179,7 @@ def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[st
     """Refuse a logical NeuronCore size that the environment contradicts: NxDI would follow the environment.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: the sizes differ; the message names both.
     """
     wanted = overrides.get("logical_nc_config")
     for name in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"):
@@ -188,10 +188,10 @@ def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[st
 
 
 def compiler_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a compiled model depends on beside its settings: variables of the compiler, and the kind of device."""
+    """Return what a compiled model depends on beside its settings: compiler variables and the kind of device."""
     found = {name: environment[name] for name in COMPILER_ENVIRONMENT if name in environment}
     try:
         found["platform"] = str(load_module("torch_neuronx.utils").get_platform_target())
-    except Exception:  # no device here, or a version that has no such function
+    except Exception:  # no device, or a version without this function
         found["platform"] = "unknown"
     return found

@@ -1,6 +1,6 @@
-"""transformers-neuronx, NxDI's predecessor, in the place of an NxDI application: for Inf2 and Trn1 on SDK 2.26.
+"""Backend of transformers-neuronx, NxDI's predecessor, for Inf2 and Trn1 on SDK 2.26.
 
-Support ended on 2025-09-16. Llama alone, one sequence at a time; the slot backend around it is the same.
+AWS's support ended on 2025-09-16. It serves Llama alone, one sequence at a time, through the same slot backend.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ AMP = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 class LegacyApplication:
-    """A LlamaForSampling, called as the slot backend calls NxDI.
+    """Adapter that lets the slot backend call a LlamaForSampling as an NxDI application.
 
-    Its names for the same things: cache_ids are positions, start_ids are slots, and logits are turned around.
+    In transformers-neuronx cache_ids are positions, start_ids are slots, and logits are transposed.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def forward(self, **tensors: torch.Tensor) -> SimpleNamespace:
-        """Logits float32 [1, 1, vocab_size] of the last token of a prompt, [1, width, vocab_size] of a pass."""
+        """Return float32 logits: [1, 1, vocab_size] of a prompt's last token, or [1, width, vocab_size] of a pass."""
         input_ids, position_ids = tensors["input_ids"], tensors["position_ids"]  # [1, width]
         ids = {"cache_ids": position_ids[0].int(), "start_ids": tensors["seq_ids"].int()}
         width = input_ids.shape[1]
@@ -48,7 +48,7 @@ def load_legacy_backend(config: ModelConfig) -> NeuronBackend:
     """Load a Llama checkpoint through transformers-neuronx, which compiles it and keeps its own cache.
 
     Raises:
-        ConfigError: the package is not here, or the checkpoint or the settings cannot be used.
+        ConfigError: the package is missing, or the checkpoint or the settings cannot be used.
     """
     model_config = load_config(config.path)
     length = resolve_length(model_config, config.sequence_length)

@@ -1,7 +1,7 @@
-"""The neuron slot backend: a causal language model compiled by NxDI, over slots and positions.
+"""Slot backend of Neuron devices: a causal language model compiled by NxDI, over slots and positions.
 
-Owns what each slot holds and the order of calls; logits come to the host in float32, and tokens are chosen there, so
-that verification with shared noise is the same as on any other backend. Knows nothing of compiling.
+Owns what each slot holds and the order of calls; knows nothing of compiling. Logits come to the host in float32, and
+the host chooses the tokens, so that verification with shared noise is the same as on any other backend.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from inference.model.slots import Array, Span
 
 
 class Application(Protocol):
-    """What is used of NxDI's application object."""
+    """Part of NxDI's application object that this backend uses."""
 
     def forward(self, **tensors: Any) -> Any:
         """Run the graph that fits the tensors; the result's `logits` are float32 [num_rows, width, vocab_size]."""
 
 
 class CompiledModel:
-    """A compiled model and its slots.
+    """Compiled model and its slots.
 
     Args:
-        application: loaded.
-        shape: what was compiled.
+        application: NxDI's application, loaded.
+        shape: limits of the compiled graphs.
     """
 
     def __init__(self, application: Application, shape: SlotShape) -> None:
@@ -52,14 +52,14 @@ class CompiledModel:
 
 
 class NeuronBackend(CompiledModel):
-    """A slot model, with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1."""
+    """Slot model with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1."""
 
     def __init__(self, application: Application, shape: SlotShape) -> None:
         super().__init__(application, shape)
         self._held: list[list[int]] = [[] for _ in range(shape.num_slots)]
         self._times = ReadingTimes(shape.width)
         self.max_pass_tokens = shape.width
-        self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a prompt at once, or not at all
+        self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a whole prompt in one call
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
         """See `inference.model.slots.CompiledBackend`."""
@@ -67,7 +67,7 @@ class NeuronBackend(CompiledModel):
 
     @torch.no_grad()
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `inference.model.slots.Backend`. A numpy array."""
+        """See `inference.model.slots.Backend`; returns a numpy array."""
         check_spans(spans, self)
         works = [reading(span, self._held[span.slot]) for span in spans]
         for work in works:
@@ -86,13 +86,13 @@ class NeuronBackend(CompiledModel):
         started = time.monotonic()
         logits = self._logits(
             prompt_call(row, widest=self._shape.prompt_width)
-        )  # [1, 1, vocab_size]: of the last token alone
+        )  # [1, 1, vocab_size], of the last token alone
         self._times.record_prompt(len(row.token_ids), time.monotonic() - started)
         self._keep(work, len(row.token_ids) - 1, logits[0, -1:])
         work.position = len(row.token_ids)
 
     def _run_pass(self, works: Sequence[Reading]) -> None:
-        """One call over every span that is not read to its end."""
+        """Make one call over all spans that have tokens left to read."""
         rows, width = next_rows(works, width=self._shape.width)
         started = time.monotonic()
         logits = self._logits(continued_call(rows, width=width))  # [num_rows, width, vocab_size]
@@ -110,22 +110,22 @@ class NeuronBackend(CompiledModel):
         return of_vocabulary
 
     def _keep(self, work: Reading, position: int, logits: np.ndarray[Any, Any]) -> None:
-        """Keep the wanted ones of the logits of consecutive tokens, the first of them at `position`."""
+        """Keep the wanted rows of the logits of consecutive tokens, which start at `position`."""
         work.rows.extend(row for at, row in enumerate(logits, start=position) if work.wants(at))
 
 
 def load_neuron_backend(config: ModelConfig) -> NeuronBackend:
-    """Load a checkpoint through NxDI; compiles it first unless that was done before.
+    """Load a checkpoint through NxDI; compile it first if the store has no compiled model.
 
     Raises:
-        ConfigError: NxDI is not here, or the checkpoint or the settings cannot be used; the message names which.
+        ConfigError: NxDI is missing, or the checkpoint or the settings cannot be used; the message names which.
     """
     compilation, shape = prepare_slots(config)
     return NeuronBackend(compilation.load(), shape)
 
 
 def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:
-    """Check everything, build NxDI's configuration, and say what the compiled model will be."""
+    """Check the configuration; return its compilation and the limits of the compiled model."""
     options = config.neuron
     if options.method != "vanilla":
         raise ConfigError(
@@ -139,7 +139,7 @@ def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:
 
 
 def checked_config(config: ModelConfig) -> tuple[PretrainedConfig, int]:
-    """A checkpoint's own configuration, and the positions of a slot.
+    """Return a checkpoint's own configuration, and the number of positions of a slot.
 
     Raises:
         ConfigError: the model or the cores cannot be used.
@@ -154,7 +154,7 @@ def checked_config(config: ModelConfig) -> tuple[PretrainedConfig, int]:
 
 
 def check_model(config: ModelConfig, model_config: PretrainedConfig, length: int) -> None:
-    """Raise ConfigError if NxDI cannot run a checkpoint in slots of `length`, or share it over the cores."""
+    """Raise ConfigError if NxDI cannot run a checkpoint in slots of `length`, or split it over the cores."""
     require_supported_config(model_config, length)
     check_family(config.path, model_config)
     check_sharding(config.path, model_config, config.neuron.tp_degree)

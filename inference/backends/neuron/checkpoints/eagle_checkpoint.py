@@ -1,4 +1,4 @@
-"""What an EAGLE draft and its target must be. Owns the reading of a checkpoint's names and shapes; reads no weights."""
+"""Requirements on an EAGLE draft and its target. Owns the reading of tensor names and shapes; reads no weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from inference.errors import ConfigError
 Shapes = dict[str, tuple[int, ...]]
 
 MIN_EAGLE3_LAYERS = 7
-"""NxDI reads layer 1, the one before the middle and the fourth from the end: with fewer these are not three."""
+"""Least number of layers at which the three that NxDI reads differ: 1, the one before the middle, the fourth last."""
 EAGLE_FAMILIES = ("llama",)
-"""Whose model in NxDI can be an EAGLE draft."""
+"""Model types that NxDI supports as EAGLE drafts."""
 
 
 def check_eagle_target(path: Path, method: str, model_config: PretrainedConfig) -> None:
-    """Raise ConfigError if NxDI has no EAGLE for a target of this family, or of so few layers."""
+    """Raise ConfigError if NxDI has no EAGLE for a target of this family or number of layers."""
     kind, num_layers = str(model_config.model_type), int(model_config.num_hidden_layers)
     if kind not in EAGLE_FAMILIES:
         raise ConfigError(f"model {path}: NxDI has {method} for {', '.join(EAGLE_FAMILIES)} alone, not {kind}")
@@ -29,12 +29,12 @@ def check_eagle_target(path: Path, method: str, model_config: PretrainedConfig) 
 
 
 def eagle_faults(method: str, shapes: Shapes, *, hidden_size: int, input_norm: bool) -> Iterator[str]:
-    """What a checkpoint lacks of a draft for `method`.
+    """Yield what a checkpoint lacks to be a draft for `method`.
 
     Args:
         method: eagle or eagle3.
-        shapes: of the draft's tensors.
-        hidden_size: of the target.
+        shapes: shapes of the draft's tensors by name.
+        hidden_size: the target's hidden size.
         input_norm: neuron_config's enable_eagle_draft_input_norm.
     """
     factor = 3 if method == "eagle3" else 2
@@ -59,7 +59,7 @@ def eagle_faults(method: str, shapes: Shapes, *, hidden_size: int, input_norm: b
 
 
 def _eagle3_faults(shapes: Shapes, *, hidden_size: int) -> Iterator[str]:
-    """Its layer reads an embedding and a hidden state side by side, each behind a norm of its own."""
+    """Yield faults of an EAGLE3 draft: its layer reads an embedding beside a hidden state, each after its own norm."""
     if {"d2t", "t2d"} & shapes.keys():
         yield "it has a reduced vocabulary (d2t, t2d), which NxDI does not support"
     for name in ("norm.weight", "layers.0.hidden_norm.weight"):
@@ -73,7 +73,7 @@ def _eagle3_faults(shapes: Shapes, *, hidden_size: int) -> Iterator[str]:
 
 
 def checkpoint_shapes(path: Path) -> Shapes | None:
-    """Shapes of a checkpoint's tensors by name, without a leading "model."; None if it has no safetensors files."""
+    """Return a checkpoint's tensor shapes by name, without a leading "model."; None without safetensors files."""
     files = sorted(path.glob("*.safetensors"))
     kinds = {name: kind for file in files for name, kind in kinds_of(file).items()}
     return {name.removeprefix("model."): kind.shape for name, kind in kinds.items()} if files else None

@@ -1,6 +1,6 @@
 """Eight-bit floats with four exponent bits: OCP's E4M3, which ends at 448, and Neuron's FP8_EXP4, which ends at 240.
 
-Both have a bias of 7 and subnormals, so a byte means the same in both, but that those above 240 are infinite or NaN in
+Both have a bias of 7 and subnormals, so a byte means the same in both. Only the bytes above 240 are infinite or NaN in
 FP8_EXP4 (NxD's README_rescaling_fp8_for_neuron.md). Knows nothing of files and tensors.
 """
 
@@ -12,18 +12,18 @@ import numpy as np
 
 _NAN, _SIGN = 0x7F, 0x80
 _LARGEST = 0x77  # 240
-_FIRST_UNEVEN = 16  # bytes count steps of 2**-9 up to here; half of an odd one is no byte. Above, 8 are a factor of 2
+_FIRST_UNEVEN = 16  # below, bytes count steps of 2**-9, and half of an odd one has no byte; above, adding 8 doubles
 
 
 def _table(of_magnitude: Callable[[int], int]) -> bytes:
-    """For `bytes.translate`, which passes gigabytes in seconds; a sign stays."""
+    """Return a table for `bytes.translate`, which converts gigabytes in seconds; signs stay."""
     return bytes(of_magnitude(byte & _NAN) | byte & _SIGN for byte in range(256))
 
 
 HALVED = _table(lambda size: size - 8 if size >= _FIRST_UNEVEN else round(size / 2))
-"""Byte of half a value; of the even one of its neighbours where it has none. Not for NaN."""
+"""Table from a byte to that of half its value, or to the even neighbour where half has no byte. Not for NaN."""
 DOUBLED = _table(lambda size: min(size + 8, _NAN) if size >= _FIRST_UNEVEN / 2 else size * 2)
-"""Byte of twice a value, which is exact; NaN above 448."""
+"""Table from a byte to that of twice its value, which is exact; NaN above 448."""
 _IS_BEYOND = bytes((byte & _NAN) > _LARGEST for byte in range(256))
 
 
@@ -38,7 +38,7 @@ def is_beyond_neuron(data: bytes) -> bool:
 
 
 def num_lost(old: bytes, new: bytes) -> int | None:
-    """How many of `new` are only next to half of `old`, which has no byte; None if any is neither that nor half."""
+    """Return how many of `new` are only next to half of `old`, which has no byte; None if one is neither."""
     if len(old) != len(new):
         return None
     before, twice = np.frombuffer(old, np.uint8), np.frombuffer(new.translate(DOUBLED), np.uint8)

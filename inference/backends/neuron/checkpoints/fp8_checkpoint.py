@@ -1,8 +1,8 @@
-"""Which tensors of a checkpoint are fp8 weights, which are the scales of these, and whether they are Neuron's.
+"""Names of a checkpoint's fp8 weights and their scales, and the check that the weights are in Neuron's format.
 
-Reads headers, and of weights one tensor at most. Scales of inputs (`input_scale`) count: they were made for 448, and
-NxD clips what it divided by them at 240 (`quantize_static_quant_activations`). Bounds of inputs (`input_scale_ub`) and
-scales of the KV cache do not.
+Reads headers, and one weight tensor at most. Scales of inputs (`input_scale`) count: they were made for 448, and NxD
+clips the inputs that it divided by them at 240 (`quantize_static_quant_activations`). Bounds of inputs
+(`input_scale_ub`) and scales of the KV cache do not count.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 E4M3 = "F8_E4M3"
 SCALE_DTYPES = ("F64", "F32", "F16", "BF16")
 MARK = "rescaled_to_neuron_fp8"
-"""In config.json, beside what Transformers reads: it hands `quantization_config` to classes that may refuse a name."""
+"""Key of config.json outside `quantization_config`, which Transformers hands to classes that may refuse it there."""
 
 
 def check_rescaled(folder: Path) -> None:
     """Refuse E4M3 weights that Neuron would read as infinite or NaN.
 
-    Without our mark the smallest such tensor of the first file that has one decides: who quantizes to 448 gives each
-    tensor, row or block a scale that makes its largest value 448.
+    Without `MARK` the smallest such tensor of the first file that has one decides: quantizing to 448 gives each tensor,
+    row or block a scale that makes its largest value 448.
 
     Raises:
-        ConfigError: it was not rescaled.
+        ConfigError: the checkpoint was not rescaled.
     """
     if not folder.is_dir() or ((folder / "config.json").exists() and MARK in read_json(folder / "config.json")):
         return
@@ -45,7 +45,7 @@ def check_rescaled(folder: Path) -> None:
 
 
 def _sample(folder: Path) -> bytes:
-    """The smallest E4M3 tensor of the first file that has any; empty without one."""
+    """Return the bytes of the smallest E4M3 tensor of the first file that has any; empty without one."""
     for file in shards_of(folder):
         sizes = {name: prod(kind.shape) for name, kind in kinds_of(file).items() if kind.dtype == E4M3}
         if sizes:
@@ -56,14 +56,14 @@ def _sample(folder: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Names of tensors that are halved, and doubled: a scale may lie in another file than its weight."""
+    """Names of the weights to halve and the scales to double; a scale may be in another file than its weight."""
 
     weights: frozenset[str]
     scales: frozenset[str]
 
 
 def planned(model: Path, shards: list[Path]) -> Plan:
-    """What is to be done in the files of a checkpoint.
+    """Return the plan for the files of a checkpoint.
 
     Raises:
         ConfigError: it has no fp8 weights, or one without a scale, with two, or with one of a wrong shape or dtype.
@@ -76,7 +76,10 @@ def planned(model: Path, shards: list[Path]) -> Plan:
 
 
 def _scales_of(weight: str, kinds: Mapping[str, Kind]) -> set[str]:
-    """Of compressed-tensors, of DeepSeek and Qwen, which multiply by their `_inv` too, of NxDI; and of its input."""
+    """Return the names of a weight's scale and of its input's scale.
+
+    Names are those of compressed-tensors, of DeepSeek and Qwen (`_inv`, which also multiplies), and of NxDI.
+    """
     layer = weight.removesuffix(".weight")
     found = [name for name in (f"{weight}_scale", f"{weight}_scale_inv", f"{layer}.scale") if name in kinds]
     if len(found) != 1:

@@ -1,4 +1,4 @@
-"""Checkpoints in OCP's E4M3 made into such in Neuron's FP8_EXP4: values halved, their scales doubled, file by file.
+"""Conversion of checkpoints from OCP's E4M3 to Neuron's FP8_EXP4, file by file: values halved, scales doubled.
 
 NxD's README_rescaling_fp8_for_neuron.md divides by 448/240 and rounds every value; 2 changes the exponent alone.
 """
@@ -18,19 +18,19 @@ from inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, r
 from inference.errors import ConfigError
 
 PROGRESS = "fp8_rescaling.progress"
-"""JSON, but not by name: it holds times, and `model_id_of` hashes *.json."""
-_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # what they hold was not rescaled
+"""JSON file without the suffix: it holds times, and `model_id_of` hashes *.json."""
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # their content was not rescaled
 
 
 def rescale(model: Path, output: Path) -> Iterator[str]:
-    """Write a checkpoint that Neuron can read; a line per file, and one of all. Goes on where an earlier run ended.
+    """Write a checkpoint that Neuron can read, continuing an earlier run; yield a line per file and a total.
 
     Args:
-        output: a folder; config.json comes last, with a mark.
+        output: folder of the new checkpoint; config.json is written last, with `MARK`.
 
     Raises:
         ConfigError: the model is no fp8 checkpoint, holds NaN or was rescaled before; a file cannot be read or written,
-            or is not what it should be after it was.
+            or a written file is not what it should be.
     """
     config, shards = _config_of(model, output), shards_of(model)
     plan = planned(model, shards)
@@ -49,8 +49,8 @@ def rescale(model: Path, output: Path) -> Iterator[str]:
 
 
 def _do(shard: Path, output: Path, plan: Plan, done: dict[str, Any]) -> Mapping[str, int]:
-    """Write one file and note it; how many values it has, and lost."""
-    (output / "config.json").unlink(missing_ok=True)  # of an earlier state of the model
+    """Write one file and note it as done; return how many values it has, and how many lost a bit."""
+    (output / "config.json").unlink(missing_ok=True)  # it describes an earlier state of the model
     source = _stamp(shard)
     counts = _rescaled(shard, output / shard.name, plan)
     done[shard.name] = {**counts, "source": source}
@@ -77,7 +77,7 @@ def _stamp(shard: Path) -> list[int]:
 
 
 def _done_before(shards: list[Path], output: Path) -> dict[str, Any]:
-    """What is noted of files that are finished, made from just these."""
+    """Return the notes on finished files that were made from exactly these shards."""
     noted = read_json(output / PROGRESS) if (output / PROGRESS).exists() else {}
     if noted.keys() - {shard.name for shard in shards}:
         raise ConfigError(f"--output {output} holds parts of another checkpoint")
@@ -89,7 +89,7 @@ def _is_done(note: Any, shard: Path, output: Path) -> bool:
 
 
 def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
-    """Write one file, read it again, and give it its name."""
+    """Write one file, verify it, and give it its final name."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -102,15 +102,15 @@ def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
         raise ConfigError(f"{part} cannot be written: {error}") from error
     del tensors
     counts = _verified(source, part, plan)
-    shutil.copymode(source, part)  # safetensors lets only this user read it
+    shutil.copymode(source, part)  # safetensors makes it readable by this user alone
     with part.open("rb") as written:
-        os.fsync(written.fileno())  # or a file with a name may be empty after a crash of the machine
+        os.fsync(written.fileno())  # else the renamed file may be empty after a crash of the machine
     part.replace(destination)
     return counts
 
 
 def _changed(name: str, tensor: Any, plan: Plan) -> Any:
-    """A tensor of the same shape and dtype."""
+    """Return the tensor as the plan changes it, with the same shape and dtype."""
     import torch
 
     if name in plan.scales:
@@ -124,9 +124,9 @@ def _changed(name: str, tensor: Any, plan: Plan) -> Any:
 
 
 def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
-    """What was written, against what it was made from.
+    """Compare a written file with its source; return its counts.
 
-    Twice a value and half its scale are exact, so where both are what they were, so is their product.
+    Doubling a value and halving its scale are exact. Where both give the source's numbers, so does their product.
     """
     counts = {"num_values": 0, "num_lost": 0}
     with open_shard(source) as old, open_shard(part) as new:
@@ -141,7 +141,7 @@ def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
 
 
 def _lost(before: Any, after: Any, *, name: str, plan: Plan) -> int | None:
-    """How many values lost a bit; None if the tensor is not what it should be."""
+    """Return how many values lost a bit; None if the tensor is not what it should be."""
     if name in plan.weights:
         return num_lost(bytes_of(before), bytes_of(after))
     if name in plan.scales:

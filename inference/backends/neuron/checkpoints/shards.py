@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint: which there are, and what their headers say. Knows no model."""
+"""Safetensors files of a checkpoint: their names, and the dtypes and shapes in their headers. Knows no model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A file's JSON object; ConfigError if it has none."""
+    """Return a file's JSON object; raise ConfigError if it has none."""
     try:
         value = json.loads(file.read_text())
     except (OSError, ValueError) as error:
@@ -26,7 +26,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def shards_of(folder: Path) -> list[Path]:
-    """Its safetensors files: those of the index where there is one, else all."""
+    """Return a folder's safetensors files: those of its index if it has one, else all."""
     if not (folder / INDEX).exists():
         return sorted(folder.glob("*.safetensors"))
     weight_map = read_json(folder / INDEX).get("weight_map")
@@ -37,7 +37,7 @@ def shards_of(folder: Path) -> list[Path]:
 
 
 def open_shard(file: Path) -> Any:
-    """A context: a safetensors file whose tensors are torch's. ConfigError if it is none, or is cut short."""
+    """Open a safetensors file as a context manager with torch tensors; raise ConfigError if it cannot be read."""
     try:
         return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:
@@ -46,21 +46,21 @@ def open_shard(file: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a shard's header says of a tensor; its dtype as safetensors calls it."""
+    """Dtype, by safetensors' name, and shape of a tensor in a shard's header."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def kinds_of(file: Path) -> dict[str, Kind]:
-    """Of a shard's tensors by name; reads none."""
+    """Return the kinds of a shard's tensors by name; reads no tensor."""
     with open_shard(file) as shard:
         slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118
         return {name: Kind(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
 
 
 def bytes_of(tensor: Any) -> bytes:
-    """Of a torch tensor of any dtype."""
+    """Return the bytes of a torch tensor of any dtype."""
     import torch
 
     return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -1,7 +1,7 @@
-"""Decoders whose tokens the device chooses: their graphs hand out tokens, not logits. Owns what a request may ask for.
+"""Decoders whose graphs choose the tokens on the device and return no logits. Owns what a request may ask for.
 
-Greedy, they are exact. Where the device samples (EAGLE, or the target alone) they keep the target's law, but not the
-seed: NxDI's random numbers take none, so a request with a seed is refused.
+Greedy decoding is exact. Where the device samples (EAGLE, or the target alone), tokens keep the target's distribution,
+but not the seed: NxDI's random numbers take none, so a request with a seed is refused.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from inference.request import GenerationRequest, SamplingParams
 logger = logging.getLogger(__name__)
 
 SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "seed"}
-"""Fields of `SamplingParams` that `DeviceDecoder` and `check_seed` look at one by one."""
+"""Fields of `SamplingParams` that `DeviceDecoder` and `check_seed` check one by one."""
 REQUEST_FIELDS = {
     *("prompt_token_ids", "prompt_logprobs", "grammar", "sampling"),  # refused by name, here or in `check_request`
-    *("max_new_tokens", "stop_token_ids", "stop_at_eos", "gamma", "schedule"),  # the engine's, whatever chooses tokens
+    *("max_new_tokens", "stop_token_ids", "stop_at_eos", "gamma", "schedule"),  # used by the engine alone
     *("num_committed_tokens", "cache_salt", "provenance"),
 }
-"""Fields of `GenerationRequest` that a graph of tokens serves, or that are refused elsewhere."""
+"""Fields of `GenerationRequest` that a graph of tokens serves, or that other checks refuse."""
 
 
 class DeviceDecoder(GraphDecoder):
-    """A graph that gives tokens.
+    """Decoder of a graph that returns tokens.
 
     Args:
         application, shape: as for `GraphDecoder`.
-        method: for messages.
-        max_top_k: so many of the likeliest tokens sampling on the device looks at; 0 is a graph that is greedy only.
-        remedy: what a message says can be done about a refusal.
+        method: its name in messages.
+        max_top_k: number of the likeliest tokens from which the device samples; 0 is a graph that is greedy only.
+        remedy: end of a refusal's message, with what the user can do.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DeviceDecoder(GraphDecoder):
             raise InvalidRequestError(f"{fault}: {cannot}{self._remedy}", field=field)
 
     def _faults(self, request: GenerationRequest) -> Iterator[tuple[str, str]]:
-        """(field, what is wrong with it)"""
+        """Yield (field, fault) for all that the device cannot do."""
         yield from _changed(request, REQUEST_FIELDS)
         yield from _changed(request.sampling, SAMPLING_FIELDS)
         if not request.sampling.greedy:
@@ -73,7 +73,7 @@ class DeviceDecoder(GraphDecoder):
             yield "top_k", f"top_k {sampling.top_k} (it must be 1..{self._max_top_k})"
 
     def _device_sampling(self, sampling: SamplingParams) -> tuple[float, float, float]:
-        """top_k, top_p, temperature of a row; all tokens, top_k 0, are as many as the device looks at."""
+        """Return a row's top_k, top_p and temperature; top_k 0, all tokens, becomes the device's limit."""
         if sampling.greedy:
             return GREEDY
         if not sampling.top_k and not self._has_cut_top_k:
@@ -85,7 +85,7 @@ class DeviceDecoder(GraphDecoder):
 def _changed(asked: GenerationRequest | SamplingParams, known: set[str]) -> Iterator[tuple[str, str]]:
     """Yield (field, what was asked) of each unknown field with another value than its default.
 
-    Penalties and biases are among them, and whatever is added later: the device would ignore it in silence.
+    Penalties and biases are among them, and every field added later: the device would silently ignore it.
     """
     for each in fields(asked):
         value = getattr(asked, each.name)

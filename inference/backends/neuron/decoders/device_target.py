@@ -1,4 +1,4 @@
-"""The target alone, its tokens chosen on the device: what a pair that chooses there is fairly compared with."""
+"""Target alone with tokens chosen on the device: the fair baseline of a pair that chooses there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inference.model.decoder import Turn, Verdict
 
 
 class TargetDecoder(DeviceDecoder):
-    """One token per sequence and step; draft tokens that are proposed are not looked at."""
+    """Decoder of one token per sequence and step; it ignores proposed draft tokens."""
 
     def _read_prompt(self, turn: Turn) -> Verdict:
         return _verdict(self._prompted(turn, self._device_sampling(turn.sampling)).tokens)
@@ -36,10 +36,10 @@ def _verdict(token: torch.Tensor) -> Verdict:
 
 
 def load_target_decoder(target: ModelConfig, draft: ModelConfig | None) -> TargetDecoder:
-    """Load a target; compiles it first unless that was done before.
+    """Load a target; compile it first if the store has no compiled model.
 
     Raises:
-        ConfigError: there is a draft beside it, NxDI is not here, or the checkpoint or the settings cannot be used.
+        ConfigError: a draft is given too, NxDI is missing, or the checkpoint or the settings cannot be used.
     """
     if draft is not None:
         raise ConfigError("device_sampling does not go with speculation_method vanilla and a draft: the host verifies")
@@ -49,7 +49,7 @@ def load_target_decoder(target: ModelConfig, draft: ModelConfig | None) -> Targe
 
 
 def prepare_target(target: ModelConfig) -> tuple[Compilation, SlotShape]:
-    """Check everything, build NxDI's configuration, and say what the compiled model will be."""
+    """Check the configuration; return its compilation and the limits of the compiled model."""
     model_config, length = checked_config(target)
     arguments = target_arguments(target, length=length)
     return slot_compilation(target, model_config, arguments), slot_shape(model_config, arguments)

@@ -1,9 +1,9 @@
-"""NxDI's fused speculation: draft and verification in one compiled graph. Also which graphs a method needs at all.
+"""NxDI's fused speculation: draft and verification in one compiled graph. Also selects the graphs of a method.
 
-Who accepts is a choice. By default the host does, with the project's own noise on the target's logits, and overrules
-the graph: keys and values of tokens that are not kept are hidden by positions. So every request is served, exactly as
-by the target alone. With device_sampling the graph accepts by itself, and a step brings token ids alone to the host.
-EAGLE's always does, since its draft goes on from one hidden state, that of the token which the graph kept.
+Either the host or the graph accepts draft tokens. By default the host does, with the project's own noise on the
+target's logits, and overrules the graph: positions hide keys and values of rejected tokens. So every request is served,
+exactly as by the target alone. With device_sampling the graph accepts, and a step brings token ids alone to the host.
+EAGLE's graph always accepts, since its draft goes on from one hidden state, that of the token which the graph kept.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from inference.model.decoder import Decide, Turn, Verdict
 
 
 class HostFusedDecoder(GraphDecoder):
-    """A fused pair whose tokens the host chooses; the width of its shape is K, of which the graph drafts K - 1.
+    """Fused pair with tokens chosen on the host; the width of its shape is K, and the graph drafts K - 1 tokens.
 
     Args:
         application, shape: as for `GraphDecoder`.
-        decide: chooses and verifies.
+        decide: function that chooses and verifies.
     """
 
     keeps_grammars = True
-    """The graph's own draft knows no grammar, and is accepted less often."""
+    """True, as the host chooses; fewer draft tokens are accepted, since the graph's draft knows no grammar."""
 
     def __init__(self, application: Application, shape: SlotShape, decide: Decide) -> None:
         super().__init__(application, shape)
@@ -52,7 +52,7 @@ class HostFusedDecoder(GraphDecoder):
 
     def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:
         rows = [Row(turn.slot, turn.start, turn.token_ids[-1:]) for turn in turns]
-        # [num_rows, K], of which the last is for the draft's memory alone; [num_rows, K, vocab_size]
+        # [num_rows, K], the last only for the draft's memory; [num_rows, K, vocab_size]
         *_, drafted, logits = self._application.forward(**fused_call(rows)).fused_outputs
         limits = [min(turn.gamma, self._shape.width - 1) for turn in turns]
         chains = [of_row[:limit] for of_row, limit in zip(drafted.tolist(), limits, strict=True)]
@@ -69,7 +69,7 @@ class HostFusedDecoder(GraphDecoder):
 
 
 class FusedDecoder(DeviceDecoder):
-    """A fused pair whose graph accepts; the width of its shape is K, the tokens that one step commits at most."""
+    """Fused pair with acceptance in the graph; the width of its shape is K, the most tokens that one step commits."""
 
     def _read_prompt(self, turn: Turn) -> Verdict:
         accepted, *_ = self._prompted(turn, self._device_sampling(turn.sampling)).fused_outputs  # [1, K]
@@ -86,7 +86,7 @@ class FusedDecoder(DeviceDecoder):
         }
 
     def _verdict(self, turn: Turn, accepted: torch.Tensor, num_tokens: int) -> Verdict:
-        """`num_tokens` counts the target's own token, whose keys and values are not in the slot yet."""
+        """Return a verdict; `num_tokens` counts the target's own token, which is not in the slot yet."""
         self._held[turn.slot] = turn.start + num_tokens
         token_ids = self._token_ids(accepted, num_tokens)
         return Verdict(token_ids, num_draft_tokens=self._shape.width - 1, num_accepted_tokens=num_tokens - 1)
@@ -99,17 +99,17 @@ class FusedDecoder(DeviceDecoder):
 
 
 def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide) -> GraphDecoder | None:
-    """Load a pair, or a target with Medusa heads, into one graph; compiles it first unless that was done before.
+    """Load a pair, or a target with Medusa heads; compile it first if the store has no compiled model.
 
     Args:
         draft: None for a target alone.
-        decide: chooses and verifies where the host does.
+        decide: function that chooses and verifies on the host.
 
     Returns:
         None if the method is not one of NxDI's own graphs.
 
     Raises:
-        ConfigError: NxDI is not here, or the pair, the method or the settings cannot be used; the message names which.
+        ConfigError: NxDI is missing, or the pair, the method or the settings cannot be used; the message names which.
     """
     options = target.neuron
     if options.method == "vanilla":
@@ -133,7 +133,7 @@ def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: D
 
 
 def prepare_fused(target: ModelConfig, draft: ModelConfig) -> tuple[Compilation, SlotShape]:
-    """Check everything, build NxDI's configuration, and say what the compiled pair will be."""
+    """Check both configurations; return the pair's compilation and the limits of the compiled model."""
     target_words, length = checked_config(target)
     draft_words = load_config(draft.path)
     if target_words.model_type != draft_words.model_type:
@@ -149,10 +149,10 @@ def prepare_fused(target: ModelConfig, draft: ModelConfig) -> tuple[Compilation,
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
-    """Compile what is not compiled yet.
+    """Compile the models that the store lacks.
 
     Raises:
-        ConfigError: NxDI is not here, or a model or the settings cannot be used.
+        ConfigError: NxDI is missing, or a model or the settings cannot be used.
     """
     for compilation in _prepared(target, draft):
         compilation.compiled()

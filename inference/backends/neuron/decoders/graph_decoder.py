@@ -1,7 +1,6 @@
-"""What all of NxDI's own speculation graphs have in common: a step is more than a pass over tokens that are given.
+"""Common base of NxDI's own speculation graphs: a step is more than a pass over given tokens.
 
-So each of them is a `Decoder`, not a slot model. Owns which slot holds how much; what a step is, is each graph's own
-affair.
+So each of them is a `Decoder`, not a slot model. Owns how many tokens each slot holds; each graph defines its step.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class GraphDecoder(CompiledModel, ABC):
-    """A compiled graph and its slots; see `inference.model.decoder`. The width of its shape is a step's at most."""
+    """Compiled graph and its slots; see `inference.model.decoder`. The width of its shape is a step's at most."""
 
     seed_invariant = True
     keeps_grammars = False
 
     def __init__(self, application: Application, shape: SlotShape) -> None:
         super().__init__(application, shape)
-        self._held = [0] * shape.num_slots  # tokens of each slot whose keys and values the graph has
-        self.prompt_chunk_tokens = shape.length  # a prompt is read at once
+        self._held = [0] * shape.num_slots  # number of tokens in each slot's memory
+        self.prompt_chunk_tokens = shape.length  # a prompt is read in one call
 
     def check(self, request: GenerationRequest) -> None:
         """See `inference.model.decoder.CompiledDecoder`."""
@@ -67,14 +66,14 @@ class GraphDecoder(CompiledModel, ABC):
         return turn.start > 0 and self._held[turn.slot] == turn.start == len(turn.token_ids) - 1
 
     def _prompted(self, turn: Turn, sampling: tuple[float, float, float] = GREEDY) -> Any:
-        """What the prompt graph gives for a turn's tokens."""
+        """Return what the prompt graph gives for a turn's tokens."""
         call = prompt_call(Row(turn.slot, 0, turn.token_ids, sampling), widest=self._shape.prompt_width)
         return self._application.forward(**call)
 
     @abstractmethod
     def _read_prompt(self, turn: Turn) -> Verdict:
-        """Read all of a turn's tokens; one token follows."""
+        """Read all of a turn's tokens; return the verdict with the one token that follows."""
 
     @abstractmethod
     def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:
-        """One step of sequences whose slots hold all tokens but the last; verdicts by slot."""
+        """Take one step with sequences that have all tokens but the last in their slots; return verdicts by slot."""

@@ -1,9 +1,9 @@
 """Medusa in NxDI: heads of the target guess the next tokens, one compiled pass verifies a tree of them. Greedy, exact.
 
-The graph takes tree, mask and positions as inputs and gives the best token ids of target and heads; acceptance is ours.
-NxDI's own loop moves the keys and values of accepted guesses within the next pass, but that move is gone after it
-(`KVCacheManager.update_cache` starts from the memory as it was). So nothing is moved here: accepted guesses that do not
-lie at their own positions are read again, as ancestors of the next tree.
+The graph takes tree, mask and positions as inputs and gives the best token ids of target and heads; this module
+accepts. NxDI's own loop moves the keys and values of accepted guesses within the next pass, but that move is lost
+afterwards (`KVCacheManager.update_cache` starts from the unmoved memory). So nothing is moved here: accepted guesses
+that are not at their own positions are read again, as ancestors of the next tree.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from inference.model.decoder import Turn, Verdict
 
 
 class MedusaDecoder(DeviceDecoder):
-    """A target with Medusa heads, and its only slot.
+    """Target with Medusa heads, and its only slot.
 
     Args:
-        application: loaded.
+        application: NxDI's application, loaded.
         shape: its width is the number of nodes that a pass verifies.
-        choices: the tree.
-        num_heads: of the model.
+        choices: paths of the tree.
+        num_heads: number of the model's heads.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class MedusaDecoder(DeviceDecoder):
         super().__init__(application, shape, method="speculation_method medusa")
         self._choices = sorted(choices)
         self._num_heads = num_heads
-        self._sampling = (float(num_ranks(choices)), 1.0, 1.0)  # top_k: how many ids are wanted of every head
-        self._num_placed = 0  # tokens whose keys and values lie at their own positions
-        self._guesses: list[list[int]] = []  # of every head, behind the last committed token
+        self._sampling = (float(num_ranks(choices)), 1.0, 1.0)  # top_k: number of ids wanted from every head
+        self._num_placed = 0  # tokens with keys and values at their own positions
+        self._guesses: list[list[int]] = []  # of every head, for the tokens after the last committed one
 
     def _read_prompt(self, turn: Turn) -> Verdict:
         ids = self._prompted(turn, self._sampling).hidden_states  # [1 + num_heads, 1, top_k] token ids, likeliest first
@@ -67,10 +67,10 @@ class MedusaDecoder(DeviceDecoder):
 
 
 def load_medusa_decoder(target: ModelConfig) -> MedusaDecoder:
-    """Load a target with its heads; compiles it first unless that was done before.
+    """Load a target with its heads; compile it first if the store has no compiled model.
 
     Raises:
-        ConfigError: NxDI is not here, or the checkpoint, its heads or the tree cannot be used; the message names which.
+        ConfigError: NxDI is missing, or the checkpoint, its heads or the tree cannot be used; the message names which.
     """
     compilation, shape = prepare_medusa(target)
     overrides = target.neuron.overrides
@@ -79,7 +79,7 @@ def load_medusa_decoder(target: ModelConfig) -> MedusaDecoder:
 
 
 def prepare_medusa(target: ModelConfig) -> tuple[Compilation, SlotShape]:
-    """Check everything, build NxDI's configuration, and say what the compiled model will be."""
+    """Check the configuration; return its compilation and the limits of the compiled model."""
     model_config, length = checked_config(target)
     check_medusa(target, model_config)
     arguments = medusa_arguments(target, length=length)

@@ -1,6 +1,6 @@
-"""The seam with NxDI: which of its classes, built how, compiled where, loaded from there.
+"""Seam with NxDI: the choice and configuration of its classes, compiling and loading.
 
-Everything NxDI gives back is `Any`; nothing else of this package touches NxDI but through an application's `forward`.
+Everything that NxDI returns is `Any`. Beside `fused_graph`, the package uses NxDI only by an application's `forward`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 MODELS = "neuronx_distributed_inference.models"
 
 FAMILIES = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-"""model_type of config.json: of what NxDI has, the families that were tried."""
+"""Values of model_type in config.json: the families of NxDI that were tried."""
 QUANTIZATION_DTYPES = ("int8", "f8e4m3", "f8e5m2")
 QUANTIZATION_TYPES = ("per_tensor_symmetric", "per_channel_symmetric", "blockwise_symmetric")
-# What is fp8 also where the weights are not.
+# Settings that use fp8 even where the weights do not.
 EIGHT_BITS = ("kv_cache_quant", "kv_quant_config", "quantized_mlp_kernel_enabled", "activation_quantization_type")
 VERSIONS = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx", "neuronx-cc")
 FOREIGN_REMEDY = (
@@ -47,19 +47,19 @@ FOREIGN_REMEDY = (
     "--device_sampling, eagle, medusa, --gamma 0)"
 )
 FORMAT = 2
-"""Of this project's own part in a graph. Raise it with every change to what is compiled from equal settings."""
+"""Version of this project's own part in a graph. Raise it whenever equal settings compile to something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A model, or a fused pair, that is ready to be compiled.
+    """Model or fused pair that is ready to be compiled.
 
     Attributes:
-        application_class: NxDI's class, or ours derived from it.
-        model: what was asked for; of a pair, of the target.
+        application_class: NxDI's class, or one derived from it here.
+        model: configuration of the model, or of a pair's target.
         config: NxDI's InferenceConfig.
-        arguments: of NeuronConfig.
-        draft: of a pair.
+        arguments: keyword arguments of NeuronConfig.
+        draft: configuration of a pair's draft.
     """
 
     application_class: Any
@@ -70,7 +70,7 @@ class Compilation:
 
     @property
     def _has_own_graph(self) -> bool:
-        """Whether NxDI alone would compile another set of graphs, or other results of one."""
+        """Whether NxDI by itself would compile other graphs, or a graph with other results."""
         host_chooses = self.arguments.get("enable_fused_speculation") and self.arguments.get("output_logits")
         verifies = self.model.neuron.method == "vanilla" and self.arguments["speculation_length"] > 0
         return bool(host_chooses or verifies)
@@ -91,11 +91,11 @@ class Compilation:
         return Wanted(description, tuple(checkpoints))
 
     def compiled(self) -> Path:
-        """The folder of the compiled model; compiles if there is none and the policy lets it.
+        """Return the folder of the compiled model; compile the model if it is missing and the policy permits it.
 
         Raises:
-            ConfigError: there is none and it may not, or cannot, be compiled; or the folder of compiled models is one
-                model, of another program or for other settings.
+            ConfigError: the model is missing and may not, or cannot, be compiled; or the folder of compiled models is
+                one model, of another program or for other settings.
         """
         options = self.model.neuron
         root = artifacts_root(options.artifacts)
@@ -113,7 +113,7 @@ class Compilation:
         path = self.model.path
         try:
             self.application_class(str(path), self.config).compile(f"{folder}/")
-        except Exception as error:  # of NxDI, the compiler or the system
+        except Exception as error:  # raised by NxDI, the compiler or the system
             logger.exception("compiling %s failed", path.name)
             raise ConfigError(f"model {path}: NxDI could not compile it: {_first_line(error)}") from error
 
@@ -132,18 +132,18 @@ class Compilation:
         return application
 
     def load(self) -> Any:
-        """An application whose `forward` runs on the device, or in NxDI's CPU mode, which compiles nothing."""
+        """Return an application whose `forward` runs on the device, or in NxDI's CPU mode, which compiles nothing."""
         if self.arguments.get("on_cpu"):
             return self._on_cpu()
         take_cores(self.model.neuron.cores, self.config.neuron_config.tp_degree)
         folder = f"{self.compiled()}/"
-        application = self.application_class(folder)  # its configuration lies there too
+        application = self.application_class(folder)  # it holds the configuration too
         application.load(folder)
         return application
 
 
 def slot_compilation(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> Compilation:
-    """One model: graphs for prompts, for K tokens if `speculation_length` is K, and for one, or for a tree."""
+    """Return a model's compilation: graphs for prompts, one token and `speculation_length` tokens, or for a tree."""
     base, neuron_config = _prepare(config, model_config, arguments)
     nxdi_config = _inference_config(base, neuron_config, config.path)
     _quantize(base, config.path, nxdi_config, arguments)
@@ -153,21 +153,21 @@ def slot_compilation(config: ModelConfig, model_config: PretrainedConfig, argume
 def fused_compilation(
     target: ModelConfig, draft: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]
 ) -> Compilation:
-    """A fused pair: one graph for both models' prompts, one that drafts and verifies."""
+    """Return a fused pair's compilation: one graph for both models' prompts, one that drafts and verifies."""
     base, neuron_config = _prepare(target, model_config, arguments)
     draft_config = _inference_config(base, _draft_of(neuron_config, draft, arguments), draft.path)
     nxdi_config = _inference_config(base, neuron_config, target.path)
     pair = load_module(f"{MODELS}.config").FusedSpecNeuronConfig
     nxdi_config.fused_spec_config = pair(base._model_cls, draft_config=draft_config, draft_model_path=str(draft.path))
     _quantize(base, target.path, nxdi_config, arguments)
-    # A class of its own: NxDI writes attributes of the class while it loads a pair.
+    # Each pair has a class of its own: NxDI writes attributes of the class while it loads a pair.
     own = not arguments.get("enable_eagle_speculation")
     fused = corrected(base, host_chooses=arguments["output_logits"]) if own else type(base.__name__, (base,), {})
     return Compilation(fused, target, nxdi_config, arguments, draft)
 
 
 def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> tuple[Any, Any]:
-    """NxDI's class of the model, and its NeuronConfig."""
+    """Return NxDI's class of the model, and its NeuronConfig."""
     _check_quantization(arguments)
     require_nxdi()
     base = _base_class(model_config)
@@ -180,12 +180,12 @@ def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dic
         )
     try:
         return base, config_class(**copy.deepcopy(arguments))
-    except (AssertionError, TypeError, ValueError) as error:  # how NxDI refuses what does not go together
+    except (AssertionError, TypeError, ValueError) as error:  # NxDI's errors for settings that exclude each other
         raise ConfigError(f"neuron_config: {_first_line(error)}") from error
 
 
 def _base_class(model_config: PretrainedConfig) -> Any:
-    """By NxDI's own convention of names: its table of classes imports every family, and what images need, too."""
+    """Return NxDI's class by its naming convention: its table of classes imports all families and image packages."""
     kind = str(model_config.model_type)
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
@@ -197,7 +197,7 @@ def _base_class(model_config: PretrainedConfig) -> Any:
 
 
 def _with_one_token_graph(base: Any) -> Any:
-    """A class that also decodes one token at a time: with a speculation_length NxDI builds no graph for that."""
+    """Return a class that also decodes single tokens: with a speculation_length NxDI builds no graph for that."""
 
     def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
         base.__init__(self, *arguments, **keywords)
@@ -213,7 +213,7 @@ def _inference_config(base: Any, neuron_config: Any, path: Path) -> Any:
 
 
 def _draft_of(neuron_config: Any, config: ModelConfig, arguments: dict[str, Any]) -> Any:
-    """The draft's NeuronConfig: the target's but for what makes it a draft."""
+    """Return the draft's NeuronConfig: the target's, except for what makes it a draft."""
     draft = copy.deepcopy(neuron_config)
     draft.tp_degree = config.neuron.tp_degree
     draft.enable_fused_speculation = False
@@ -243,7 +243,7 @@ def _check_quantization(arguments: dict[str, Any]) -> None:
 
 
 def _quantization_faults(arguments: dict[str, Any], *, dtype: str, kind: str) -> Iterator[str]:
-    """Some of which NxDI would answer with garbage."""
+    """Yield faults of the quantization, some of which NxDI would answer with garbage."""
     remedy = "set quantization_type per_channel_symmetric"
     if not arguments.get("quantized_checkpoints_path"):
         yield "quantized needs quantized_checkpoints_path (written if it is not there)"
@@ -256,7 +256,7 @@ def _quantization_faults(arguments: dict[str, Any], *, dtype: str, kind: str) ->
 
 
 def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]) -> None:
-    """Write the quantized checkpoint, unless it is there."""
+    """Write the quantized checkpoint, unless it exists."""
     if not arguments.get("quantized") or Path(arguments["quantized_checkpoints_path"]).exists():
         return
     where = Path(arguments["quantized_checkpoints_path"])
@@ -264,7 +264,7 @@ def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         base.save_quantized_state_dict(str(path), nxdi_config)
-    except Exception as error:  # of NxDI or the system
+    except Exception as error:  # raised by NxDI or the system
         logger.exception("quantizing %s failed", path.name)
         raise ConfigError(f"quantized_checkpoints_path {where} cannot be written: {_first_line(error)}") from error
 

@@ -1,7 +1,7 @@
-"""The tensors of one call of an NxDI application, from rows of tokens. Pure.
+"""Tensors of one call of an NxDI application, built from rows of tokens. Pure.
 
 A row is one slot's part of a call. All rows of a call have the graph's width: shorter ones are padded at the end, where
-the padding is written behind everything valid and is never seen.
+the padding is written after everything valid and is never read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inference.backends.neuron.graphs.medusa_tree import TreePass
 
 PAD_TOKEN_ID = 0
 GREEDY = (1.0, 1.0, 1.0)
-"""top_k, top_p, temperature of a row whose token nobody samples on the device."""
+"""top_k, top_p, temperature of a row that the device does not sample."""
 
 SHORT_PROMPT = 2
 """Tokens of the longest prompt whose last position is not above that of NxDI's padding."""
@@ -28,7 +28,7 @@ class Row:
 
     Attributes:
         slot: where keys and values are written.
-        start: position of the first token; what is before it is in the slot.
+        start: position of the first token; the slot holds all tokens before it.
         token_ids: at most as many as the graph is wide.
         sampling: top_k, top_p, temperature.
     """
@@ -40,11 +40,11 @@ class Row:
 
 
 def prompt_call(row: Row, *, widest: int) -> dict[str, torch.Tensor]:
-    """The prefill of one slot from position 0, alone: NxDI goes by position 0 and takes every row for a prompt.
+    """Return the prefill of one slot from position 0, alone: at position 0 NxDI takes every row for a prompt.
 
-    NxDI pads positions with 1 and then reads the logits of the first highest position. Of one token these are the
-    padding's, and of two only the order of equals tells the token from the padding. So prompts as short as that come
-    padded with position 0, up to the widest prompt graph, where NxDI adds nothing.
+    NxDI pads positions with 1 and then reads the logits of the first highest position. With one token these are the
+    padding's, and with two only the order of equals separates the token from the padding. So prompts this short are
+    padded here with position 0, up to the widest prompt graph, where NxDI adds nothing.
 
     Args:
         row: the whole prompt; its start is 0.
@@ -62,9 +62,9 @@ def prompt_call(row: Row, *, widest: int) -> dict[str, torch.Tensor]:
 
 
 def continued_call(rows: Sequence[Row], *, width: int) -> dict[str, Any]:
-    """A pass of `width` tokens per row, all behind what their slots hold. Rows are in the order of their slots.
+    """Return a pass of `width` tokens per row, all after what their slots hold. Rows are in the order of their slots.
 
-    A full batch must be exactly slots 0 .. B-1 in this order; a part of them may have gaps.
+    A full batch must be exactly slots 0 .. B-1 in this order; a smaller batch may have gaps.
     """
     starts = torch.tensor([row.start for row in rows])[:, None]  # [num_rows, 1]
     padded = [[*row.token_ids, *[PAD_TOKEN_ID] * (width - len(row.token_ids))] for row in rows]
@@ -79,7 +79,7 @@ def continued_call(rows: Sequence[Row], *, width: int) -> dict[str, Any]:
 
 
 def fused_call(rows: Sequence[Row]) -> dict[str, Any]:
-    """A step of the fused graph: one token per row, and NxDI's own mask."""
+    """Return a step of the fused graph: one token per row, and NxDI's own mask."""
     call = continued_call(rows, width=1)
     return {**call, "attention_mask": None}
 
@@ -87,7 +87,7 @@ def fused_call(rows: Sequence[Row]) -> dict[str, Any]:
 def medusa_call(
     tree: TreePass, *, start: int, width: int, num_heads: int, sampling: tuple[float, float, float]
 ) -> dict[str, Any]:
-    """A pass over a tree of tokens behind the `start` tokens that slot 0 holds, padded to the graph's width.
+    """Return a pass over a tree of tokens after the `start` tokens that slot 0 holds, padded to the graph's width.
 
     Node i is written to position start + i, whatever its depth.
     """

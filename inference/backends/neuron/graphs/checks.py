@@ -1,4 +1,4 @@
-"""What NxDI does not check of models, and would answer with garbage or a crash after an hour of compiling."""
+"""Checks of models that NxDI lacks: it would answer with garbage, or crash after an hour of compiling."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from inference.errors import ConfigError, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 MIN_AUTO_BUCKET = 128
-"""NxDI's own context buckets are 128 tokens and powers of two above."""
+"""Tokens of NxDI's smallest automatic context bucket; the others are the powers of two above."""
 MEDUSA_PARAMETERS = ("medusa_speculation_length", "num_medusa_heads", "medusa_tree")
 
 
 def check_sharding(path: Path, model_config: PretrainedConfig, tp_degree: int) -> None:
-    """Raise ConfigError if a width cannot be split evenly over the cores; heads NxDI pads by itself."""
+    """Raise ConfigError if a width cannot be split evenly over the cores; NxDI pads heads by itself."""
     for name in ("hidden_size", "intermediate_size"):
         size = getattr(model_config, name, tp_degree)
         if size % tp_degree:
@@ -31,7 +31,7 @@ def check_sharding(path: Path, model_config: PretrainedConfig, tp_degree: int) -
 
 
 def check_family(path: Path, model_config: PretrainedConfig) -> None:
-    """Raise UnsupportedModelError if NxDI's model leaves out something of the checkpoint, without a word."""
+    """Raise UnsupportedModelError if NxDI's model silently leaves out a part of the checkpoint."""
     for fault in _family_faults(model_config):
         raise UnsupportedModelError(f"model {path}: {fault}")
 
@@ -59,8 +59,8 @@ def check_pair(
     """Raise ConfigError if two models cannot share a fused graph.
 
     Args:
-        target, draft: what was asked for.
-        target_words, draft_words: their checkpoints' configurations.
+        target, draft: what the user asked for.
+        target_words, draft_words: configurations in their checkpoints.
     """
     if target_words.vocab_size != draft_words.vocab_size:
         raise ConfigError(
@@ -82,9 +82,9 @@ def check_method(target: ModelConfig, draft: Path, model_config: PretrainedConfi
     """Raise ConfigError if the draft's checkpoint is not one of the method's, or the target cannot have such a draft.
 
     Args:
-        target: what was asked for.
+        target: what the user asked for.
         draft: the draft's checkpoint.
-        model_config: of the target's checkpoint.
+        model_config: configuration in the target's checkpoint.
     """
     method = target.neuron.method
     if method in EAGLE_METHODS:
@@ -143,7 +143,7 @@ def _is_tree(value: object) -> bool:
 
 
 def _head_faults(config: ModelConfig, model_config: PretrainedConfig) -> Iterator[str]:
-    """What NxDI looks for: per head a residual layer, and an output layer of its own."""
+    """Yield faults of the heads: NxDI reads a residual layer and an output layer for each."""
     file = config.path / "medusa_heads.pt"
     if not file.is_file():
         yield "speculation_method medusa needs medusa_heads.pt beside the checkpoint"

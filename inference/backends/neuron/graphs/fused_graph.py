@@ -1,12 +1,12 @@
-"""What is changed in NxDI's graph of a fused pair, before it is compiled.
+"""Changes to NxDI's graph of a fused pair, made before it is compiled.
 
-Two things, by classes derived from NxDI's; EAGLE's graph, which has code of its own, is left alone:
+Classes derived from NxDI's make two changes. EAGLE's graph, which has code of its own, stays as it is:
 
 - NxDI marks each draft token of one sequence as written in the masks of all, so that the others' drafts read what is
-  not there: answers stay right, but fewer drafts are accepted. Here a row's mask is made of its own position.
-- Where the host chooses, the graph hands out the target's logits. NxDI lists logits twice in the prompt graph, which
-  then does not fit its own memory; and it gathers the draft's logits too, over the target's cores, where the draft's
-  tokens are all that is needed. So the draft has none to give, and its tokens stand in their place.
+  not there: answers stay right, but fewer drafts are accepted. Here each row's mask comes from its own position.
+- Where the host chooses, the graph returns the target's logits. NxDI lists logits twice in the prompt graph, which
+  then does not fit its own memory. It also gathers the draft's logits over the target's cores, where only the draft's
+  tokens are needed. So the draft returns no logits, and its tokens take their place.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import torch
 from inference.backends.neuron.environment import load_module
 
 NUM_HEADS = 4
-"""Outputs of a pair in front of its keys and values: tokens of draft and target, logits of draft and target."""
+"""Number of a pair's outputs before its keys and values: tokens of draft and target, logits of draft and target."""
 
 
 def corrected(base: Any, *, host_chooses: bool) -> Any:
-    """NxDI's class of a model, whose fused graph has the changes above.
+    """Return NxDI's class of a model, with the changes above in its fused graph.
 
     Args:
-        base: such as NeuronLlamaForCausalLM.
-        host_chooses: the target's configuration has `output_logits`, the draft's has not. A call's `fused_outputs` are
-            then NxDI's first four, the draft's tokens int32 [num_rows, K], and the target's logits float32
-            [num_rows, K, vocabulary]; of a prompt, [1, 1] and [1, 1, vocabulary].
+        base: NxDI's class, such as NeuronLlamaForCausalLM.
+        host_chooses: the target's configuration has `output_logits`, the draft's does not. A call's `fused_outputs`
+            are then NxDI's first four, the draft's tokens int32 [num_rows, K], and the target's logits float32
+            [num_rows, K, vocabulary]; for a prompt, [1, 1] and [1, 1, vocabulary].
     """
     graph = _graph_class(host_chooses=host_chooses)
 
     def enable_context_encoding(self: Any, **keywords: Any) -> None:
-        self._model_cls = graph  # NxDI has just set its own, and begins to make graphs of it here
+        self._model_cls = graph  # NxDI has just set its own class, and makes its graphs here
         base.enable_context_encoding(self, **keywords)
 
     return type(base.__name__, (base,), {"enable_context_encoding": enable_context_encoding})
@@ -60,7 +60,7 @@ def _graph_class(*, host_chooses: bool) -> Any:
 
 
 def _with_own_mask(draft: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of one draft step, each row of whose mask ends where its own token is written."""
+    """Return one draft step's arguments, where each row's mask ends at the position of its own token."""
     input_ids, mask, position_ids, *others = args
     if input_ids.shape[-1] == 1:  # not a prompt
         columns = torch.arange(mask.shape[-1], device=mask.device)
@@ -69,12 +69,12 @@ def _with_own_mask(draft: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _with_tokens_for_logits(draft: Any, args: tuple[Any, ...], outputs: list[Any]) -> list[Any]:
-    """Outputs of one draft step, whose tokens [num_rows, 1] are listed again where NxDI looks for logits."""
+    """Return one draft step's outputs, with the tokens [num_rows, 1] repeated where NxDI expects logits."""
     tokens, *states = outputs
     return [tokens, tokens.reshape(tokens.shape[0], -1), *states]
 
 
 def _listed_once(outputs: list[Any], num_draft_states: int) -> list[Any]:
-    """Outputs of a prompt without the second logits of draft and target, each in front of its keys and values."""
+    """Return a prompt's outputs without the second logits of draft and target, each before its keys and values."""
     second = NUM_HEADS + 1 + num_draft_states
     return [*outputs[:NUM_HEADS], *outputs[NUM_HEADS + 1 : second], *outputs[second + 1 :]]

@@ -1,7 +1,7 @@
-"""The tokens of one Medusa pass: a chain whose end is the last committed token, and a tree of guesses behind it. Pure.
+"""Tokens of one Medusa pass: a chain that ends with the last committed token, then a tree of guesses. Pure.
 
-A choice is a path: (0, 2) is the third best token of the second head behind the best of the first. Nodes are in the
-order of choices sorted as tuples, so that the first child of a node comes right behind it: the likeliest path ends up
+A choice is a path: (0, 2) is the third best token of the second head after the best of the first. Nodes are in the
+order of choices sorted as tuples, so the first child of a node comes right after it. The likeliest path is therefore
 at consecutive nodes, and so at its own positions in the memory.
 """
 
@@ -14,7 +14,7 @@ Choice = tuple[int, ...]
 
 
 def num_ranks(choices: Sequence[Sequence[int]]) -> int:
-    """How many of every head's best tokens a tree uses; 2 at least: for 1, NxDI's sampler gives one token of each."""
+    """Return how many best tokens of every head a tree uses; at least 2: for 1, NxDI's sampler gives one of each."""
     return max(2, 1 + max(max(choice) for choice in choices))
 
 
@@ -23,9 +23,9 @@ class TreePass:
     """Nodes of one pass.
 
     Attributes:
-        token_ids: of every node.
+        token_ids: the token of every node.
         parents: index of every node's parent, which comes before it; -1 for the first.
-        root: index of the last committed token; the nodes before it are its ancestors, those behind it are guesses.
+        root: index of the last committed token; the nodes before it are its ancestors, those after it are guesses.
     """
 
     token_ids: Sequence[int]
@@ -38,14 +38,14 @@ class TreePass:
 
     @property
     def depths(self) -> list[int]:
-        """Of every node; 0 for the first."""
+        """Depth of every node; 0 for the first."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return depths
 
     def ancestors(self, node: int) -> list[int]:
-        """The node itself and everything above it: what it sees of this pass."""
+        """Return the node itself and everything above it: the nodes of this pass that it attends to."""
         path = []
         while node >= 0:
             path.append(node)
@@ -53,10 +53,10 @@ class TreePass:
         return path
 
     def accepted(self, chosen: Sequence[int]) -> list[int]:
-        """Guesses that are the target's own tokens, from the root down.
+        """Return the guesses that are the target's own tokens, from the root down.
 
         Args:
-            chosen: the target's token behind every node.
+            chosen: the target's token after every node.
         """
         children = {
             (self.parents[node], self.token_ids[node]): node for node in range(self.root + 1, len(self.parents))
@@ -68,7 +68,7 @@ class TreePass:
         return path
 
     def num_in_place(self, path: Sequence[int]) -> int:
-        """How many of the accepted guesses are at consecutive nodes behind the root, and so at their own positions."""
+        """Return how many accepted guesses are at consecutive nodes after the root, and so at their own positions."""
         return sum(1 for step, node in enumerate(path, start=self.root + 1) if node == step)
 
 

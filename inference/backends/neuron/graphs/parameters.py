@@ -1,6 +1,6 @@
-"""The parameters of NxDI's NeuronConfig, by name.
+"""Names of the parameters of NxDI's NeuronConfig.
 
-NeuronConfig takes any keyword and only warns of those it does not know, so a misspelt one would be lost in silence.
+NeuronConfig takes any keyword and only warns of unknown ones, so a misspelt one would have no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from inference.errors import ConfigError
 
-# NxDI 0.9, in the order of its source; used where NxDI cannot be asked.
+# The names of NxDI 0.9, in the order of its source; used where NxDI's source cannot be read.
 KNOWN = frozenset(
     """
     batch_size padding_side allow_input_truncation seq_len n_active_tokens n_positions on_cpu output_logits torch_dtype
@@ -48,7 +48,7 @@ _READS = re.compile(r"""kwargs\.(?:pop|get)\(\s*["'](\w+)["']|["'](\w+)["'] in k
 
 
 def parameter_names(config_class: type | None) -> frozenset[str]:
-    """Names that a NeuronConfig class reads from its keywords; `KNOWN` if its source cannot be read."""
+    """Return the names that a NeuronConfig class reads from its keywords; `KNOWN` if its source cannot be read."""
     if config_class is None:
         return KNOWN
     try:

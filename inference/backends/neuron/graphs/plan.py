@@ -1,10 +1,10 @@
-"""How a pass over spans becomes calls of compiled graphs: a prompt graph, one of K tokens, one of 1 token. Pure.
+"""Plan of a pass over spans as calls of compiled graphs: a prompt graph, one of K tokens, one of 1 token. Pure.
 
-- From position 0 a span is read by the prompt graph, which gives the logits of its last token alone. So the graph reads
-  up to the first token whose logits are wanted; the rest, such as a proposal behind a prompt, goes in passes.
-- Behind what a slot holds, tokens go in passes of K, all slots together; where each has one left, in passes of 1.
-- A long span that starts later, such as a prompt that shares its beginning with the one before, would be many passes:
-  it is read by the prompt graph from position 0 again, together with what the slot holds.
+- The prompt graph reads a span from position 0 and gives the logits of its last token alone. So it reads up to the
+  first token with wanted logits; passes read the rest, such as a proposal after a prompt.
+- Passes of K read the tokens after what a slot holds, all slots together; where each has one left, passes of 1 do.
+- A long span that starts later, such as a prompt that shares its beginning with the one before, would be many passes.
+  The prompt graph reads it from position 0 again, together with what the slot holds.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from inference.backends.neuron.graphs.calls import Row
 from inference.model.slots import Span
 
 REREAD_PASSES = 4
-"""More passes than this before the first wanted logits cost more than reading the prompt again."""
+"""Most passes up to the first wanted logits; more would cost more than reading the prompt again."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """How far a span has been read.
+    """Progress of reading one span.
 
     Attributes:
-        slot: of the span.
+        slot: slot of the span.
         token_ids: the whole sequence up to the span's end.
-        position: of the next token to read.
-        first_wanted: position of the first token whose logits are wanted; the end if there is none.
+        position: position of the next token to read.
+        first_wanted: position of the first token with wanted logits; the end if there is none.
         rows: wanted rows so far, in order; whatever the caller keeps per token.
     """
 
@@ -52,7 +52,7 @@ class Reading:
 
 
 class ReadingTimes:
-    """How long calls took, in seconds: whether a prompt is read faster in passes, behind what its slot holds already.
+    """Durations of calls in seconds, to predict whether passes read the rest of a prompt faster than its graph.
 
     Args:
         width: tokens of a pass.
@@ -60,8 +60,8 @@ class ReadingTimes:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._prompts: dict[int, float] = {}  # by tokens, the shortest
-        self._passes: deque[float] = deque(maxlen=15)  # of full width
+        self._prompts: dict[int, float] = {}  # shortest time by number of tokens
+        self._passes: deque[float] = deque(maxlen=15)  # times of passes of full width
 
     def record_prompt(self, num_tokens: int, seconds: float) -> None:
         self._prompts[num_tokens] = min(seconds, self._prompts.get(num_tokens, seconds))
@@ -71,7 +71,7 @@ class ReadingTimes:
             self._passes.append(seconds)
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `inference.model.slots.CompiledBackend`: a prompt takes at least as long as a shorter one did."""
+        """See `inference.model.slots.CompiledBackend`; a prompt takes no less time than a shorter one did."""
         longest = max((length for length in list(self._prompts) if length <= num_tokens), default=None)
         num_passes = -(-(num_tokens - num_held) // self._width)
         if longest is None or not self._passes or num_passes > REREAD_PASSES:
@@ -80,10 +80,10 @@ class ReadingTimes:
 
 
 def reading(span: Span, held: Sequence[int]) -> Reading:
-    """A span that begins to be read; `held` is what its slot holds.
+    """Return the reading of a span at its start; `held` is what its slot holds.
 
     Raises:
-        ValueError: the span starts behind that.
+        ValueError: the span starts after the end of that.
     """
     if span.start > len(held):
         raise ValueError(f"slot {span.slot} holds {len(held)} tokens, a span starts at {span.start}")
@@ -92,10 +92,10 @@ def reading(span: Span, held: Sequence[int]) -> Reading:
 
 
 def prompt_row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
-    """What the prompt graph reads of a span; None if the span goes in passes alone.
+    """Return what the prompt graph reads of a span; None if passes alone read it.
 
     Args:
-        width: of the widest graph for passes.
+        width: tokens of the widest graph for passes.
         max_prompt: tokens that the prompt graph takes.
     """
     end = min(work.first_wanted + 1, work.end)
@@ -106,7 +106,7 @@ def prompt_row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
 
 
 def next_rows(works: Sequence[Reading], *, width: int) -> tuple[list[Row], int]:
-    """The rows of the next pass over all spans that are not read to their end, in the order of slots, and its width.
+    """Return the rows of the next pass over all spans with tokens left, in the order of slots, and its width.
 
     Args:
         width: K; 1 if there is no graph of K tokens.

@@ -1,4 +1,4 @@
-"""From our configuration to the keyword arguments of NxDI's NeuronConfig. Values are what JSON can hold.
+"""Translation of a model's configuration to keyword arguments of NxDI's NeuronConfig. JSON can hold all values.
 
 Owns the widths: K is NxDI's `speculation_length`, the tokens of one verification graph.
 """
@@ -18,27 +18,27 @@ DEFAULT_DTYPE = "bfloat16"
 MAX_DEVICE_TOP_K = 256
 """NxDI's default of global_topk."""
 SAMPLES = {"do_sample": True, "dynamic": True}
-"""on_device_sampling_config: each request's own top_k, top_p and temperature."""
+"""Value of on_device_sampling_config that uses each request's own top_k, top_p and temperature."""
 _TILING = "cc_pipeline_tiling_factor"
 
 
 def verification_width(gamma: int) -> int:
-    """K of a slot model: the last committed token and gamma draft tokens; 0 where nothing is verified."""
+    """Return K of a slot model: the last committed token and gamma draft tokens; 0 where nothing is verified."""
     return gamma + 1 if gamma else 0
 
 
 def slot_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """NeuronConfig of a slot model.
+    """Return the arguments of a slot model.
 
     Raises:
-        ConfigError: neuron_config sets what a flag says already, or breaks a rule of slot models.
+        ConfigError: neuron_config contradicts a flag, or breaks a rule of slot models.
     """
     width = verification_width(config.neuron.gamma)
     return _arguments(config, {"speculation_length": width}, _slot_faults(config), length=length, width=width)
 
 
 def target_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """NeuronConfig of a target alone whose tokens the device chooses, one per pass.
+    """Return the arguments of a target alone with tokens chosen on the device, one per pass.
 
     Raises:
         ConfigError: as for `slot_arguments`.
@@ -53,7 +53,7 @@ def host_chooses(config: ModelConfig) -> bool:
 
 
 def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """NeuronConfig of the target in NxDI's fused graph; the draft's is a copy that NxDI's seam alters.
+    """Return the arguments of the target in NxDI's fused graph; `application.py` makes the draft's from a copy.
 
     Raises:
         ConfigError: as for `slot_arguments`, or the mode cannot do what neuron_config asks.
@@ -72,7 +72,7 @@ def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
 
 
 def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """NeuronConfig of a target with Medusa heads; tree and widths come from neuron_config.
+    """Return the arguments of a target with Medusa heads; tree and widths come from neuron_config.
 
     Raises:
         ConfigError: as for `slot_arguments`.
@@ -85,7 +85,7 @@ def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
 
 
 def device_top_k(arguments: Mapping[str, Any]) -> int:
-    """So many tokens sampling on the device looks at; 0 if a NeuronConfig's arguments ask for none."""
+    """Return from how many tokens the device samples; 0 if a NeuronConfig's arguments ask for no sampling."""
     sampling = arguments.get("on_device_sampling_config") or {}
     return int(sampling.get("global_topk", MAX_DEVICE_TOP_K)) if sampling.get("do_sample") else 0
 
@@ -99,7 +99,7 @@ def _common(config: ModelConfig, *, length: int) -> dict[str, Any]:
     return {
         "tp_degree": config.neuron.tp_degree,
         "batch_size": num_slots,
-        "ctx_batch_size": 1,  # a prompt is read alone
+        "ctx_batch_size": 1,  # each prompt is read alone
         "tkg_batch_size": num_slots,
         "max_batch_size": num_slots,
         "is_continuous_batching": num_slots > 1,
@@ -107,7 +107,7 @@ def _common(config: ModelConfig, *, length: int) -> dict[str, Any]:
         "padding_side": "right",
         "seq_len": length,
         "max_context_length": length,
-        # NxDI's CPU mode has one mask, as long as the longest bucket, and fails in all others.
+        # NxDI's CPU mode has one mask, as long as the longest bucket, and fails in all other buckets.
         "enable_bucketing": not config.neuron.overrides.get("on_cpu"),
         "torch_dtype": DEFAULT_DTYPE if config.dtype == "auto" else config.dtype,
         "save_sharded_checkpoint": True,  # else the artifacts need the checkpoint, and shard it at every start
@@ -119,7 +119,7 @@ _MODES = (
     "output_logits",
 )
 
-# Set by a flag, which is named; a second value in neuron_config could only contradict it.
+# Parameters set by a flag, with its name; a second value in neuron_config could only contradict it.
 _BY_FLAG = {
     "tp_degree": "--tp_degree",
     "batch_size": "--batch",
@@ -147,11 +147,11 @@ _BY_FLAG = {
 def _arguments(
     config: ModelConfig, own: Mapping[str, Any], faults: Iterator[str], *, length: int, width: int = 0
 ) -> dict[str, Any]:
-    """All arguments of a model: what goes for every one, a method's `own`, and neuron_config's.
+    """Return all arguments of a model: the common ones, a method's `own`, and neuron_config's.
 
     Args:
-        faults: of neuron_config, by the method's rules; the others are every method's.
-        width: tokens of a verification graph; 0: there is none.
+        faults: faults of neuron_config by the method's rules; the rules applied here hold for every method.
+        width: tokens of a verification graph; 0 without one.
     """
     arguments, overrides = {**_common(config, length=length), **own}, config.neuron.overrides
     merged = {**arguments, **overrides}
@@ -170,14 +170,14 @@ def _contradictions(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) 
 
 
 def _memory_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
-    """Every call names slots and positions, and another batch than the one before."""
+    """Yield settings that fail here, where each call names its slots and positions, in changing batches."""
     for name in ("async_mode", "is_prefix_caching", "is_block_kv_layout", "chunked_prefill_config"):
         if overrides.get(name):
             yield f"{name} does not go with this server, which schedules slots by itself"
 
 
 def _shape_faults(arguments: Mapping[str, Any], width: int) -> Iterator[str]:
-    """NxDI takes a prompt padded to K tokens for a verification; in parallel, every core takes an equal part of one."""
+    """Yield widths that fail: NxDI verifies a prompt padded to K tokens; in parallel, cores share a prompt evenly."""
     tp_degree = arguments["tp_degree"]
     buckets = arguments.get("context_encoding_buckets") or [arguments["max_context_length"]]
     if width and width in buckets:
@@ -193,7 +193,7 @@ def _shape_faults(arguments: Mapping[str, Any], width: int) -> Iterator[str]:
 
 
 def _gathers_twice(arguments: Mapping[str, Any]) -> bool:
-    """In parallel NxDI gathers an EAGLE draft's embeddings, which it has not scattered: but not with a tiling of 1."""
+    """Whether NxDI, in parallel, gathers an EAGLE draft's embeddings that it never scattered; tiling 1 avoids it."""
     return bool(arguments.get("enable_eagle_speculation") and arguments.get("sequence_parallel_enabled"))
 
 
@@ -240,7 +240,7 @@ def _sampling_faults(config: ModelConfig, *, is_greedy_only: bool) -> Iterator[s
 
 
 def _tree_faults(options: NeuronOptions) -> Iterator[str]:
-    """A pass of NxDI takes as many tokens as the tree has nodes."""
+    """Yield faults of the token tree; a pass of NxDI takes as many tokens as the tree has nodes."""
     tree: Mapping[str, Sequence[str]] | None = options.overrides.get("token_tree_config")
     if not tree:
         return

@@ -1,4 +1,4 @@
-"""What a compiled model can take, from its NeuronConfig's arguments. Pure."""
+"""Limits of a compiled model, from its NeuronConfig's arguments. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from inference.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SlotShape:
-    """A compiled model's limits.
+    """Limits of a compiled model.
 
     Attributes:
-        vocab_size: ids that it knows.
+        vocab_size: number of token ids.
         num_slots: B, the batch that its graphs are compiled for.
         length: L, positions of a slot's memory.
-        width: tokens of the widest graph behind a prompt: K, or 1 where nothing is verified.
+        width: tokens of the widest graph for what follows a prompt: K, or 1 where nothing is verified.
         reserved: positions at a slot's end that a graph may write to, and no sequence may use.
         max_prompt: tokens of the longest prompt that the prompt graph reads.
         prompt_width: tokens of the widest prompt graph, padding included; 0 where prompts are not padded.
-        slot_bytes: of one slot's keys and values, before sharding; in a pair, of the target's.
+        slot_bytes: bytes of one slot's keys and values, before sharding; in a pair, the target's.
     """
 
     vocab_size: int
@@ -37,15 +37,15 @@ class SlotShape:
 
     @property
     def max_length(self) -> int:
-        """Positions that a slot holds, less those that a pass may write behind the last valid one."""
+        """Positions that a slot holds, less those that a pass may write after the last valid one."""
         return self.length - self.reserved
 
 
 def slot_shape(model_config: PretrainedConfig, arguments: Mapping[str, Any]) -> SlotShape:
-    """The limits of a slot model or of a fused pair.
+    """Return the limits of a slot model or of a fused pair.
 
     Raises:
-        ConfigError: nothing is left of a slot beside what a verification pass needs.
+        ConfigError: a slot has no room beside what a verification pass needs.
     """
     reserved = int(arguments["speculation_length"])
     length = _within(arguments["seq_len"], arguments.get("token_generation_buckets"))
@@ -65,7 +65,7 @@ def slot_shape(model_config: PretrainedConfig, arguments: Mapping[str, Any]) -> 
 
 
 def _within(limit: int, buckets: Sequence[int] | None) -> int:
-    """What fits into the largest bucket, where buckets are named."""
+    """Return the limit, or the largest bucket if buckets are named and it is smaller."""
     return min(int(limit), max(buckets)) if buckets else int(limit)
 
 

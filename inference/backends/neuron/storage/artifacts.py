@@ -1,6 +1,6 @@
-"""A compiled model for a configuration and its checkpoints: found in the store by a key of both, or compiled into it.
+"""Compiled models, found in the store by a key of configuration and checkpoints, or compiled into it.
 
-NxDI has no such key, and would load artifacts of another model or width without a word. Artifacts hold the weights too
+NxDI has no such key, and would silently load artifacts of another model or width. Artifacts hold the weights too
 (`save_sharded_checkpoint`), so the key covers the checkpoint's content.
 """
 
@@ -28,13 +28,13 @@ ENVIRONMENT = "NEURON_COMPILED_ARTIFACTS"
 KEY_DIGITS = 20
 READ = ("config.json", "*.safetensors", "*.bin", "*.pt")
 _OF_NO_CONSEQUENCE = ("key", "files", "checkpoints")
-"""In a manifest, but for what it was compiled for: names of places."""
+"""Manifest entries that no compilation depends on: names of places."""
 _NOTHING: tuple[Any, ...] = (None, False, {}, [])
-"""What a setting is where it is not named: versions of NxDI name more or fewer of them."""
+"""Values that count as unset, since versions of NxDI name more or fewer settings."""
 
 
 def artifacts_root(asked: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder of all artifacts: the one asked for, the environment's, or one in the user's cache."""
+    """Return the folder of all artifacts: the one asked for, the environment's, or one in the user's cache."""
     if asked is not None:
         return asked
     if environment.get(ENVIRONMENT):
@@ -44,10 +44,10 @@ def artifacts_root(asked: Path | None, environment: Mapping[str, str] = os.envir
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a compiled model must have been made from.
+    """Conditions that a compiled model must have been made from.
 
     Attributes:
-        description: all settings; what JSON cannot hold counts by its text.
+        description: all settings; a value that JSON cannot hold counts by its text.
         checkpoints: model directories or weight files, which count by their content.
     """
 
@@ -56,9 +56,9 @@ class Wanted:
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """All that a compilation depends on, as JSON has it: no path, no time."""
+        """Everything that a compilation depends on, as JSON values; no path, no time."""
         settings = {**self.description, "contents": [_contents(path) for path in self.checkpoints]}
-        if "neuron_config" in settings:  # a quantized checkpoint is one of `checkpoints`
+        if "neuron_config" in settings:  # it counts by its content, in `checkpoints`
             settings["neuron_config"] = dict(settings["neuron_config"])
             settings["neuron_config"].pop("quantized_checkpoints_path", None)
         conditions: dict[str, Any] = json.loads(json.dumps(settings, default=str))
@@ -66,27 +66,27 @@ class Wanted:
 
     @cached_property
     def key(self) -> str:
-        """A name for the conditions."""
+        """Hash of the conditions, which names the model in a store."""
         text = json.dumps(self.conditions, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What a store keeps of it."""
+        """Content of the model's manifest, to which the store adds `files`."""
         return {**self.conditions, "key": self.key, "checkpoints": [str(path) for path in self.checkpoints]}
 
 
 def find_or_compile(root: Path, wanted: Wanted, compile_into: Callable[[Path], None], *, policy: str = "auto") -> Path:
-    """The folder of a compiled model.
+    """Return the folder of a compiled model; compile the model if the store lacks it.
 
     Args:
         root: a store, or one compiled model of a store.
-        compile_into: compiles into a local folder, which is published in the store if it returns.
+        compile_into: function that compiles into a local folder, which is published in the store when it returns.
         policy: one of COMPILE_POLICIES; all but "never" compile a model that the store does not have.
 
     Raises:
-        ConfigError: the store does not have it and the policy is "never", or it takes no files; the one model named is
-            for other settings.
+        ConfigError: the store lacks the model and the policy is "never", or the store takes no files; or `root` is one
+            model, for other settings.
     """
     key, alone = wanted.key, store.read_publication(root)
     if alone.manifest is not None:
@@ -114,7 +114,7 @@ def find_or_compile(root: Path, wanted: Wanted, compile_into: Callable[[Path], N
 
 
 def _checked(alone: store.Publication, manifest: Mapping[str, Any], wanted: Wanted) -> Path:
-    """The folder of a compiled model that was named itself."""
+    """Return the folder of the one compiled model that the caller named; raise ConfigError if it does not fit."""
     found = [*differences(compiled_for(manifest), wanted.conditions), *([] if alone.is_whole() else ["files are lost"])]
     if found:
         raise ConfigError(f"{alone.folder} is a compiled model, but not for these settings: {'; '.join(found)}")
@@ -122,12 +122,12 @@ def _checked(alone: store.Publication, manifest: Mapping[str, Any], wanted: Want
 
 
 def compiled_for(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions in a manifest: all that its model was compiled for."""
+    """Return the conditions in a manifest: everything that its model was compiled for."""
     return {name: value for name, value in manifest.items() if name not in _OF_NO_CONSEQUENCE}
 
 
 def _nearest(root: Path, wanted: Wanted) -> str:
-    """What a person has to know of the store: the model in it that differs least, and in what."""
+    """Return the end of an error message: the model in the store that differs least, and its differences."""
     all_of_it = ((each.key, each.manifest) for each in store.publications(root) if each.manifest is not None)
     found = {key: differences(compiled_for(manifest), wanted.conditions) for key, manifest in all_of_it}
     if not found:
@@ -137,14 +137,14 @@ def _nearest(root: Path, wanted: Wanted) -> str:
 
 
 def _contents(checkpoint: Path) -> dict[str, str]:
-    """SHA-256 of what a compilation reads, by name: config.json and every weight file, or the one file of weights."""
+    """Return SHA-256 by file name of what a compilation reads: config.json and all weights, or the one weight file."""
     if checkpoint.is_file():
         return {checkpoint.name: digests_of([checkpoint])[0]}
     return dict(contents(checkpoint, READ))
 
 
 def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """A line for each value that differs, such as `neuron_config.tp_degree 8 there, 2 asked`; sorted by name."""
+    """Return a line for each value that differs, such as `neuron_config.tp_degree 8 there, 2 asked`; sorted by name."""
     ours, theirs = dict(flat(asked)), dict(flat(there))
     names = sorted(ours.keys() | theirs.keys())
     return [
@@ -155,7 +155,7 @@ def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested mappings, under its dotted name."""
+    """Yield every value of nested mappings with its dotted name."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{name}.")

@@ -1,7 +1,7 @@
-"""A folder that vLLM or NxDI's own demo compiled: the model itself, not a store of models.
+"""Folders that vLLM or NxDI's own demo compiled: each is one model, not a store of models.
 
-`NEURON_COMPILED_ARTIFACTS` points at one in AWS's tutorials. It says for which settings it was compiled, in NxDI's
-words, and nothing of the checkpoint, whose weights it holds.
+In AWS's tutorials `NEURON_COMPILED_ARTIFACTS` points at such a folder. It records the settings of its compilation with
+NxDI's names, and nothing of the checkpoint whose weights it holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONFIG = "neuron_config.json"
 _OF_NO_CONSEQUENCE = frozenset(
     ("_name_or_path", "name_or_path", "draft_model_path", "metadata", "quantized_checkpoints_path")
 )
-"""Where things lay, wherever these names stand."""
+"""Names that record places; they are ignored at every level."""
 
 
 def is_compiled_model(folder: Path) -> bool:
@@ -32,13 +32,13 @@ def is_compiled_model(folder: Path) -> bool:
 
 
 def check_fits(folder: Path, config: Any) -> None:
-    """Refuse a folder that was compiled for anything else than is asked.
+    """Refuse a folder that was compiled for other settings than `config`.
 
     Args:
-        config: NxDI's InferenceConfig of what is asked.
+        config: NxDI's InferenceConfig.
 
     Raises:
-        ConfigError: naming all settings that differ, and both values of each.
+        ConfigError: settings differ; the message names all of them, with both values of each.
     """
     there, asked = read_json(folder / CONFIG), _as_saved(config)
     if found := differences(*_comparable(there, asked)):
@@ -56,7 +56,7 @@ def _as_saved(config: Any) -> dict[str, Any]:
 
 
 def _comparable(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of config.json what both have: versions of Transformers add to it. Of NeuronConfig all."""
+    """Return both sides' NeuronConfig, and the entries of config.json that both have: Transformers adds some."""
     return _stripped(there, beside=asked), _stripped(asked, beside=there)
 
 

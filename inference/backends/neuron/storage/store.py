@@ -2,8 +2,8 @@
 
 S3 Mountpoint, the strictest, has no rename, no lock and no link; it neither overwrites nor deletes, writes files from
 beginning to end alone, and shows them when they are closed. So nothing here changes what is there. A publication has a
-folder of its own, KEY/PUBLICATION; its manifest is written last, and without one nobody reads it. Of two that finish
-the same model at once both stay, and every reader takes the same one.
+folder of its own, KEY/PUBLICATION; its manifest is written last, and readers ignore a folder without one. If two
+processes finish the same model at once, both publications stay, and every reader takes the same one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Publication:
     """A compiled model in a store, finished or not.
 
     Attributes:
-        folder: where it lies.
-        manifest: what it was made from, and `files`: size and digest of each by name; None if it is not finished.
+        folder: its path.
+        manifest: conditions of its compilation, and `files`: size and digest by name; None if it is not finished.
     """
 
     folder: Path
@@ -45,20 +45,20 @@ class Publication:
 
     @property
     def started(self) -> dict[str, Any]:
-        """By whom, where and when; empty if that is lost."""
+        """Host, process id and time of the start; empty if the record is lost."""
         return _read_object(self.folder / STARTED) or {}
 
     @property
     def size_bytes(self) -> int:
-        """Of all files that the manifest names."""
+        """Total size of the files that the manifest names."""
         return sum(file["bytes"] for file in (self.manifest or {}).get("files", {}).values())
 
     def is_whole(self) -> bool:
-        """Whether it is finished, and every file is there at its size; reads no content."""
+        """Whether the model is finished and every file has its size; reads no content."""
         return self.manifest is not None and not any(self._faults(reads=False))
 
     def faults(self) -> list[str]:
-        """What is wrong with it, in words; reads everything."""
+        """Return the faults of the model as text; reads every file."""
         return ["not finished"] if self.manifest is None else list(self._faults(reads=True))
 
     def _faults(self, *, reads: bool) -> Iterator[str]:
@@ -73,7 +73,7 @@ class Publication:
 
 
 def read_publication(folder: Path) -> Publication:
-    """What lies in a folder; a manifest that was cut short counts as none."""
+    """Return the publication in a folder; a manifest that was cut short counts as none."""
     return Publication(folder, _read_object(folder / MANIFEST))
 
 
@@ -85,22 +85,22 @@ def _read_object(file: Path) -> dict[str, Any] | None:
 
 
 def publications(root: Path) -> list[Publication]:
-    """All of a store, by key and name."""
+    """Return all publications of a store, sorted by key and name."""
     folders = sorted(folder for key in _folders(root) for folder in _folders(key))
     return [each for each in map(read_publication, folders) if each.manifest or (each.folder / STARTED).is_file()]
 
 
 def find(root: Path, key: str) -> Path | None:
-    """The folder of a finished model; the same for every reader, whoever published it."""
+    """Return the folder of a finished model, the same for every reader; None if there is none."""
     found = (read_publication(folder) for folder in sorted(_folders(root / key)))
     return next((publication.folder for publication in found if publication.is_whole()), None)
 
 
 def begin(root: Path, key: str) -> Path:
-    """A new folder for a publication, before hours of compiling: whether the store takes files shows now.
+    """Create the folder of a publication before hours of compiling, so that a read-only store fails at once.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the store takes no files.
     """
     folder = root / key / uuid.uuid4().hex[:12]
     started = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.strftime("%FT%TZ", time.gmtime())}
@@ -115,10 +115,10 @@ def begin(root: Path, key: str) -> Path:
 
 
 def publish(made: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Bring a finished model into its folder, file by file, the manifest last.
+    """Move a finished model into its folder, file by file, the manifest last.
 
     Raises:
-        ConfigError: the store does not take it all.
+        ConfigError: the store refuses a file.
     """
     files = [file for file in sorted(made.rglob("*")) if file.is_file()]
     described = {
@@ -134,7 +134,7 @@ def publish(made: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def discard(folder: Path) -> bool:
-    """Delete a publication, its manifest first; whether it is gone: some stores delete nothing."""
+    """Delete a publication, its manifest first. Return whether it is gone, since some stores delete nothing."""
     try:
         (folder / MANIFEST).unlink(missing_ok=True)
     except OSError:
@@ -150,7 +150,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _bring(file: Path, place: Path) -> None:
-    """By renaming it on one local file system, which is free; by writing it elsewhere."""
+    """Rename a file, which is free within one local file system; copy it elsewhere."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.rename(file, place)
@@ -163,7 +163,7 @@ def _copy(file: Path, place: Path) -> None:
         while chunk := memoryview(source.read(CHUNK_BYTES)):
             while chunk:
                 chunk = chunk[copy.write(chunk) :]
-        os.fsync(copy.fileno())  # says whether an object store has taken it
+        os.fsync(copy.fileno())  # an object store reports here whether it took the file
 
 
 def _write_text(place: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Looking after a store of compiled models: listing, verifying, cleaning. Needs no Neuron package."""
+"""Maintenance of a store of compiled models: listing, verifying, cleaning. Needs no Neuron package."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from inference.errors import ConfigError
 
 
 def report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
-    """Lines about a store, and whether each is good news.
+    """Return lines about a store, each with True for good news.
 
     Args:
-        action: "ls", each model with all that it was compiled for; "verify", reads every file; "clean", deletes what
-            nobody loads.
-        root: None takes the environment's folder, or the user's.
-        older_than_h: "clean" spares what was begun less than so many hours ago.
+        action: "ls" lists each model with all that it was compiled for; "verify" reads every file; "clean" deletes the
+            publications that no server loads.
+        root: folder of the store; None is the environment's, or the user's.
+        older_than_h: "clean" keeps publications begun less than this many hours ago.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: the folder does not exist.
     """
     where = artifacts_root(root)
     if not where.is_dir():
@@ -65,7 +65,7 @@ def _cleaned(found: list[Publication], older_than_h: float) -> Iterator[tuple[st
 
 
 def _nobody_loads(found: list[Publication]) -> Iterator[Publication]:
-    """All but the first whole one of each key, which is what `store.find` gives."""
+    """Yield all publications but the first whole one of each key, which `store.find` returns."""
     for _, of_key in groupby(found, key=lambda each: each.key):
         is_taken = False
         for each in of_key:
@@ -81,7 +81,7 @@ def _begun(publication: Publication) -> str:
 
 
 def _begun_s(publication: Publication) -> float:
-    """Seconds since 1970; 0 if it does not say."""
+    """Return the time of the start in seconds since 1970; 0 if it is unknown."""
     try:
         return float(timegm(time.strptime(str(publication.started["time"]), "%Y-%m-%dT%H:%M:%SZ")))
     except (KeyError, ValueError):

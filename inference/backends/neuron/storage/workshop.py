@@ -1,4 +1,4 @@
-"""Where a model is compiled: a local folder, for the compiler's files and for what it makes. Never in the store."""
+"""Local folder in which a model is compiled, with the compiler's own files. It is no part of the store."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from inference.backends.digests import user_cache
 logger = logging.getLogger(__name__)
 
 WORK_DIR = "BASE_COMPILE_WORK_DIR"
-"""NxDI's own variable: where the user sets it, every compilation has a folder in there."""
+"""NxDI's variable; if the user sets it, every compilation gets a folder inside that directory."""
 PROGRESS_S = 30.0
-"""Between two lines of progress while the compiler, which may take an hour, says nothing."""
+"""Seconds between two lines of progress; the compiler itself may print nothing for an hour."""
 
 
 @contextmanager
 def workshop(key: str) -> Iterator[Path]:
-    """A folder to compile into; the compiler's own beside it. Deleted at the end, unless it ends in an error."""
+    """Yield a folder to compile into, beside the compiler's own; both are deleted at the end, but kept on an error."""
     parent = Path(os.environ.get(WORK_DIR) or user_cache() / "compiling").absolute()
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=parent))
@@ -40,7 +40,7 @@ def workshop(key: str) -> Iterator[Path]:
 
 @contextmanager
 def _compiler_files(folder: Path) -> Iterator[None]:
-    """Two compilers in one folder would overwrite each other's."""
+    """Give the compiler a folder of its own: two in one folder would overwrite each other's files."""
     before = os.environ.get(WORK_DIR)
     folder.mkdir()
     os.environ[WORK_DIR] = f"{folder}/"
@@ -55,7 +55,7 @@ def _compiler_files(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress(key: str) -> Iterator[None]:
-    """A line now and then, from a thread of its own: the compiler holds this one."""
+    """Log progress from a separate thread, since the compiler holds this one."""
     started, done = time.monotonic(), threading.Event()
 
     def report() -> None:
