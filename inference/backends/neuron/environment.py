@@ -26,7 +26,7 @@ REMEDY = (
 )
 NXDI = "neuronx-distributed-inference"
 OLDEST_NXDI = (0, 7)
-"""Release of SDK 2.27, the oldest with the interfaces that this backend uses."""
+"""Release of SDK 2.27; the interfaces that this backend uses were checked from it on."""
 TORCH_NEURONX = "torch-neuronx"
 OLDEST_TORCH_NEURON = (2, 10)
 """First release that is TorchNeuron, with none of the old modules; NxDI runs on PyTorch/XLA, torch-neuronx to 2.9."""
