@@ -35,8 +35,8 @@ class BackendConfig:
         first_core: number of the first NeuronCore to use (default: 0).
         method: speculation method of a fused pair on neuron; only vanilla takes several --gamma (default: as in
             main.py).
-        device_sampling: target and fused pair both choose tokens on the device; only with topologies target and fused, and
-            greedy sampling.
+        device_sampling: target and fused pair both choose tokens on the device; only for topologies target and fused,
+            with greedy sampling.
         neuron_config: parameters of NxDI's NeuronConfig for every model, as a JSON object.
         compiled_model_path: folder of compiled models (default: as in main.py).
         compile_policy: models that are not compiled yet: auto compiles them, never refuses them, only compiles and ends
