@@ -80,7 +80,7 @@ class Findings:
         return next((service for service in self.services if service.cell == cell), None)
 
     def over_target(self, service: Service, figure: str) -> Ratio | None:
-        """Return the times of a cell over the baseline's under equal conditions; None for the baseline, or without one."""
+        """Return the ratio of a cell to the baseline under equal conditions; None for the baseline or without one."""
         alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 

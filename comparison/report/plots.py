@@ -220,7 +220,7 @@ def _rates_of_many(findings: Findings) -> list[str]:
 
 
 def speedup_over_gamma(findings: Findings) -> Figure:
-    """Draw a row per prompt kind, a column per series and round trip, a line per draft, dashes for bounds, a best star."""
+    """Draw a row per prompt kind, a column per series and round trip, a line per draft; dashes are bounds."""
     columns = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
     what = _by_kind(findings, f"speed-up over {findings.config.baseline_name}")
     names = what, ["gamma (draft tokens per round)"] * len(columns)
@@ -330,7 +330,7 @@ class LoadCurve:
 
 
 def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCurve]:
-    """Return p95 end to end by series, over requests per second (open loop) or in flight, at the shortest round trip."""
+    """Return p95 end to end by series over requests per second (open loop) or in flight, at the shortest RTT."""
     loads = [load for load in findings.config.workload.loads if (load[1] is not None) is is_open]
     curves = []
     for series in findings.config.series:
