@@ -307,15 +307,13 @@ class ComparisonConfig:
     def server_of(self, contender: Contender) -> Server:
         """Return the server that clients of a contender send requests to."""
         draft, branches = contender.draft, contender.branches
-        if contender.topology is Topology.TARGET:  # shared: each request says whether it looks up
+        if contender.topology is Topology.TARGET:  # shared: lookup is set per request
             return SHARED_TARGET
         if contender.topology is Topology.FUSED:
             return Server("fused_target", draft)
         if contender.topology is Topology.POOL:
             return Server("target", draft, branches, pooled=True)
-        return Server(
-            "draft", draft, self.branches[0] if branches is None else branches
-        )  # rounds use no branches, so any server fits
+        return Server("draft", draft, self.branches[0] if branches is None else branches)  # rounds: any server fits
 
     @property
     def servers(self) -> tuple[Server, ...]:

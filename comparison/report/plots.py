@@ -391,6 +391,6 @@ PICTURES = (
     Picture("tokens_over_rtt", "Tokens per second", tokens_over_rtt, _rates),
     Picture("speedup_over_gamma", "Speed-up over gamma, with the bound", speedup_over_gamma, _speedups_of_sweep),
     Picture("tokens_over_concurrency", "Tokens/s of all clients", tokens_over_concurrency, _rates_of_many),
-    Picture("latency_shares", "Share of requests that were served so fast", latency_shares, _shares),
+    Picture("latency_shares", "Share of requests by latency", latency_shares, _shares),
     Picture("latency_over_load", "Latency over the load, and its knee", latency_over_load, _knees),
 )

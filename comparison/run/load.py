@@ -85,7 +85,7 @@ def require_clients(config: ComparisonConfig) -> None:
         _require("locust", "concurrency above 1 is driven by Locust", "loadtest")
     if not all(endpoint.is_grpc for endpoint in config.endpoints):
         for package in ("httpx", "httpx_sse"):
-            _require(package, f"an endpoint of HTTP is asked with {package}", "endpoints")
+            _require(package, f"HTTP endpoints need {package}", "endpoints")
 
 
 def _require(package: str, why: str, extra: str) -> None:

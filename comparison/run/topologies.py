@@ -152,7 +152,7 @@ def _failure(server: ServerProcess) -> UnavailableError:
     code = server.process.returncode or 0
     end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     log = server.log_tail()
-    words = f"; its last words:\n{log}" if log else ""
+    words = f"; its log ends with:\n{log}" if log else ""
     return UnavailableError(f"the {server.name} server {end} during the comparison{words}")
 
 
