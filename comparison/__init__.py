@@ -1,5 +1,5 @@
-"""compare_architectures.py: every topology measured on this machine, at equal tokens.
+"""Comparison of all topologies on this machine, at equal tokens (compare_architectures.py).
 
-Does not know: anything of the servers beyond their command line and their API.
+Does not know: anything about the servers except their command line and their API.
 Start reading: `app.py`, then `run/measurement.py`.
 """

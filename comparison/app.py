@@ -1,4 +1,4 @@
-"""From arguments to an exit code: start servers, walk the grid, write the report, leave no process behind."""
+"""Entry point: starts servers, walks the grid, writes the report, and ends every process that it started."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_BUSY = 3
 LOG_WIDTH = 120
-"""Characters of a line where stderr is no terminal."""
+"""Characters per line if stderr is not a terminal."""
 
 
 Command = Callable[[Sequence[str]], int]
-"""Takes the arguments behind its name; returns the exit code."""
+"""Function from the arguments after the command's name to the exit code."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command that the first argument names; without one, the comparison.
+    """Run the command that the first argument names, by default the comparison.
 
     Returns:
-        0; 1: a server or a request failed (those of an open loop are counted, no more), or topologies returned
-        different tokens; 2: wrong flags or files; 3: a study on a busy machine, which advises nothing; 128 + n:
-        signal n.
+        0: success. 1: a server or a request failed (failed requests of an open loop are only counted), or topologies
+        returned different tokens. 2: wrong flags or files. 3: a study gave no advice, because the machine was busy.
+        128 + n: signal n.
     """
     command = COMMANDS.get(arguments[0]) if arguments else None
     try:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def compare(arguments: Sequence[str]) -> int:
-    """Run the comparison; returns as `main` does."""
+    """Run the comparison; return the exit code (see `main`)."""
     config, console = parse_config(arguments), _console()
     if config.backend.compile_policy == "only":
         _run(config, compile_models(config))
@@ -69,7 +69,7 @@ def compare(arguments: Sequence[str]) -> int:
 
 
 def study(arguments: Sequence[str]) -> int:
-    """Run the study; returns as `main` does."""
+    """Run the study; return the exit code (see `main`)."""
     config = parse_study(arguments)
     _prepare(config.comparison)
     done = _run(config.comparison, conduct_study(config, _console()))
@@ -85,7 +85,7 @@ def study(arguments: Sequence[str]) -> int:
 
 
 def _prepare(config: ComparisonConfig) -> None:
-    """Refuse before anything is started what cannot be done."""
+    """Raise ConfigError before any server starts if clients are missing or the output cannot be written."""
     require_clients(config)
     prepare_directory(config.output)
 
@@ -95,7 +95,7 @@ def _console() -> Console:
 
 
 class _InterruptedError(Exception):
-    """Ctrl-C or SIGTERM; every process has been stopped."""
+    """Ctrl-C or SIGTERM, raised after every process has been stopped."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(f"stopped by {number.name}; no report was written")
@@ -115,7 +115,7 @@ def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
 
 
 def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
-    """The precise one knows no socket above number 1023; requests to endpoints have one each, and no delay to keep."""
+    """Return asyncio's own loop for endpoints: select() takes no socket above 1023, and each request opens one."""
     return asyncio.new_event_loop if config.endpoints else precise_event_loop
 
 
@@ -126,7 +126,7 @@ async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
 
     def stop(number: signal.Signals) -> None:
         received.append(number)
-        if len(received) == 1:  # a second one must not disturb the stopping
+        if len(received) == 1:  # a second signal must not interrupt the shutdown
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -146,7 +146,7 @@ async def _compare(config: ComparisonConfig, console: Console) -> Findings:
 
 
 async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]:
-    """Start the servers of a comparison, measure all of its cells, and stop them; raises as `measure` does."""
+    """Start the servers of a comparison, measure all of its cells, and stop them; see `measure` for errors."""
     samples: list[Sample] = []
     with Progress(console, sum(1 for _ in walk(config))) as progress:
         for part in config.parts:
@@ -171,4 +171,4 @@ def _report(findings: Findings, console: Console) -> int:
 
 
 COMMANDS: dict[str, Command] = {"diff": diff, "study": study}
-"""What `compare_architectures.py NAME ...` does, beside the comparison itself."""
+"""Commands of `compare_architectures.py NAME ...`, beside the comparison itself."""

@@ -1,6 +1,6 @@
-"""What computes in the servers of a comparison, as flags of main.py. Pure.
+"""Backends of the servers of a comparison, as flags of main.py. Pure.
 
-Owns which NeuronCores each server gets: all run at once, and a process without a share would take every core.
+Owns the NeuronCores of each server: all servers run at once, and a process without a share would take every core.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ AUTO = "auto"
 NEURON = "neuron"
 
 START_TIMEOUT_S = 120.0
-"""All servers load their models at the same time, on few cores."""
+"""Limit in seconds for all servers to load their models at the same time, on few cores."""
 COMPILE_TIMEOUT_S = 4 * 3600.0
-"""A server that finds no compiled model makes one."""
+"""Limit in seconds if a server may have to compile its model first."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendConfig:
-    """What computes.
+    """Backend of the models, with its options.
 
     Attributes:
-        name: of the models.
-        draft: of the draft of the distributed topology (--backend); such as torch, with a target on neuron.
-        tp_degree: NeuronCores of each target and fused pair; all servers run at once, each on cores of its own.
-        draft_tp_degree: NeuronCores of a draft (--tp_degree).
-        first_core: number of the first NeuronCore that may be used (0).
-        method: of a fused pair on neuron; vanilla takes several --gamma (main.py's).
-        device_sampling: target and fused pair choose on the device, both (main.py's); of topologies target and fused,
-            greedy.
-        neuron_config: parameters of NxDI's NeuronConfig, of every model.
-        compiled_model_path: folder of compiled models.
-        compile_policy: what is not compiled yet (main.py's; %(default)s); only measures nothing.
-        dtype: arithmetic on neuron (main.py's).
-        draft_dtype: arithmetic of a draft worker on the CPU (main.py's); int8 needs backend onnx.
-        sequence_length: tokens per slot on neuron (main.py's).
+        name: inference engine of all models, as in main.py.
+        draft: inference engine of draft workers, such as torch beside a target on neuron (default: --backend).
+        tp_degree: NeuronCores of each target and fused pair; all servers run at once, each on its own cores.
+        draft_tp_degree: NeuronCores of a draft (default: --tp_degree).
+        first_core: number of the first NeuronCore to use (default: 0).
+        method: speculation method of a fused pair on neuron; only vanilla takes several --gamma (default: as in
+            main.py).
+        device_sampling: target and fused pair both choose tokens on the device; only for topologies target and fused,
+            with greedy sampling.
+        neuron_config: parameters of NxDI's NeuronConfig for every model, as a JSON object.
+        compiled_model_path: folder of compiled models (default: as in main.py).
+        compile_policy: models that are not compiled yet: auto compiles them, never refuses them, only compiles and ends
+            without measuring.
+        dtype: arithmetic on neuron (default: as in main.py).
+        draft_dtype: arithmetic of a draft worker on the CPU; int8 needs backend onnx (default: as in main.py).
+        sequence_length: tokens per slot on neuron (default: as in main.py).
     """
 
-    SECTION: ClassVar = "what computes (see main.py and docs/neuron.md)"
+    SECTION: ClassVar = "backend (see main.py and docs/neuron.md)"
 
     name: str = setting(AUTO, "--backend NAME")
     draft: str | None = setting(None, "--draft_backend NAME")
@@ -79,7 +81,7 @@ class BackendConfig:
 
     @property
     def compile_flag(self) -> str:
-        """Of every server that loads compiled models."""
+        """Flag of every server that loads compiled models."""
         return f"--compile={self.compile_policy}"
 
     @property
@@ -94,22 +96,22 @@ class BackendConfig:
 
     @property
     def model_flags(self) -> tuple[str, ...]:
-        """Flags of every server with a model on neuron, as they were given."""
+        """Flags that every server with a model on neuron gets unchanged."""
         names = ("dtype", "sequence_length", "neuron_config", "compiled_model_path")
         return tuple(f"--{name}={value}" for name in names if (value := getattr(self, name)) is not None)
 
     @property
     def start_timeout_s(self) -> float:
-        """Seconds until every server must be serving."""
+        """Seconds within which every server must be serving."""
         return COMPILE_TIMEOUT_S if NEURON in (self.name, self.draft_name) else START_TIMEOUT_S
 
     def one_graph(self, draft: str) -> bool:
-        """Whether a fused pair is one compiled graph, for one gamma."""
+        """Whether a fused pair is one graph, compiled for one gamma."""
         return self.name == NEURON and draft != NGRAM and self.method != "vanilla"
 
     @property
     def keeps_seeds(self) -> bool:
-        """Whether tokens of such a graph are the host's choice, as everybody else's are."""
+        """Whether the host samples the tokens of a one-graph pair, so that seeds hold as in other topologies."""
         return self.method in (None, "fused") and not self.device_sampling
 
 
@@ -118,10 +120,10 @@ class Server:
     """One process of a comparison.
 
     Attributes:
-        role: in main.py.
-        draft: its own, or that of its worker; None for none in particular.
-        branches: beside a chain of the draft, at most.
-        pooled: a target with a worker of its own, or that worker, which serves nobody else.
+        role: its --role in main.py.
+        draft: model of the server itself or of its pool worker; None if there is no particular one.
+        branches: maximum number of branches beside the draft's chain.
+        pooled: whether this is a target with its own pool worker, or that worker.
     """
 
     role: str
@@ -131,14 +133,14 @@ class Server:
 
 
 SHARED_TARGET = Server("target")
-"""Serves alone, and what edge drafts propose."""
+"""Target that serves alone and verifies the proposals of the edge drafts."""
 
 
 def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Server], gammas: Sequence[int]) -> list[str]:
-    """What main.py must be told of one server's backend.
+    """Return main.py's flags for the backend of one server.
 
     Args:
-        servers: all of the comparison, this one among them.
+        servers: all servers of the comparison, including this one.
     """
     name = backend.draft_name if server.role == "draft" else backend.name
     if server.role == "draft" and server.draft == NGRAM:
@@ -159,7 +161,7 @@ def _neuron_flags(
     if server.role == "draft":
         return flags
     flags += ["--device_sampling"] if backend.device_sampling else []
-    flags += ["--gamma", str(max(gammas) + _one_graph(backend, server))]  # such a graph counts the target's token too
+    flags += ["--gamma", str(max(gammas) + _one_graph(backend, server))]  # one graph counts the target's token too
     if server.role == "fused_target":
         flags += ["--draft_tp_degree", str(backend.num_draft_cores)]
         flags += [] if backend.method is None else ["--speculation_method", backend.method]
@@ -171,7 +173,7 @@ def _one_graph(backend: BackendConfig, server: Server) -> bool:
 
 
 def _num_cores(backend: BackendConfig, server: Server) -> int:
-    """NeuronCores that a server has for itself."""
+    """Return the number of NeuronCores that a server has for itself."""
     if server.role == "draft":
         on_neuron = backend.draft_name == NEURON and server.draft != NGRAM
         return backend.num_draft_cores if on_neuron else 0

@@ -1,4 +1,4 @@
-"""What is to be compared: frozen, validated once, messages name value and limit. Knows no process and no clock."""
+"""Configuration of a comparison: frozen, validated once. Knows no process and no clock."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from inference.request import MAX_GAMMA, RANGES, Grammar, Schedule
 from inference.settings import Range, check, setting
 
 LOOKUP = "lookup"
-"""As a contender's draft: what a target finds itself, in the sequence or because a grammar forces it."""
+"""Name, as a contender's draft, of the target's own proposals: found in the sequence or forced by a grammar."""
 DELAY_MS = Range(0.0, 10_000.0)
-ARRIVALS = "requests that come on their own (an open loop); what is asked of answers"
+ARRIVALS = "arrivals at a rate (an open loop), warm-up and goodput"
 Load: TypeAlias = tuple[int, float | None]
-"""Requests in flight, and None; or 0, and requests per second that come on their own; see `Cell`."""
+"""Pair (requests in flight, None), or (0, requests per second of an open loop); see `Cell`."""
 OPEN_LOOP_BATCH = 8
-"""Of a server whose requests come on their own: what main.py has, too."""
+"""Slots of a server in an open loop, equal to main.py's default."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -38,31 +38,31 @@ def _require(condition: bool, message: str) -> None:
 
 
 class Topology(enum.Enum):
-    """Where draft and target are."""
+    """Placement of draft and target."""
 
     TARGET = "target"
     FUSED = "fused"
     DISTRIBUTED = "distributed"
     POOL = "pool"
-    ENDPOINT = "endpoint"  # runs already, and nobody knows where they are
+    ENDPOINT = "endpoint"  # runs already; where its models are is unknown
 
     @property
     def is_split(self) -> bool:
-        """Draft and target are on different machines."""
+        """Whether draft and target are on different machines."""
         return self in (Topology.DISTRIBUTED, Topology.POOL)
 
     @property
     def serves_at_edge(self) -> bool:
-        """Requests arrive at the draft."""
+        """Whether requests arrive at the draft."""
         return self is Topology.DISTRIBUTED
 
 
 STARTED = tuple(topology for topology in Topology if topology is not Topology.ENDPOINT)
-"""Those that the comparison starts by itself."""
+"""Topologies whose servers the comparison starts."""
 
 
 class ClientSite(enum.Enum):
-    """Where the thin client sits; decides which links have the round trip time."""
+    """Place of the thin client, which decides the links that have the round trip time."""
 
     EDGE = "edge"
     TARGET = "target"
@@ -73,8 +73,8 @@ class PromptSet:
     """Prompts of one kind.
 
     Attributes:
-        kind: such as "structured"; the file's name.
-        prompts: at least one.
+        kind: name of the file without its ending, such as "structured".
+        prompts: at least one prompt.
     """
 
     kind: str
@@ -89,9 +89,9 @@ class NetworkConfig:
     """The network between edge and target.
 
     Attributes:
-        jitter_ms: further delay of up to so much, milliseconds per direction.
-        bandwidth_mbps: megabits per second and direction (unlimited).
-        client_site: the thin client sits beside the draft worker (edge) or beside the target.
+        jitter_ms: maximum of a further random delay, in milliseconds per direction.
+        bandwidth_mbps: megabits per second and direction (default: unlimited).
+        client_site: place of the thin client: beside the draft worker (edge) or beside the target.
     """
 
     SECTION: ClassVar = "network between edge and target (a proxy on loopback)"
@@ -99,7 +99,7 @@ class NetworkConfig:
     rtts_ms: tuple[float, ...] = setting(
         (0.0, 10.0, 50.0),
         "--rtt_ms LIST",
-        help="round trip times, milliseconds, half in each direction (0,10,50), or 0 with --endpoint",
+        help="round trip times in milliseconds, half of each per direction; default (0,10,50), or 0 with --endpoint",
         kind=list_of(float),
         within=DELAY_MS,
     )
@@ -112,29 +112,29 @@ class NetworkConfig:
         _require_distinct("rtt_ms", self.rtts_ms)
 
     def is_crossed(self, *, at_edge: bool) -> bool:
-        """Whether the thin client's own link to a server, at the edge or beside the target, has the round trip time."""
+        """Whether the thin client's link to a server, at the edge or beside the target, has the round trip time."""
         return at_edge is not (self.client_site is ClientSite.EDGE)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadConfig:
-    """What is asked of every topology.
+    """Requests that every topology gets.
 
     Attributes:
-        prompt_sets: one per prompt kind.
-        num_runs: repeats, interleaved.
+        prompt_sets: one set per prompt kind.
+        num_runs: runs of every measurement; topologies take turns within a run.
         max_new_tokens: output tokens per request.
-        ignore_eos: answers do not end by themselves: all have --max_new_tokens.
-        temperature: 0 is greedy.
-        seed: key of the noise, 0 .. 2^64-1.
-        concurrencies: requests in flight at once; above 1 needs Locust, see requirements-loadtest.txt.
-        deadline_s: time a request may take.
-        request_rates: requests per second, at random times, beside --concurrency; latency counts from when each was
-            due.
-        num_arrivals: of them, in each run.
-        warm_up: prompts of each kind that each contender answers before anything counts.
-        slo: what a request must keep to count as goodput.
-        grammar: what answers must look like; what it forces, the target drafts by itself.
+        ignore_eos: let every answer have exactly --max_new_tokens tokens.
+        temperature: sampling temperature; 0 is greedy.
+        seed: key of the sampling noise, 0 .. 2^64-1.
+        concurrencies: requests in flight at once; above 1 needs Locust (requirements-loadtest.txt).
+        deadline_s: longest time that a request may take.
+        request_rates: rates of an open loop, in requests per second at random times, measured in addition to
+            --concurrency; latency counts from the time at which a request was due.
+        num_arrivals: requests per run and rate of an open loop.
+        warm_up: prompts of each kind that each topology answers before the measurement.
+        slo: limits that a request must meet to count as goodput.
+        grammar: grammar of all answers; the target drafts by itself the tokens that it forces.
     """
 
     SECTION: ClassVar = "workload"
@@ -164,7 +164,7 @@ class WorkloadConfig:
 
     @property
     def max_concurrency(self) -> int:
-        """Requests for which servers have room at once."""
+        """Number of slots of each server."""
         return max(*self.concurrencies, OPEN_LOOP_BATCH if self.request_rates else 1)
 
     @property
@@ -178,11 +178,11 @@ class Contender:
     """One way to serve: a topology, and how it drafts.
 
     Attributes:
-        draft: directory, "ngram", or of a target "lookup"; None for the target alone.
+        draft: directory, "ngram", or "lookup" for a target that drafts by itself; None for the target alone.
         gamma: draft tokens per round; None for the target alone.
-        schedule: who waits for whom; None where there is no choice.
-        branches: beside the draft's chain at most; None where it does not run ahead.
-        endpoint: name of a server that runs already, and drafts as it likes.
+        schedule: rounds (sync) or run-ahead (async); None where there is no choice.
+        branches: maximum number of branches beside the draft's chain; None if the draft does not run ahead.
+        endpoint: name of a server that runs already and chooses its drafting itself.
     """
 
     topology: Topology
@@ -199,7 +199,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """Name for messages, with the way of drafting."""
         if self.draft is None:
             return self.name
         branches = "" if self.branches is None else f", {self.branches} branches"
@@ -207,19 +207,19 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """For people, whatever it drafts with."""
+        """Name for people, without the way of drafting."""
         if self.endpoint is not None:
             return self.endpoint
         return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
 
     @property
     def series(self) -> Contender:
-        """The line of the report that it belongs to: without what tells it from others that only draft otherwise."""
+        """Line of the report: equal for contenders that differ only in draft, gamma or branches."""
         return Contender(self.topology, schedule=self.schedule, endpoint=self.endpoint)
 
     @property
     def runs_ahead(self) -> bool:
-        """The draft does not wait for the target."""
+        """Whether the draft does not wait for the target."""
         return self.topology is Topology.POOL or (self.schedule is not None and self.schedule.runs_ahead)
 
 
@@ -229,13 +229,13 @@ ALONE = Contender(Topology.TARGET)
 
 @dataclass(frozen=True, slots=True)
 class ComparisonConfig:
-    """A whole comparison; what it shares with `ComparisonSettings` is described there.
+    """Configuration of a whole comparison; see `ComparisonSettings` for the fields that both have.
 
     Attributes:
         usable_cores: CPU cores of this host that may be used.
-        chosen: these contenders alone; none: all combinations.
-        endpoints: servers that run already.
-        asked: all flags as a file for --config has them.
+        chosen: contenders to measure; if empty, all combinations.
+        endpoints: servers that are already running.
+        asked: all flags in the format of a --config file.
     """
 
     target_model: Path
@@ -277,7 +277,7 @@ class ComparisonConfig:
         for gamma in self.gammas:
             _require(1 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 1..{MAX_GAMMA}; 0 is the target alone")
         self._require_what_a_graph_can()
-        self.parts  # noqa: B018 - refuses more machines than the host has cores for
+        self.parts  # noqa: B018 - raises if the host has too few cores
 
     def _require_models(self) -> None:
         _require_distinct("draft model", [model_name(Path(draft)) for draft in self.draft_models])
@@ -286,7 +286,7 @@ class ComparisonConfig:
             _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
 
     def _require_what_a_graph_can(self) -> None:
-        """A fused pair that is one compiled graph has one gamma; tokens chosen on a device, nobody else can repeat."""
+        """Raise ConfigError for several gammas on a graph compiled for one, or for seeds that a device ignores."""
         method = self.backend.method or "fused"
         _require(
             not self.backend.device_sampling or set(self.topologies) <= {Topology.TARGET, Topology.FUSED},
@@ -305,19 +305,19 @@ class ComparisonConfig:
             )
 
     def server_of(self, contender: Contender) -> Server:
-        """The process that clients of a contender talk to."""
+        """Return the server that clients of a contender send requests to."""
         draft, branches = contender.draft, contender.branches
-        if contender.topology is Topology.TARGET:  # one for all; whether it looks up, requests say
+        if contender.topology is Topology.TARGET:  # shared: lookup is set per request
             return SHARED_TARGET
         if contender.topology is Topology.FUSED:
             return Server("fused_target", draft)
         if contender.topology is Topology.POOL:
             return Server("target", draft, branches, pooled=True)
-        return Server("draft", draft, self.branches[0] if branches is None else branches)  # of rounds: any will do
+        return Server("draft", draft, self.branches[0] if branches is None else branches)  # rounds: any server fits
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """Every process that is started."""
+        """All server processes of this comparison."""
         found = []
         for contender in self._started:
             server = self.server_of(contender)
@@ -327,12 +327,12 @@ class ComparisonConfig:
 
     @property
     def _started(self) -> list[Contender]:
-        """Contenders that are no endpoints."""
+        """Contenders that are not endpoints."""
         return [contender for contender in self.contenders if contender.endpoint is None]
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The first has the target, or both models; the second, if any, the draft of a split one.
+        """Machines: the first has the target, or both models; the second, if any, the draft of a split topology.
 
         Raises:
             ConfigError: the host has too few cores.
@@ -349,9 +349,9 @@ class ComparisonConfig:
 
     @property
     def parts(self) -> tuple[ComparisonConfig, ...]:
-        """What runs at the same time, one part after the other: everything, or one architecture, and the endpoints."""
+        """Comparisons to run one after the other: all contenders at once, or one for each topology and draft."""
         if not self.one_at_a_time:
-            self.machines  # noqa: B018 - refuses more machines than the host has cores for
+            self.machines  # noqa: B018 - raises if the host has too few cores
             return (self,)
         groups: dict[object, list[Contender]] = defaultdict(list)
         for contender in self.contenders:
@@ -360,23 +360,23 @@ class ComparisonConfig:
 
     @property
     def uses_locust(self) -> bool:
-        """Who sends requests at once. All are asked alike, so what Locust cannot ask decides for all."""
+        """Whether Locust sends concurrent requests, for all contenders or none: texts only, without endpoints."""
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
         return max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
 
     @property
     def baseline(self) -> Contender:
-        """What speed-ups are over: the target alone, or of endpoints alone the first."""
+        """Reference of speed-ups: the target alone, or the first endpoint if there are only endpoints."""
         return ALONE if self.topologies else self.contenders[0]
 
     @property
     def baseline_name(self) -> str:
-        """For people."""
+        """Name of the baseline for people."""
         return self.baseline.endpoint or "the target alone"
 
     @property
     def contenders(self) -> tuple[Contender, ...]:
-        """Everything that is compared; the target alone first, if it takes part."""
+        """All contenders; the target alone comes first, if it takes part."""
         if self.chosen:
             return self.chosen
         alone = [ALONE] if Topology.TARGET in self.topologies else []
@@ -397,12 +397,12 @@ class ComparisonConfig:
 
     @property
     def series(self) -> tuple[Contender, ...]:
-        """Every line of the report once, in order."""
+        """Lines of the report, each once, in order."""
         return tuple(dict.fromkeys(contender.series for contender in self.contenders))
 
     @property
     def sweeps(self) -> bool:
-        """More than one way to draft, of what is started."""
+        """Whether started topologies have several drafts, gammas or numbers of branches."""
         return bool(self.topologies) and len(self.draft_models) * len(self.gammas) * len(self.branches) > 1
 
 

@@ -1,4 +1,4 @@
-"""Where prompts come from: a text file, chats in JSONL, ShareGPT's JSON, or chance. Knows no tokens."""
+"""Readers of prompt files: plain text, chats in JSONL, ShareGPT's JSON. Knows no tokens."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from inference.cli.prompts.source import read_prompts
 from inference.errors import ConfigError
 
 _USERS = ("human", "user")
-"""Who asks, in ShareGPT's words and in OpenAI's."""
+"""Roles of the user in ShareGPT's and in OpenAI's format."""
 _READ = (*_USERS, "system")
-"""Whose words are sent; what others said is not looked at."""
+"""Roles of messages that are sent; other messages are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns of a user. Each is sent with the conversation so far, and with the answers that were measured.
+    """Turns of a user. Each is sent with the conversation so far, including the measured answers.
 
     Attributes:
-        turns: at least one.
-        system: stands before them; empty: nothing does.
+        turns: messages of the user, at least one.
+        system: system message before the turns; empty if there is none.
     """
 
     turns: tuple[str, ...]
@@ -34,10 +34,10 @@ Prompt: TypeAlias = "str | Conversation"
 
 
 def read_dataset(file: Path) -> tuple[Prompt, ...]:
-    """The prompts of a file: by its ending, chats (.jsonl), ShareGPT (.json), or one prompt per line.
+    """Return the prompts of a file. Its ending decides: chats (.jsonl), ShareGPT (.json), or one prompt per line.
 
     Raises:
-        ConfigError: it cannot be used; the message names file and line.
+        ConfigError: the file cannot be used; the message names file and line.
     """
     if file.suffix not in (".json", ".jsonl"):
         return tuple(read_prompts(None, file))
@@ -61,7 +61,7 @@ def _of_lines(file: Path, text: str) -> Iterator[Prompt]:
 
 
 def _of_sharegpt(file: Path, text: str) -> Iterator[Prompt]:
-    """ShareGPT has conversations that begin with an answer, or have no question: those are left out."""
+    """Yield conversations; those without a message of a user, which ShareGPT has, are left out."""
     entries = _json(text, str(file))
     if not isinstance(entries, list):
         raise ConfigError(f"{file}: ShareGPT's list of conversations is expected")
@@ -73,7 +73,7 @@ def _of_sharegpt(file: Path, text: str) -> Iterator[Prompt]:
 
 
 def _conversation(entry: dict[str, Any], key: str, where: str, *, may_be_empty: bool = False) -> Conversation:
-    """Of messages as OpenAI has them ("role", "content") or ShareGPT ("from", "value"); answers are not kept."""
+    """Return the conversation in messages of OpenAI ("role", "content") or ShareGPT ("from", "value"), less answers."""
     messages = entry.get(key)
     if not isinstance(messages, list):
         raise ConfigError(f'{where}: a list "{key}" is expected')
@@ -108,6 +108,6 @@ def _text(value: Any, where: str) -> str:
         raise ConfigError(f"{where}: a text that is not empty is expected")
     try:
         value.encode()
-    except UnicodeEncodeError as error:  # JSON can write down half of a surrogate pair
+    except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair
         raise ConfigError(f"{where}: character {error.start} is no UTF-8") from error
     return value

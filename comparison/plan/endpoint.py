@@ -1,4 +1,4 @@
-"""Servers that run already, and are measured where they are."""
+"""Endpoints: servers that are already running, measured where they are."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from inference.errors import ConfigError
 
 _NAME = re.compile(r"[\w.-]+")
 _FILES = {"tls_ca": "ca", "tls_client_cert": "cert", "tls_client_key": "key", "token_file": "token_file"}
-"""Flags that an endpoint may have for itself, and what `DialSecurity` calls them."""
+"""Flags that an endpoint may override, with their names in `DialSecurity`."""
 _SERVER_NAME = "tls_server_name"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server, by its name in the report.
+    """Server that is already running.
 
     Attributes:
-        url: grpc://HOST:PORT of one of ours, or the base URL of an OpenAI-compatible API.
-        security: what is shown to it.
+        name: its name in the report.
+        url: grpc://HOST:PORT of a server of this project, or the base URL of an OpenAI-compatible API.
+        security: certificates and token for the connection.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Endpoint:
             raise ConfigError(f"endpoint {self.name}: {fault}")
         if not self.url.startswith("https:"):
             shown = self.security
-            ca = shown.ca if self.is_grpc else None  # plain HTTP is plain, whatever it is told
+            ca = shown.ca if self.is_grpc else None  # plain HTTP uses no CA, even if one is given
             DialSecurity(ca, token_file=shown.token_file, insecure=shown.insecure).check(self.address)
 
     @property
@@ -51,7 +52,7 @@ class Endpoint:
 
 
 def _fault(name: str, url: SplitResult) -> str | None:
-    """What is wrong; a URL is not repeated where it may hold a secret."""
+    """Return what is wrong, or None. The message omits a URL that may contain a secret."""
     if not _NAME.fullmatch(name):
         return "a name has letters, digits, '_', '.' and '-'"
     if "@" in url.netloc or url.query or url.fragment:
@@ -68,13 +69,13 @@ def _fault(name: str, url: SplitResult) -> str | None:
 
 
 def endpoint_of(text: str, security: DialSecurity = PLAIN) -> Endpoint:
-    """The endpoint that NAME=URL[,FLAG=VALUE...] stands for.
+    """Return the endpoint that NAME=URL[,FLAG=VALUE...] describes.
 
     Args:
-        security: of endpoints that do not say.
+        security: default for flags that the text does not override.
 
     Raises:
-        ConfigError: it is none; the message names it.
+        ConfigError: the text is no such endpoint; the message names it.
     """
     words, *options = text.split(",")
     name, equals, url = words.partition("=")

@@ -1,4 +1,4 @@
-"""The command line of compare_architectures.py, and how it becomes a `ComparisonConfig`."""
+"""Command line of compare_architectures.py, and its conversion to a `ComparisonConfig`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from inference.settings import Range, group, same, setting
 
 BUNDLED_PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / "open_ended.txt")
 NUM_BUNDLED_PROMPTS = 3
-"""Of each kind, so that a run without arguments ends within four minutes on two cores."""
+"""Prompts of each kind: few enough for a run without arguments to take under four minutes on two cores."""
 RANDOM = "random"
-"""The dataset of no file."""
+"""Name of the dataset of random prompts, which needs no file."""
 
-ENDPOINTS = "endpoints (servers that run already)"
+ENDPOINTS = "endpoints (servers that are already running)"
 MACHINES = "machines (a machine is a set of CPU cores of this host)"
 OUTPUT = "output"
 
@@ -49,20 +49,22 @@ class ComparisonSettings:
     Attributes:
         target_model: target model directory.
         draft_models: draft model directories; ngram is prompt lookup without a model.
-        gammas: draft tokens per round; several are a sweep.
-        schedules: of distributed: sync (rounds), async (the draft runs ahead), or both.
-        branches: beside the chain of a draft that runs ahead, at most; 0 is none.
-        endpoints: grpc://HOST:PORT of ours, or http(s)://HOST:PORT/v1 of any OpenAI-compatible server; may be
-            repeated; behind it, after commas, what of --tls_ca, --token_file ... is its own.
-        equal_weights: all of them have the weights of everybody else: greedy answers must be the same.
-        datasets: a text file of a prompt per line, .jsonl of chats, .json of ShareGPT, or random; its name is the
-            prompt kind; may be repeated (prompts/structured.txt and prompts/open_ended.txt).
-        input_tokens: lengths of prompts, normally distributed: texts are cut, or go on with the next (as they are).
-        tokenizer: model directory whose tokenizer counts them (--target_model; of endpoints alone 4 characters a
-            token).
+        gammas: draft tokens per round; several values are a sweep.
+        schedules: schedules of topology distributed: sync (rounds), async (the draft runs ahead), or both.
+        branches: maximum number of branches beside the chain of a draft that runs ahead; 0 is none.
+        endpoints: server to measure: grpc://HOST:PORT of this project, or http(s)://HOST:PORT/v1 of any
+            OpenAI-compatible server; may be repeated; after the URL, ,tls_ca=FILE,token_file=FILE and the like replace
+            these flags for this endpoint.
+        equal_weights: all endpoints have the same weights, so that greedy answers must be the same.
+        datasets: prompts: a text file with one per line, .jsonl of chats, .json of ShareGPT, or random; the file's name
+            is the prompt kind; may be repeated (default: prompts/structured.txt and prompts/open_ended.txt).
+        input_tokens: normally distributed lengths of prompts: a long text is cut, a short one continued with the next
+            (default: texts as they are).
+        tokenizer: model directory with the tokenizer that counts --input_tokens (default: --target_model; with
+            endpoints alone, 4 characters are a token).
         cores_per_machine: cores, and threads of a model, on each machine.
-        one_at_a_time: start, measure and stop one architecture after the other, where all together do not fit on this
-            host.
+        one_at_a_time: start, measure and stop one topology and draft after the other, for a host too small for all
+            at once.
         output: directory for results.csv, results.json, report.html and the plots.
         llmperf: also write LLMPerf's two JSON files for each measurement, into DIR/llmperf.
     """
@@ -72,7 +74,7 @@ class ComparisonSettings:
     topologies: tuple[Topology, ...] | None = setting(
         None,
         "--topologies LIST",
-        help=f"some of {','.join(topology.value for topology in STARTED)} (all; with --endpoint none)",
+        help=f"any of {','.join(topology.value for topology in STARTED)} (default: all; none with --endpoint)",
         kind=list_of(one_of("topology", STARTED)),
     )
     target_model: Path = setting(BUNDLED_TARGET, "--target_model DIR")
@@ -93,7 +95,7 @@ class ComparisonSettings:
     num_prompts: int | None = setting(
         None,
         "--num_prompts N",
-        help=f"prompts of each file ({NUM_BUNDLED_PROMPTS}, or all of a --prompt-file)",
+        help=f"prompts of each kind (default: all of a --dataset file, else {NUM_BUNDLED_PROMPTS})",
         section=WorkloadConfig.SECTION,
         within=Range(1),
     )
@@ -101,7 +103,7 @@ class ComparisonSettings:
     slo: str | None = setting(
         None,
         "--slo LIMITS",
-        help=f"limits that an answer must keep to be goodput, of {', '.join(FIGURES)}, such as ttft:200ms,itl:50ms",
+        help=f"limits of answers that count as goodput, on {', '.join(FIGURES)}, such as ttft:200ms,itl:50ms",
         section=ARRIVALS,
     )
     rtts_ms: tuple[float, ...] | None = same(NetworkConfig, "rtts_ms", default=None, section=NetworkConfig.SECTION)
@@ -113,10 +115,10 @@ class ComparisonSettings:
     llmperf: bool = setting(False, "--llmperf", section=OUTPUT)
 
     def config(self, asked: str) -> ComparisonConfig:
-        """Return the comparison; raise ConfigError if it is impossible, or a file of it cannot be read.
+        """Return the comparison; raise ConfigError if it is impossible or a file cannot be read.
 
         Args:
-            asked: all flags as a file for --config has them.
+            asked: all flags in the format of a --config file.
         """
         slo = parse_slo(self.slo) if self.slo else Slo()
         rtts_ms = self.rtts_ms or ((0.0,) if self.endpoints else self.network.rtts_ms)
@@ -145,7 +147,7 @@ class ComparisonSettings:
         sources = self.datasets or tuple(map(str, BUNDLED_PROMPT_FILES))
         if self.input_tokens is None:
             if RANDOM in sources:
-                raise ConfigError(f"dataset {RANDOM} needs --input_tokens, which says how long its prompts are")
+                raise ConfigError(f"dataset {RANDOM} needs --input_tokens, the length of its prompts")
             return tuple(PromptSet(Path(source).stem, read_dataset(Path(source))[:limit]) for source in sources)
         model = self.tokenizer or (None if self.endpoints and not self.topologies else self.target_model)
         pieces = Characters() if model is None else Tokens(_local(model))
@@ -164,7 +166,7 @@ class ComparisonSettings:
 
 
 def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
-    """Return the comparison that the arguments ask for.
+    """Return the comparison that the arguments describe.
 
     Raises:
         ConfigError: a value is out of range, or a file cannot be read.
@@ -175,7 +177,7 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
 
 
 def with_underscores(argument: str) -> str:
-    """`--rtt-ms=5` as `--rtt_ms=5`: both spellings are taken."""
+    """Return `--rtt-ms=5` as `--rtt_ms=5`, so that both spellings work."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument[2:].partition("=")
@@ -183,7 +185,7 @@ def with_underscores(argument: str) -> str:
 
 
 def _local(model: Path) -> Path:
-    """A model's directory, in the hub's cache if it is named by a hub id."""
+    """Return the directory of a model; for a hub id, its directory in the hub's cache."""
     return model_directory(str(model)) if is_hub_id(str(model)) else model
 
 

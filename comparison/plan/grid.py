@@ -1,4 +1,4 @@
-"""The grid of measurements and the order in which it is walked."""
+"""Grid of measurements and the order in which it is walked."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from comparison.run.record import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One place of the grid.
+    """One point of the grid: a contender under certain conditions.
 
     Attributes:
-        concurrency: requests in flight at once; 0 where they come at `request_rate`, whatever is in flight.
-        request_rate: requests per second, on average; None where each client waits for its answer.
+        kind: prompt kind.
+        concurrency: requests in flight at once; 0 in an open loop.
+        request_rate: mean requests per second of an open loop; None if each client waits for its answer.
     """
 
     contender: Contender
@@ -26,7 +27,7 @@ class Cell:
 
     @property
     def load(self) -> str:
-        """For people."""
+        """Text of the load for people."""
         return f"concurrency {self.concurrency}" if self.request_rate is None else f"{self.request_rate:g} requests/s"
 
     def __str__(self) -> str:
@@ -42,8 +43,8 @@ class Sample:
 
     Attributes:
         repeat: number of the run, from 0, or `WARM_UP`.
-        records: one per request that was answered.
-        failures: one per request that was not.
+        records: one per answered request.
+        failures: one per failed request.
     """
 
     cell: Cell
@@ -57,7 +58,7 @@ class Sample:
 
     @property
     def wall_s(self) -> float:
-        """Time spent on requests, failed ones too: at concurrency 1 their sum, else from first sent to last ended."""
+        """Seconds spent on requests, failed ones too: their sum at concurrency 1, else first sent to last ended."""
         took_s = [(it.sent_s, it.stats.end_to_end_s + it.failed_s) for it in (*self.records, *self.failures)]
         if self.cell.concurrency == 1:
             return sum(seconds for _, seconds in took_s)
@@ -69,9 +70,9 @@ class Sample:
 
 
 def walk(config: ComparisonConfig) -> Iterator[tuple[int, Cell]]:
-    """(repeat, cell), interleaved: contenders that are compared follow one another within seconds.
+    """Yield (repeat, cell), interleaved: contenders under the same conditions follow one another within seconds.
 
-    Who begins rotates, so that what drifts (heat, neighbours) favours nobody.
+    The first contender rotates, so that drift (heat, other processes) favours none of them.
     """
     workload, network, contenders = config.workload, config.network, config.contenders
     turn = 0

@@ -1,4 +1,4 @@
-"""Prompts of lengths drawn from a distribution, cut and joined from texts, or made by chance. The seed decides."""
+"""Prompts of lengths drawn from a distribution, cut and joined from texts or made at random, fixed by the seed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_INPUT_TOKENS = 1_000_000
 
 
 def draw_lengths(num_prompts: int, seed: int, mean: float, stddev: float = 0.0) -> list[int]:
-    """So many lengths of prompts in tokens, normally distributed, none below 1; equal for equal seeds.
+    """Return normally distributed lengths of prompts in tokens, none below 1, the same for the same seed.
 
     Raises:
-        ConfigError: mean or deviation are out of range.
+        ConfigError: mean or deviation is out of range.
     """
     for name, value, least, most in (("mean", mean, 1.0, MAX_INPUT_TOKENS), ("stddev", stddev, 0.0, mean)):
         if not least <= value <= most:
@@ -27,25 +27,25 @@ def draw_lengths(num_prompts: int, seed: int, mean: float, stddev: float = 0.0) 
 
 
 class Characters:
-    """What lengths are counted in where there is no tokenizer: four characters, about a token's share of English.
+    """Unit of length without a tokenizer: four characters, about one token of English.
 
     Attributes:
-        vocabulary: pieces to make texts of by chance.
+        vocabulary: pieces of random texts.
     """
 
     vocabulary: Sequence[Any] = [" " + "".join(word) for word in itertools.product("bdfklmnrst", "aeiou", "bdfklmnrst")]
 
     def cut(self, text: str) -> Sequence[Any]:
-        """The pieces of a text."""
+        """Return the pieces of a text."""
         return [text[i : i + 4] for i in range(0, len(text), 4)]
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """The text of pieces."""
+        """Return the text of pieces."""
         return "".join(pieces)
 
 
 class Tokens(Characters):
-    """Those of a model's tokenizer, without what it puts before a prompt."""
+    """Unit of length of a model's tokenizer, without the special tokens that it adds to a prompt."""
 
     def __init__(self, model: Path) -> None:
         from inference.text.tokenizer import Tokenizer, model_vocab_size  # takes a while to import
@@ -63,7 +63,7 @@ class Tokens(Characters):
 
 
 def prompts_of_lengths(texts: Sequence[str], lengths: Sequence[int], seed: int, kind: Characters) -> tuple[str, ...]:
-    """A prompt of each length: from the texts in turn, where one goes on with the next, or without any by chance."""
+    """Return a prompt of each length: a text in turn, continued with the next ones; random if there are no texts."""
     chance = random.Random(seed)
     return tuple(
         _shortened(_joined(texts, index, length, kind) if texts else _random(chance, length, kind), length, kind)
@@ -72,7 +72,7 @@ def prompts_of_lengths(texts: Sequence[str], lengths: Sequence[int], seed: int, 
 
 
 def _random(chance: random.Random, length: int, kind: Characters) -> str:
-    return kind.join(chance.choices(kind.vocabulary, k=2 * length + 8))  # read again, it may have fewer
+    return kind.join(chance.choices(kind.vocabulary, k=2 * length + 8))  # encoded again, the text may have fewer
 
 
 def _joined(texts: Sequence[str], first: int, length: int, kind: Characters) -> str:
@@ -86,7 +86,7 @@ def _joined(texts: Sequence[str], first: int, length: int, kind: Characters) -> 
 
 
 def _shortened(text: str, length: int, kind: Characters) -> str:
-    """The beginning of a text. Read again it may have more pieces than it was joined from: then less of it is taken."""
+    """Return the longest beginning of a text that still has at most `length` pieces when it is encoded again."""
     cut = kind.cut(text)
     for num_pieces in range(length, 0, -1):
         shortened = kind.join(cut[:num_pieces])

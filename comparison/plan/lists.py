@@ -1,4 +1,4 @@
-"""Flags whose one word has several values. LIST is comma-separated."""
+"""Parsers of flags with several values in one comma-separated word."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, .
     """Return a parser of comma-separated values."""
 
     def parse(text: str) -> tuple[ValueT, ...]:
-        parts = [part.strip(' "') for part in text.strip("[] ").split(",")]  # as arrays of a --config file come, too
+        parts = [part.strip(' "') for part in text.strip("[] ").split(",")]  # also accepts an array of a --config file
         return tuple(convert(part) for part in parts if part)
 
-    parse.__name__ = f"list of {convert.__name__}"  # for the message of argparse
+    parse.__name__ = f"list of {convert.__name__}"  # for argparse's message
     return parse
 
 
 def one_of(kind: str, values: Iterable[EnumT]) -> Callable[[str], EnumT]:
-    """Return a parser of the names that these members have."""
+    """Return a parser of these enum members by value."""
     by_name = {value.value: value for value in values}
 
     def parse(text: str) -> EnumT:

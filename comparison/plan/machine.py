@@ -1,4 +1,4 @@
-"""A machine of the comparison is a set of CPU cores of this host; this file deals them out and names them."""
+"""Machines of the comparison: sets of CPU cores of this host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Machine:
     """Cores that one machine of the comparison has for itself.
 
     Attributes:
-        name: what stands there.
+        name: its side of the network.
         cores: numbers of its CPU cores.
     """
 
@@ -31,10 +31,10 @@ class Machine:
 def split_into_machines(
     names: Sequence[str], usable_cores: Sequence[int], *, cores_per_machine: int
 ) -> tuple[Machine, ...]:
-    """Deal the usable cores out, in order.
+    """Return machines with equally many of the usable cores, in order.
 
     Raises:
-        ConfigError: there are too few.
+        ConfigError: there are too few cores.
     """
     if cores_per_machine < 1:
         raise ConfigError(f"cores_per_machine {cores_per_machine} is below 1")
@@ -52,7 +52,7 @@ def split_into_machines(
 
 
 def cpu_model() -> str:
-    """Name of this host's processor, as the system gives it."""
+    """Return the name of this host's processor, "unknown" if the system does not provide it."""
     try:
         lines = _CPU_INFO.read_text().splitlines()
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""What a request must keep to be worth its tokens: `ttft:200ms,itl:50ms`."""
+"""Service level objectives, the limits that an answer must meet to count as goodput: `ttft:200ms,itl:50ms`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from inference.errors import ConfigError
 
 FIGURES = {"ttft": "ttft_s", "itl": "inter_token_latency_s", "e2e": "end_to_end_latency_s"}
-"""Names of the flag, and what they are called in results."""
+"""Names of the figures in results, by their names in the flag."""
 _LIMIT = re.compile(r"(\w+):(\d+(?:\.\d*)?)(ms|s)")
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits in seconds, by name of the figure in results; none: every answer counts."""
+    """Limits in seconds, by name of the figure in results. Without limits every answer counts."""
 
     limits: tuple[tuple[str, float], ...] = ()
 
     def is_met(self, figures: Mapping[str, float | None]) -> bool:
-        """A figure that a request does not have, as an answer of one token has no gap, breaks nothing."""
+        """Whether figures are within all limits. A missing one counts as met: an answer of one token has no gap."""
         return all((figures[name] or 0.0) <= limit for name, limit in self.limits)
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Limits as the command line has them.
+    """Return the limits that a flag's value describes.
 
     Raises:
         ConfigError: a part is not NAME:NUMBERms or NAME:NUMBERs, or a name is unknown or comes twice.

@@ -1,4 +1,4 @@
-"""From records of requests to findings, and from findings to tables, plots and files.
+"""Report: findings from records of requests, and tables, plots and files from findings.
 
 Does not know: how the records were made.
 Start reading: `findings.py`, then `files.py`.

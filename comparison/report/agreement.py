@@ -1,6 +1,6 @@
-"""The one promise every topology makes: the same tokens. Finds where it is broken.
+"""Check that every topology gives the same tokens.
 
-It holds among servers of the same model, as they say themselves or the user does; others are not comparable.
+It compares servers of the same model, known by their model_id or from the user. Other servers are not comparable.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Parting: TypeAlias = tuple[int, int | str | None, int | str | None]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An answer that is not the reference's.
+    """Answer that differs from the reference.
 
     Attributes:
-        cell, repeat, prompt_index: where it was given; the prompt counts from 0 within its kind.
-        reference: whose answer is another.
-        position: of the first difference, in output tokens; in characters where one of the servers tells no tokens.
-        expected, actual: token ids or characters there; None where an answer has ended.
+        cell, repeat, prompt_index: origin of the answer; the prompt counts from 0 within its kind.
+        reference: label of the contender with the expected answer.
+        position: first difference, in output tokens; in characters if one of the servers sends no tokens.
+        expected, actual: token ids or characters there; None if an answer has ended.
     """
 
     cell: Cell
@@ -48,13 +48,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Whether all answers were the same.
+    """Result of the comparison of all answers.
 
     Attributes:
-        num_requests: how many were compared.
-        differences: in the order in which they were measured.
-        not_comparable: names of whose model nobody knows whether it is that of any other.
-        by_text: some servers tell no tokens, and were compared by their text.
+        num_requests: number of compared answers.
+        differences: differences in the order of measurement.
+        not_comparable: labels of contenders that are not known to share a model with another one.
+        by_text: whether answers of servers that send no tokens were compared by their text.
     """
 
     num_requests: int
@@ -64,7 +64,7 @@ class Agreement:
 
     @property
     def is_known(self) -> bool:
-        """Anything was comparable."""
+        """Whether any answers were compared."""
         return self.num_requests > 0
 
     @property
@@ -89,7 +89,7 @@ def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False) -
     """Compare every answer with the first one to the same prompt; the target alone is measured first.
 
     Args:
-        equal_weights: all endpoints have the same, as the user says.
+        equal_weights: whether all endpoints have the same weights, according to the user.
     """
     members = _by_model(samples, equal_weights=equal_weights)
     references: dict[tuple[str, str, int], tuple[str, RequestRecord]] = {}
@@ -109,7 +109,7 @@ def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False) -
 
 
 def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:
-    """Answers with the name of what they depend on, if they are of servers that share it, or of one alone."""
+    """Return (model, sample, record) of each answer whose model several contenders share, or that was started here."""
     answers = [(sample, record) for sample in samples for record in sample.records]
     started = {record.model_id for sample, record in answers if sample.cell.contender.endpoint is None}
 
@@ -126,6 +126,6 @@ def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[s
 
 
 def first_difference(expected: Answer, actual: Answer) -> Parting | None:
-    """Where answers part, and what each has there, None behind its end; None if they are the same."""
+    """Return the first differing position and both values there, None after an answer's end; None if they are equal."""
     both: Iterable[tuple[int, tuple[Any, Any]]] = enumerate(itertools.zip_longest(expected, actual))
     return next(((position, *pair) for position, pair in both if pair[0] != pair[1]), None)

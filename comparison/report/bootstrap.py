@@ -1,4 +1,4 @@
-"""How many times as long B takes as A, and how sure that is: bootstrap of the mean logarithm of ratios. Pure."""
+"""Ratios of times with intervals of confidence, by bootstrap of the mean logarithm of ratios. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 10_000
 MAX_DRAWS = 4_000_000
-"""Random choices of one interval; more pairs get fewer resamples."""
+"""Limit of random draws for one interval; more pairs get fewer resamples."""
 MIN_PAIRS = 3
 
 Vector = npt.NDArray[np.float64]
@@ -21,7 +21,7 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Geometric mean of B / A with its interval of confidence, which is 0 to infinity below `MIN_PAIRS` pairs."""
+    """Geometric mean of B / A and its interval of confidence, which is 0 to infinity below `MIN_PAIRS` pairs."""
 
     estimate: float
     low: float
@@ -30,12 +30,12 @@ class Ratio:
 
     @property
     def differs(self) -> bool:
-        """The interval leaves 1 out: both sides' ranges do not overlap."""
+        """Whether the interval excludes 1."""
         return self.low > 1.0 or self.high < 1.0
 
     @property
     def doubt(self) -> str:
-        """Why it is no finding; empty where it is one."""
+        """Reason why the ratio shows nothing; empty if it shows a difference."""
         return "too few to tell" if self.num_pairs < MIN_PAIRS else "" if self.differs else "no difference"
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Ratio:
 
 
 def paired_ratio(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Ratio:
-    """Of values measured in pairs, all above 0, as contenders are that answer the same prompt within seconds."""
+    """Return the ratio of values above 0 that were measured in pairs: same prompt, within seconds."""
     logs = np.log(np.asarray(after)) - np.log(np.asarray(before))
     return _ratio(float(logs.mean()), [logs], len(logs), confidence)
 
@@ -52,10 +52,10 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], *, confidence:
 def stratified_ratio(
     before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], *, confidence: float = CONFIDENCE
 ) -> Ratio:
-    """Of two measurements that were not interleaved, prompt by prompt: each side's runs are drawn by themselves.
+    """Return the ratio of two measurements that were not interleaved; each side's runs are resampled by themselves.
 
     Args:
-        before, after: values above 0 by prompt; only prompts that both have count, and there must be one.
+        before, after: values above 0 by prompt; only common prompts count, of which there must be one.
     """
     both = sorted(before.keys() & after.keys())
     old, new = ([np.log(np.asarray(side[key], dtype=float)) for key in both] for side in (before, after))
@@ -69,10 +69,10 @@ def stratified_ratio(
 
 
 def _ratio(estimate: float, samples: Sequence[Vector], num_pairs: int, confidence: float) -> Ratio:
-    """Percentiles of resampled sums about their middle, widened to what so few values must leave open.
+    """Return the ratio with percentiles of resampled sums as its interval, widened for small samples.
 
     Args:
-        estimate: logarithm of the ratio, whose error is that of the sum of the samples' means.
+        estimate: logarithm of the ratio; its error is that of the sum of the samples' means.
     """
     if num_pairs < MIN_PAIRS:
         return Ratio(math.exp(estimate), 0.0, math.inf, num_pairs)
@@ -84,7 +84,7 @@ def _ratio(estimate: float, samples: Sequence[Vector], num_pairs: int, confidenc
 
 
 def _resampled(samples: Sequence[Vector]) -> Vector:
-    """Sums of the samples' means, each of as many values as it has, drawn with replacement; every time the same."""
+    """Return sums of the samples' means, each resampled at its size with replacement. The generator's seed is fixed."""
     rng = np.random.default_rng(0)
     num_resamples = max(1000, min(NUM_RESAMPLES, MAX_DRAWS // max(map(len, samples))))
     sums = np.zeros(num_resamples)
@@ -94,9 +94,10 @@ def _resampled(samples: Sequence[Vector]) -> Vector:
 
 
 def _widening(count: int, tail: float) -> float:
-    """Small samples are narrower than what they are drawn from: n / (n - 1), and Student's quantile for the normal's.
+    """Return the factor that corrects small samples: sqrt(n / (n - 1)), and Student's quantile over the normal one.
 
-    (The "expanded percentile interval" of Hesterberg, arXiv 1411.5279; the quantile is Cornish and Fisher's series.)
+    Small samples are narrower than their distribution ("expanded percentile interval", Hesterberg, arXiv 1411.5279).
+    The quantile is Cornish and Fisher's series.
     """
     z, freedom = NormalDist().inv_cdf(1 - tail), count - 1
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

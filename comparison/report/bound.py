@@ -1,23 +1,23 @@
-"""What theory allows, from measured parts: the draft's step, the target's pass, the acceptance, the round trip.
+"""Bound of speed in theory, from measured parts: draft step, target pass, acceptance, round trip.
 
 Synchronous rounds (Leviathan, Kalman, Matias, arXiv 2211.17192): a round drafts gamma tokens, verifies them in one
 pass, and gives (1 - alpha^(gamma+1)) / (1 - alpha) tokens if every draft token is accepted with probability alpha,
-given that all before it were. What a round costs depends on the topology:
+given that all before it were. The cost of a round depends on the topology:
 
     target        pass(1)                                        gives one token
     fused         gamma * step + pass(gamma + 1)
     distributed   gamma * step + round trip + pass(gamma + 1)
 
-A draft that runs ahead (schedule async, or a pool) is allowed more: its work and the network hide behind the target's
-passes, each of which finds a full proposal, until the draft is surprised. That ends 1 - alpha^(gamma+1) of the passes
-(the token behind a full proposal must be foreseen, too), which is once in 1 / (1 - alpha) tokens. From then on no new
-proposal can arrive for a round trip and a step, unless a branch had foreseen it; meanwhile the target decodes, or looks
-up, by itself, and what it finds is taken to be what the draft foresaw.
+A draft that runs ahead (schedule async, or a pool) has a higher bound. Its work and the network overlap the target's
+passes, each of which verifies a full proposal, until a token surprises the draft. A surprise ends 1 - alpha^(gamma+1)
+of the passes (the draft must also predict the token after a full proposal), one in 1 / (1 - alpha) tokens. No new
+proposal can then arrive for a round trip and a step, unless a branch predicted the token. Meanwhile the target decodes
+or looks up by itself; its tokens are assumed to be those that the draft predicted.
 
-Whatever is counted with is measured: acceptance, how many surprises branches cover, how many tokens the target's own
-passes give. Of all lengths up to gamma the best counts, for servers choose; passes over fewer tokens are taken to lie
-on the line between pass(1) and pass(gamma + 1). Nothing else is counted: no service, no scheduling, no tokenizing. That
-is why it is a bound. Equal and independent acceptance is the theory's, so a measurement may come a few per cent above.
+All inputs are measured: acceptance, share of surprises that branches cover, tokens of the target's own passes. The best
+length up to gamma counts, since servers choose it. Passes over fewer tokens are interpolated between pass(1) and
+pass(gamma + 1). Service, scheduling and tokenizing are not counted, which makes this a bound. The theory assumes equal
+and independent acceptance, so a measurement may exceed the bound by a few per cent.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from comparison.run.record import RequestRecord, Round
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Measured parts, in seconds, as undisturbed: the tenth percentile of what was measured.
+    """Measured parts of the bound. Times are in seconds, the tenth percentile of the measured ones.
 
     Attributes:
         pass_s: target pass of width 1.
-        verify_s: target pass over a full proposal, width gamma + 1; `pass_s` where nothing is drafted.
-        step_s: draft time per draft token; 0 where nothing is drafted.
-        prompt_s: what reading the prompt adds to the first pass.
-        own_tokens: tokens of a pass without tokens of the draft: more than one, where the target finds some itself.
+        verify_s: target pass over a full proposal, width gamma + 1; `pass_s` if nothing is drafted.
+        step_s: draft time per draft token; 0 if nothing is drafted.
+        prompt_s: further time of the first pass for reading the prompt.
+        own_tokens: tokens of a pass without draft tokens; more than one if the target proposes some itself.
         foreseen: share of the draft's surprises that a branch covers.
     """
 
@@ -50,13 +50,13 @@ class Costs:
     foreseen: float = 0.0
 
     def at_length(self, gamma: int, longest: int) -> Costs:
-        """Of proposals of `gamma` tokens, where the measured ones were `longest`."""
+        """Return the costs for proposals of `gamma` tokens, if the measured ones had `longest`."""
         share = gamma / longest if longest else 0.0
         return replace(self, verify_s=self.pass_s + share * (self.verify_s - self.pass_s))
 
 
 def tokens_per_round(alpha: float, gamma: int) -> float:
-    """Expected tokens of one round.
+    """Return the expected number of tokens of one round.
 
     Args:
         alpha: probability that a draft token is accepted, given that all before it in its round were; 0 .. 1.
@@ -68,9 +68,9 @@ def tokens_per_round(alpha: float, gamma: int) -> float:
 
 
 def rounds_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s: float = 0.0) -> float:
-    """Seconds of so many tokens in synchronous rounds; the round trip lies between draft and target.
+    """Return the seconds of `num_tokens` in synchronous rounds; the round trip lies between draft and target.
 
-    Without draft tokens they are passes of the target by itself.
+    Without draft tokens, every round is a pass of the target by itself.
     """
     if not gamma:
         return num_tokens / costs.own_tokens * (costs.pass_s + rtt_s)
@@ -78,7 +78,7 @@ def rounds_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s
 
 
 def run_ahead_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s: float) -> float:
-    """Seconds of so many tokens behind a draft that runs ahead; the first proposals are there at once."""
+    """Return the seconds of `num_tokens` with a draft that runs ahead; its first proposals take no time."""
     own_s = num_tokens / costs.own_tokens * costs.pass_s
     if not gamma:
         return own_s
@@ -89,15 +89,15 @@ def run_ahead_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rt
     gap_s = (rtt_s + costs.step_s) * (1.0 - costs.foreseen)
     cycle_s = full_s * between / num_tokens + gap_s
     rate = (between + gap_s / costs.pass_s * costs.own_tokens) / cycle_s
-    head_start = between - rate * (cycle_s - gap_s)  # it begins with proposals, not with a gap
+    head_start = between - rate * (cycle_s - gap_s)  # a session starts with proposals, not with a gap
     return max(full_s, (num_tokens - head_start) / rate)
 
 
 def acceptance_probability(rounds: Iterable[Round]) -> float | None:
-    """Alpha: accepted draft tokens / draft tokens that were decided on; None if there were none.
+    """Return alpha, the accepted share of the draft tokens that were decided on; None if there were none.
 
-    A round ends at its first rejection; what follows it was never decided on. (acceptance_rate counts it, and so is
-    lower.) Passes over what the target proposed to itself do not count.
+    A round ends at its first rejection. Later tokens were never decided on; acceptance_rate counts them and is lower.
+    Passes over the target's own proposals do not count.
     """
     num_accepted = num_decided = 0
     for item in filter(_has_drafts, rounds):
@@ -107,20 +107,20 @@ def acceptance_probability(rounds: Iterable[Round]) -> float | None:
 
 
 def _has_drafts(item: Round) -> bool:
-    """Whether a draft had a part in it."""
+    """Whether a round has tokens of a draft model."""
     return item.num_draft_tokens > item.own.num_tokens
 
 
 def measured_costs(
     records: Sequence[RequestRecord], gamma: int, *, alone: Sequence[RequestRecord] | None = None
 ) -> Costs:
-    """The parts, as the requests' own timings tell them.
+    """Return the parts of the bound, from the timings of requests.
 
     Args:
-        records: of one contender.
+        records: records of one contender.
         gamma: draft tokens per full round; 0 for the target alone.
-        alone: of the target alone on the same prompts, where it was measured; what reading a prompt costs is taken
-            from there, since a draft's first round also reads the prompt with the draft.
+        alone: records of the target alone on the same prompts, if it was measured. They give the cost of reading a
+            prompt, since a draft's first round also reads the prompt with the draft.
     """
     later = [item for record in records for item in record.rounds[1:]]
     full = [item for item in later if item.num_draft_tokens == gamma] or later
@@ -146,6 +146,6 @@ def _compute_us(item: Round) -> float:
 
 
 def _undisturbed_s(value_us: Callable[[Round], float], rounds: Sequence[Round]) -> float:
-    """What disturbs a pass (other processes, a graph that is built just then) is nothing that theory demands."""
+    """Return the tenth percentile in seconds, which leaves out delays by other processes or the building of graphs."""
     values = sorted(map(value_us, rounds))
     return values[len(values) // 10] / 1e6 if values else 0.0

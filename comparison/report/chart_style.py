@@ -1,4 +1,4 @@
-"""What all pictures look like: colours, marks, lines and hatches, each enough by itself, and conditions below each."""
+"""Style of all charts: colours, marks, lines and hatches, each distinct by itself, and the conditions below."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from inference.request import Schedule
 RowT = TypeVar("RowT")
 ColumnT = TypeVar("ColumnT")
 
-# Okabe and Ito's colours: told apart with every kind of colour vision, and in black and white by marks, lines and
-# hatches.
+# Okabe and Ito's colours are distinct with every kind of colour vision; marks, lines and hatches in black and white.
 TARGET, FUSED, POOL = (Contender(topology) for topology in (Topology.TARGET, Topology.FUSED, Topology.POOL))
 SYNC, ASYNC = (Contender(Topology.DISTRIBUTED, schedule=schedule) for schedule in (Schedule.SYNC, Schedule.ASYNC))
 
 
 class Look(NamedTuple):
-    """Of a line, and of a bar."""
+    """Look of a line, and of a bar."""
 
     colour: str
     mark: str
@@ -45,13 +44,13 @@ _LOOKS = {
     POOL: Look("#CC79A7", "v", ":", "xx"),
 }
 DRAFTS = (("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"))
-"""Colours and marks of lines that are not of topologies."""
+"""Colours and marks of lines that do not stand for topologies."""
 _OTHERS = zip(itertools.cycle(DRAFTS[::-1]), itertools.cycle(_LOOKS.values()), itertools.cycle("-\\|o+"), strict=False)
 
 
 @cache
 def look_of(series: Contender) -> Look:
-    """Endpoints get theirs in turn."""
+    """Return the look of a series; endpoints get the next free one."""
     if series in _LOOKS:
         return _LOOKS[series]
     draft, known, hatch = next(_OTHERS)
@@ -61,7 +60,7 @@ def look_of(series: Contender) -> Look:
 BOUND = "bound (dashes)"
 INCHES_PER_NAME = 1.6
 CHARACTERS_PER_INCH = 18
-"""Of the conditions' small print."""
+"""Characters per inch of the conditions' small print."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -77,7 +76,7 @@ STYLE: dict[Any, Any] = {
 
 
 def save(figure: Figure, file: Path, config: ComparisonConfig) -> None:
-    """Write a picture that says by itself, without its report, under which conditions it was measured."""
+    """Write a picture that shows its conditions itself, so that it can be read without its report."""
     if label := emulation_of(config):
         figure.suptitle(label, color="#a00000", fontweight="bold", fontsize=10)
     text = textwrap.fill(short_conditions(config), int(figure.get_figwidth() * CHARACTERS_PER_INCH))
@@ -96,12 +95,12 @@ def panels(
     names: tuple[Sequence[str], Sequence[str]],
     max_legend_columns: int = 5,
 ) -> Figure:
-    """A panel for each row and column; they share a y axis that begins at 0, and a legend of all labels below.
+    """Return a panel for each row and column, with a common y axis from 0 and a legend of all labels below.
 
     Args:
-        draw: fills one panel.
-        size: of a panel, in inches.
-        names: of the y axis, by row, and of the x axis, by column.
+        draw: function that fills one panel.
+        size: width and height of a panel, in inches.
+        names: names of the y axis by row, and of the x axis by column.
     """
     figsize = max(5.0, size[0] * len(columns)), size[1] * len(rows) + 0.7
     figure = Figure(figsize=figsize, layout="constrained")
@@ -115,7 +114,7 @@ def panels(
         axes.set_ylabel(text)
     for axes, text in zip(grid[-1], names[1], strict=True):
         axes.set_xlabel(text)
-    grid[0, 0].set_ylim(bottom=0)  # only now: it ends the scaling to what all panels show
+    grid[0, 0].set_ylim(bottom=0)  # last, since it ends the automatic scaling
     num_columns = min(max_legend_columns, len(shown), int(figsize[0] / INCHES_PER_NAME))
     labels = sorted(shown, key=lambda label: label == BOUND)
     figure.legend([shown[label] for label in labels], labels, loc="outside lower center", ncols=num_columns)
@@ -123,28 +122,28 @@ def panels(
 
 
 def errors(spreads: Sequence[Spread]) -> list[list[float]]:
-    """Distances below and above the medians, as errorbar wants them."""
+    """Return the distances below and above the medians, for errorbar."""
     return [[item.median - item.low for item in spreads], [item.high - item.median for item in spreads]]
 
 
 def median_line(axes: Axes, at: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
-    """Medians, and what the runs range over."""
+    """Draw medians, with the range of the runs."""
     axes.errorbar(at, [item.median for item in spreads], errors(spreads), capsize=3, **style)
 
 
 def bound_line(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour: str, mark: str) -> None:
-    """What theory allows where something was measured."""
+    """Draw the bound at the measured points."""
     axes.plot(at, bounds, color=colour, linestyle="--", linewidth=1.2, marker=mark, markerfacecolor="white")
     name_bound(axes)
 
 
 def name_bound(axes: Axes) -> None:
-    """In the legend: whatever has dashes."""
+    """Add the dashes of bounds to the legend."""
     axes.plot([], [], color="black", linestyle="--", label=BOUND)
 
 
 def powers_of_two(axes: Axes, values: Sequence[float]) -> None:
-    """A logarithmic x axis that names these values alone."""
+    """Make the x axis logarithmic, with ticks at these values alone."""
     axes.set_xscale("log", base=2)
     name_values(axes, values)
 

@@ -1,4 +1,4 @@
-"""`compare_architectures.py diff OLD NEW`: which latencies differ between two results, by more than chance."""
+"""Latencies that differ significantly between two results (`compare_architectures.py diff OLD NEW`)."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from inference.errors import ConfigError
 EXIT_SLOWER = 1
 THRESHOLD = 0.05
 MAY_DIFFER = ("Runs", HOST_LOAD)
-"""Conditions; any other that differs makes figures that cannot be compared."""
+"""Conditions that may differ; all others must be equal for results to be comparable."""
 
 Results = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One latency of one cell, new over old."""
+    """Change of one latency of one cell, new over old."""
 
     where: str
     figure: str
     ratio: Ratio
 
     def is_slower(self, threshold: float) -> bool:
-        """Beyond the threshold with all of its interval."""
+        """Whether the whole interval is beyond the threshold."""
         return self.ratio.low > 1.0 + threshold
 
     @property
@@ -49,10 +49,10 @@ def diff(arguments: Sequence[str]) -> int:
     """Compare two results.
 
     Returns:
-        0; 1: something is slower by more than the threshold.
+        0, or 1 if a latency is slower by more than the threshold.
 
     Raises:
-        ConfigError: a file cannot be used, or conditions differ.
+        ConfigError: a file cannot be used, or conditions differ without --anyway.
     """
     args = _parser().parse_args(arguments)
     old, new = read_results(args.old), read_results(args.new)
@@ -73,17 +73,17 @@ def diff(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="compare_architectures.py diff", description=__doc__, allow_abbrev=False)
-    text = "results.json of a comparison, its directory, or what make bench wrote"
+    text = "results.json of a comparison, its directory, or the file that make bench wrote"
     for name in ("old", "new"):
         parser.add_argument(name, type=Path, help=text)
-    text = "share by which something must be slower to end with exit code 1 (%(default)s)"
+    text = "share by which a latency must be slower for exit code 1 (%(default)s)"
     parser.add_argument("--threshold", type=float, default=THRESHOLD, metavar="SHARE", help=text)
-    parser.add_argument("--anyway", action="store_true", help="compare results of other machines or settings, too")
+    parser.add_argument("--anyway", action="store_true", help="also compare results of different machines or settings")
     return parser
 
 
 def read_results(path: Path) -> Results:
-    """What a comparison wrote.
+    """Return the results that a comparison wrote.
 
     Raises:
         ConfigError: the file cannot be read, or has no requests.
@@ -100,14 +100,14 @@ def read_results(path: Path) -> Results:
 
 
 def differing_conditions(old: Results, new: Results) -> list[str]:
-    """Names and both texts of what was not the same: machine, models, prompts, network, load."""
+    """Return name and both texts of each differing condition: machine, models, prompts, network, load."""
     before, after = old["conditions"], new["conditions"]
     names = [name for name in {**before, **after} if name not in MAY_DIFFER]
     return [f"{name}: {before.get(name)} | {after.get(name)}" for name in names if before.get(name) != after.get(name)]
 
 
 def untold(old: Results, new: Results) -> list[str]:
-    """What no latency tells: requests that failed, and cells that only one has."""
+    """Return sentences about failed requests, and about cells that only one result has."""
     before, after = _by_cell(old), _by_cell(new)
     failed = [sum(it["error_code"] is not None for it in chain(*cells.values())) for cells in (before, after)]
     told = [f"failed requests, in no latency: {failed[0]} in old, {failed[1]} in new"] if any(failed) else []
@@ -115,11 +115,11 @@ def untold(old: Results, new: Results) -> list[str]:
 
 
 def compare(old: Results, new: Results) -> list[Change]:
-    """Every latency of every cell that both have. The more there are, the wider the intervals (Bonferroni): of all
-    that are equal, one in twenty comparisons as a whole finds a difference.
+    """Return the change of every latency of every common cell. More latencies make wider intervals (Bonferroni): of
+    two equal results, one pair in twenty shows any difference.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no common latency.
     """
     before, after = _by_cell(old), _by_cell(new)
     shared = [(where, figure) for where in before.keys() & after.keys() for figure in LATENCIES]
@@ -146,7 +146,7 @@ def _by_prompt(requests: Sequence[Mapping[str, Any]], figure: str) -> dict[str, 
 
 
 def _print(changes: Sequence[Change], threshold: float) -> None:
-    """What differs, the worst first, and how many do not."""
+    """Print the differing latencies, slowest first, and the number of others."""
     differing = sorted((it for it in changes if it.ratio.differs), key=lambda it: it.ratio.estimate, reverse=True)
     if differing:
         table = Table("measurement", "figure", "new / old", "verdict")

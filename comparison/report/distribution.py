@@ -1,4 +1,4 @@
-"""What many values say: quantiles as LLMPerf has them, the knee of a curve. Pure."""
+"""Statistics of values: quantiles as in LLMPerf, the knee of a curve. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 QUANTILES = (25, 50, 75, 90, 95, 99)
 MIN_BEND = 0.15
-"""Distance from the chord, in parts of the picture, below which a curve is a straight line."""
+"""Distance from the chord, as a share of the axes, below which a curve counts as straight."""
 
 
 def describe(values: Sequence[float]) -> dict[str, float]:
-    """p25 to p99 (on the line between neighbours), mean, min, max, stddev of a sample; nothing of nothing."""
+    """Return p25 to p99 (linearly interpolated), mean, min, max and stddev of a sample; empty for no values."""
     if not values:
         return {}
     quantiles = np.percentile(values, QUANTILES)
@@ -22,14 +22,14 @@ def describe(values: Sequence[float]) -> dict[str, float]:
 
 
 def knee(loads: Sequence[float], latencies: Sequence[float]) -> int | None:
-    """Index at which latency begins to rise steeply with the load; None for a straight line, or below three points.
+    """Return the index from which latency rises steeply with the load; None for a straight line, or below three points.
+
+    It is the point farthest below the line from the first to the last point, with both axes scaled to 1 (Satopaa et
+    al., "Finding a 'Kneedle' in a Haystack", 2011).
 
     Args:
-        loads: rising.
-        latencies: at those loads.
-
-    The point farthest below the straight line from the first to the last one, with both axes scaled to 1 (Satopaa et
-    al., "Finding a 'Kneedle' in a Haystack", 2011).
+        loads: ascending loads.
+        latencies: latencies at those loads.
     """
     if len(loads) < 3 or latencies[-1] <= latencies[0]:
         return None

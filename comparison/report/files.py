@@ -1,4 +1,4 @@
-"""Writes results.csv, results.json, the pictures and report.html into a directory."""
+"""Files of a report: results.csv, results.json, the pictures and report.html."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_directory(directory: Path) -> None:
-    """Make sure, before anything is measured, that the report can be written.
+    """Create the directory of a report and check that it is writable.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it is not.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def prepare_directory(directory: Path) -> None:
 
 
 def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
-    """Write every file; return the content of results.json. Without matplotlib there are no pictures, and no page."""
+    """Write every file; return the content of results.json. Without matplotlib there is no picture and no page."""
     results = json_of(findings)
     (directory / "config.toml").write_text(findings.config.asked, encoding="utf-8")
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -44,7 +44,7 @@ def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
 
 
 def write_page(file: Path, page: Callable[[], str]) -> None:
-    """Write a page that is made with matplotlib, or say that there is none."""
+    """Write a page that needs matplotlib; without it, log a warning."""
     try:
         file.write_text(page(), encoding="utf-8")
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A comparison that is over: what was asked, where it ran, what came out. All that the report shows comes from here."""
+"""Findings of a finished comparison, with its conditions: the source of everything in the report."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from inference.config import NOT_EMULATED, model_name
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the report is about.
+    """Findings of a comparison.
 
     Attributes:
-        summaries: one per cell in which anything was answered.
-        agreement: whether all answers were the same.
-        services: how the requests of each cell were served, also where none was answered.
-        duration_s: of the whole comparison, starts of servers included.
-        load: of this host meanwhile.
+        summaries: one per cell with an answered request.
+        services: one per cell, even if all its requests failed.
+        agreement: result of the comparison of all answers.
+        duration_s: seconds of the whole comparison, with the start of servers.
+        load: load of this host during the comparison.
     """
 
     config: ComparisonConfig
@@ -42,12 +42,12 @@ class Findings:
 
     @property
     def busy(self) -> str:
-        """Why no figure is to be relied on; empty if the machine was quiet."""
+        """Reason why figures are unreliable; empty if the machine was quiet."""
         return busy_warning(self.load, spread_of(self.summaries))
 
     @property
     def warnings(self) -> list[str]:
-        """What must be known of the figures, beside the conditions."""
+        """Warnings about the figures."""
         names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
         failed = [(it.cell, f"{it.num_failed} of {len(it.requests)}") for it in self.services if it.num_failed]
         return [
@@ -58,7 +58,7 @@ class Findings:
 
     @property
     def conditions(self) -> list[tuple[str, str]]:
-        """Under which conditions it was measured, those that the machine set among them."""
+        """Conditions of the measurement, with the load of the host."""
         return measured_conditions(self.config, self.load)
 
     @property
@@ -67,40 +67,40 @@ class Findings:
 
     @property
     def num_failed(self) -> int:
-        """Requests that failed although none was sent before its client had the answer to the one before."""
+        """Number of failed requests of closed loops; an open loop may overload a server on purpose."""
         return sum(service.num_failed for service in self.services if service.cell.request_rate is None)
 
     @property
     def least_load(self) -> str:
-        """What is shown where loads are not told apart, for people."""
+        """Load of figures that do not name one, for people."""
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
-        """How the requests of a cell were served; None if it was not measured."""
+        """Return the service of a cell; None if it was not measured."""
         return next((service for service in self.services if service.cell == cell), None)
 
     def over_target(self, service: Service, figure: str) -> Ratio | None:
-        """Times of a cell over those of the target alone in its place; None for itself, and where it takes no part."""
+        """Return the ratio of a cell to the baseline under equal conditions; None for the baseline or without one."""
         alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 
     def at_place(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> list[CellSummary]:
-        """All ways to draft in this series, at a load or the lowest concurrency."""
+        """Return the summaries of all ways to draft in a series, at a load or the lowest concurrency."""
         wanted = (series, kind, rtt_ms, load or (min(self.config.workload.concurrencies), None))
         return [summary for summary in self.summaries if _place(summary.cell) == wanted]
 
     def best(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> CellSummary | None:
-        """Of these the one with the most tokens/s; None if the series takes no part."""
+        """Return the summary of `at_place` with the most tokens/s; None if there is none."""
         found = self.at_place(series, kind, rtt_ms, load)
         return max(found, key=lambda summary: summary.tokens_per_s.median, default=None)
 
     def bests(self, series: Contender, kind: str, *, load: Load | None = None) -> list[CellSummary]:
-        """Of each round trip time the best, from the shortest on."""
+        """Return the best summary of each round trip time, shortest first."""
         found = [self.best(series, kind, rtt_ms, load) for rtt_ms in sorted(self.config.network.rtts_ms)]
         return [summary for summary in found if summary is not None]
 
     def served(self, series: Contender, kind: str, load: Load | None = None) -> Service | None:
-        """Of these, on the shortest way, the one that answers first."""
+        """Return the service with the shortest median end to end of `at_place`, at the shortest round trip."""
         found = self.at_place(series, kind, min(self.config.network.rtts_ms), load)
         fastest = min(found, key=lambda summary: summary.end_to_end_s, default=None)
         return None if fastest is None else self.at(fastest.cell)
@@ -111,7 +111,7 @@ def _place(cell: Cell) -> tuple[Contender, str, float, Load]:
 
 
 def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float, load: HostLoad) -> Findings:
-    """What came of samples; the warm-up's count for the check of tokens alone."""
+    """Return the findings in samples; those of the warm-up serve only the check of tokens."""
     summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
     agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
@@ -119,18 +119,18 @@ def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float,
 
 
 def emulation_of(config: ComparisonConfig) -> str:
-    """What every picture and table must say, of figures that are not this machine's; empty of those that are."""
+    """Return the label of emulated figures for every picture and table; empty if nothing is emulated."""
     emulation = config.backend.emulation
     return "" if emulation == NOT_EMULATED else f"EMULATED: passes asleep for at least {emulation}"
 
 
 def round_trip(config: ComparisonConfig, rtt_ms: float) -> str:
-    """For people; nobody set those of endpoints."""
+    """Return the round trip time for people; that of endpoints is unknown."""
     return f"round trip {rtt_ms:g} ms" if config.topologies else "endpoints where they are"
 
 
 def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
-    """Under which conditions it was measured, as (name, text) for people."""
+    """Return the conditions of a measurement, as (name, text) for people."""
     workload = config.workload
     prompts = ", ".join(map(_prompts, workload.prompt_sets))
     sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
@@ -157,12 +157,12 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
 
 
 def measured_conditions(config: ComparisonConfig, load: HostLoad) -> list[tuple[str, str]]:
-    """Return the same, and how busy the host was."""
+    """Return the conditions of a measurement, with the load of the host."""
     return [*conditions(config), (HOST_LOAD, str(load))]
 
 
 HOST_LOAD = "Host load"
-"""The condition that is another one in every run."""
+"""Name of the condition that differs in every run."""
 
 
 def _prompts(prompt_set: PromptSet) -> str:
@@ -172,13 +172,13 @@ def _prompts(prompt_set: PromptSet) -> str:
 
 
 def _backends(backend: BackendConfig) -> str:
-    """What computes, where the user said so."""
+    """Return the backends with their flags; empty if the user chose none."""
     names = backend.name if backend.name == backend.draft_name else f"{backend.name}, of drafts {backend.draft_name}"
     return " ".join(() if names == AUTO else (names, *backend.model_flags))
 
 
 def short_conditions(config: ComparisonConfig) -> str:
-    """The same in a line or two, for a picture."""
+    """Return the conditions in a line or two, for a picture."""
     workload, names = config.workload, [model_name(Path(draft)) for draft in config.draft_models]
     rates = _listed(workload.request_rates)
     where = (
@@ -240,7 +240,7 @@ _SITES = {
 
 
 def json_of(findings: Findings) -> dict[str, Any]:
-    """The whole result as JSON; times in seconds."""
+    """Return the content of results.json; times are in seconds."""
     agreement, emulated = findings.agreement, str(findings.config.backend.emulation) or None
     return {
         "emulated": emulated,
@@ -259,14 +259,14 @@ def json_of(findings: Findings) -> dict[str, Any]:
 
 
 def _statistics(findings: Findings, service: Service) -> dict[str, Any]:
-    """One cell's distributions; `over_target` are ratios of times, with their intervals."""
+    """Return the distributions of a cell; `over_target` has ratios of times with their intervals."""
     over = {name: findings.over_target(service, name) for name in LATENCIES}
     ratios = {name: _rounded(asdict(ratio)) | {"verdict": str(ratio)} for name, ratio in over.items() if ratio}
     return {**place(service.cell), **_rounded(service.statistics()), "over_target": ratios}
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    """Six significant digits: more would be noise."""
+    """Return values with six significant digits, since more would be noise."""
     rounded: dict[str, Any] = {}
     for name, value in values.items():
         rounded[name] = _rounded(value) if isinstance(value, dict) else value
@@ -282,7 +282,7 @@ PLACE = (
 
 
 def place(cell: Cell) -> dict[str, Any]:
-    """What tells a cell from all others."""
+    """Return the values that identify a cell."""
     contender = cell.contender
     schedule = contender.schedule.value if contender.schedule else None
     values = (
@@ -293,7 +293,7 @@ def place(cell: Cell) -> dict[str, Any]:
 
 
 def row(summary: CellSummary) -> dict[str, Any]:
-    """One cell, flat: a row of results.csv and an object of results.json; times in seconds."""
+    """Return a cell as a row of results.csv and an object of results.json; times are in seconds."""
     speedup, costs, tokens_per_s = summary.speedup, summary.costs, summary.tokens_per_s
     figures = {
         "num_requests": summary.num_requests,
@@ -313,7 +313,7 @@ def row(summary: CellSummary) -> dict[str, Any]:
         "bound_tokens_per_s": summary.bound_tokens_per_s,
         "bound_speedup": summary.bound_speedup,
         "percent_of_bound": summary.percent_of_bound,
-        "draft_step_s": costs.step_s or None,  # a draft that runs ahead does not tell it
+        "draft_step_s": costs.step_s or None,  # a draft that runs ahead does not report it
         "pass_s": costs.pass_s,
         "verify_s": costs.verify_s,
     }

@@ -1,4 +1,4 @@
-"""report.html: what stands in it. How it looks, and all that is HTML, is in page.html."""
+"""Content of report.html. Its layout, and all HTML, is in page.html."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from comparison.report.service import LATENCIES, Service
 from comparison.report.table import FIGURES, place_columns, texts
 
 MAX_DIFFERENCES = 50
-"""Shown in the page; results.json has all of them."""
+"""Differences that the page shows; results.json has all."""
 STATISTICS = (*(f"p{quantile}" for quantile in QUANTILES), "mean", "min", "max", "stddev")
 Block: TypeAlias = tuple[str, Any]
-"""A macro of page.html, and its argument."""
+"""Name of a macro of page.html, and its argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands above all parts.
+    """Head of a page.
 
     Attributes:
-        verdicts: sentences, and whether each is a bad one.
-        remarks: what must be known beside them.
+        verdicts: sentences, each with whether it is bad news.
+        remarks: warnings and differences below the verdicts.
     """
 
     title: str
@@ -40,10 +40,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of texts; the first column names the row.
+    """Table of texts; the first column names the row.
 
     Attributes:
-        summary: stands for the table where it is folded away.
+        summary: text that is shown while the table is folded.
     """
 
     caption: str
@@ -129,7 +129,7 @@ def _served(findings: Findings, service: Service) -> list[str]:
 
 
 def _figures(service: Service) -> list[list[str]]:
-    """A row per figure, times in milliseconds."""
+    """Return a row per figure; times are in milliseconds."""
     rows = []
     for name, values in service.statistics().items():
         if isinstance(values, dict) and "p50" in values:

@@ -1,7 +1,7 @@
-"""Results in the two files of LLMPerf (ray-project/llmperf, results version 2023-08-31), one pair for each cell.
+"""Results in LLMPerf's two files (ray-project/llmperf, results version 2023-08-31), one pair for each cell.
 
-Names and nesting are its own, so that what reads them goes on working. One thing differs: inter_token_latency_s is
-(end to end - TTFT) / (output tokens - 1), as AWS's patch for Neuron has it; LLMPerf itself also counts the TTFT.
+Names and nesting are LLMPerf's, so that its readers work unchanged. Only inter_token_latency_s differs: it is (end to
+end - TTFT) / (output tokens - 1), as in AWS's patch for Neuron, while LLMPerf's own also counts the TTFT.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_llmperf(findings: Findings, directory: Path) -> None:
 
 
 def summary(config: ComparisonConfig, service: Service, name: str) -> dict[str, Any]:
-    """What the summary's file holds, flat: `results_ttft_s_quantiles_p50`."""
+    """Return the content of the summary's file with flat names, such as `results_ttft_s_quantiles_p50`."""
     statistics = _without(service.statistics(), ("message_gap_s", "goodput_requests_per_s", "goodput_share"))
     lengths = {
         f"{kind}_{side}_tokens": statistics[f"number_{side}_tokens"].get(kind)

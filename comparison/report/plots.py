@@ -1,4 +1,4 @@
-"""Pictures of a report: what each draws, and what it shows in words for those who do not see it. Computes no figure."""
+"""Pictures of a report, each with its findings in words for readers without sight. Computes no figure."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from inference.config import model_name
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One kind of picture.
+    """Kind of picture.
 
     Attributes:
-        finding: its sentences; none where there is nothing to draw.
+        finding: function that returns its sentences, none if there is nothing to draw.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A picture in a file."""
+    """Picture in a file."""
 
     file: Path
     title: str
@@ -59,7 +59,7 @@ class Drawn:
 
     @property
     def data(self) -> str:
-        """The file in base64, as a page holds it."""
+        """Content of the file in base64, for embedding in a page."""
         return base64.b64encode(self.file.read_bytes()).decode("ascii")
 
 
@@ -76,12 +76,12 @@ def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
 
 
 def _drafting(findings: Findings) -> list[Contender]:
-    """What is compared with the target alone, or with what stands for it."""
+    """Return all series except the baseline's."""
     return [series for series in findings.config.series if series != findings.config.baseline.series]
 
 
 def _by_kind(findings: Findings, what: str) -> list[str]:
-    """Names of a y axis, for a row per prompt kind."""
+    """Return the names of the y axes of a row per prompt kind."""
     return [f"{kind.replace('_', ' ')}\n{what}" for kind in findings.kinds]
 
 
@@ -90,7 +90,7 @@ def _name(kind: str, series: Contender) -> str:
 
 
 def _at(findings: Findings, summary: CellSummary) -> str:
-    """At which round trip, where anybody set one."""
+    """Return the text of the round trip time; empty for endpoints, whose time is unknown."""
     return f" at {summary.cell.rtt_ms:g} ms" if findings.config.topologies else ""
 
 
@@ -104,7 +104,7 @@ def _over_rtt(findings: Findings, load: Load | None = None) -> Iterator[tuple[st
 
 
 def speedup_by_kind(findings: Findings) -> Figure:
-    """Bars: a panel per round trip time, a group per prompt kind, a bar per topology; its bound as a dash."""
+    """Draw bars: a panel per round trip time, a group per prompt kind, a bar per topology, its bound as a dash."""
     rtts_ms = findings.config.network.rtts_ms
     names = [f"speed-up over {findings.config.baseline_name}"], [""] * len(rtts_ms)
     return panels([findings], rtts_ms, _speedup_panel, size=(3.4, 3.4), names=names)
@@ -141,7 +141,7 @@ def _bars(axes: Axes, findings: Findings, series: Contender, rtt_ms: float, inde
 
 
 def speedups(findings: Findings) -> list[str]:
-    """A sentence per topology and prompt kind: from the best network to the worst."""
+    """Return a sentence per topology and prompt kind, with all round trip times, shortest first."""
     return [
         f"{_name(kind, series)}: {', '.join(_speedup(findings, it, it.speedup) for it in best if it.speedup)}"
         for kind, series, best in _over_rtt(findings)
@@ -161,7 +161,7 @@ def _speedup(findings: Findings, summary: CellSummary, speedup: Spread) -> str:
 
 
 def tokens_over_rtt(findings: Findings) -> Figure:
-    """Lines: a panel per prompt kind, marks for what was measured, dashes for the bound."""
+    """Draw lines: a panel per prompt kind, marks at measured points, dashes for the bound."""
     way = "round trip time between edge and target (ms)" if findings.config.topologies else ""
     names = [f"tokens per second, {findings.least_load}"], [way] * len(findings.kinds)
     return panels([findings], findings.kinds, _rtt_panel, size=(4.6, 3.6), names=names)
@@ -176,13 +176,13 @@ def _rtt_panel(axes: Axes, findings: Findings, kind: str) -> None:
             look, bounds = look_of(series), [it.bound_tokens_per_s for it in found]
             bound_line(axes, at_ms, bounds, look.colour, look.mark)
     axes.set_title(f"{kind.replace('_', ' ')} prompts")
-    if len(findings.config.network.rtts_ms) == 1:  # else matplotlib invents times below 0
+    if len(findings.config.network.rtts_ms) == 1:  # else matplotlib adds times below 0
         ends = None if findings.config.topologies else [round_trip(findings.config, 0.0)]
         axes.set_xticks(findings.config.network.rtts_ms, ends)
 
 
 def tokens_over_concurrency(findings: Findings) -> Figure:
-    """A row per prompt kind, a column per round trip time, a line per topology."""
+    """Draw a row per prompt kind, a column per round trip time, a line per topology."""
     rtts_ms, loads = sorted(findings.config.network.rtts_ms), sorted(findings.config.workload.concurrencies)
 
     def panel(axes: Axes, kind: str, rtt_ms: float) -> None:
@@ -220,7 +220,7 @@ def _rates_of_many(findings: Findings) -> list[str]:
 
 
 def speedup_over_gamma(findings: Findings) -> Figure:
-    """A row per prompt kind, a column per place of the network; a line per draft, dashes for bounds, a star on top."""
+    """Draw a row per prompt kind, a column per series and round trip, a line per draft; dashes are bounds."""
     columns = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
     what = _by_kind(findings, f"speed-up over {findings.config.baseline_name}")
     names = what, ["gamma (draft tokens per round)"] * len(columns)
@@ -228,7 +228,7 @@ def speedup_over_gamma(findings: Findings) -> Figure:
 
 
 def _rtts_of(findings: Findings, series: Contender) -> list[float]:
-    """Fused does not depend on the network but for TTFT: one column is enough."""
+    """Return the round trip times to draw: one is enough for fused, where the network affects only TTFT."""
     rtts_ms = sorted(findings.config.network.rtts_ms)
     return rtts_ms if series.topology.is_split else rtts_ms[:1]
 
@@ -255,7 +255,7 @@ def _gamma_panel(findings: Findings, axes: Axes, kind: str, column: tuple[Conten
 
 
 def _fastest_by_gamma(summaries: Iterable[CellSummary]) -> dict[int, CellSummary]:
-    """Where several numbers of branches were measured, the best of them."""
+    """Return the summary of each gamma, the fastest of those with different numbers of branches."""
     by_speed = sorted(summaries, key=lambda summary: summary.tokens_per_s.median)
     return dict(sorted({summary.cell.contender.gamma or 0: summary for summary in by_speed}.items()))
 
@@ -276,7 +276,7 @@ NUM_MARKS = 6
 
 
 def latency_shares(findings: Findings) -> Figure:
-    """A row per prompt kind, a column per figure: which share of the values is at most so large."""
+    """Draw cumulative distributions: a row per prompt kind, a column per figure."""
 
     def panel(axes: Axes, kind: str, name: str) -> None:
         for series in findings.config.series:
@@ -317,7 +317,7 @@ _RING: dict[str, Any] = {"marker": "o", "markersize": 14, "mfc": "none", "mec": 
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """Latency of a series over its loads; `knee` is the load from which it rises steeply, None where it does not."""
+    """Latency of a series over its loads; `knee` is the load from which it rises steeply, None if there is none."""
 
     series: Contender
     loads: tuple[float, ...]
@@ -330,7 +330,7 @@ class LoadCurve:
 
 
 def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCurve]:
-    """By series: p95 end to end over requests per second (open loop) or requests in flight, at the shortest way."""
+    """Return p95 end to end by series over requests per second (open loop) or in flight, at the shortest RTT."""
     loads = [load for load in findings.config.workload.loads if (load[1] is not None) is is_open]
     curves = []
     for series in findings.config.series:
@@ -340,11 +340,11 @@ def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCur
                 found = np.percentile(service.values["end_to_end_latency_s"], PERCENT)
                 points[rate or concurrency] = float(found)
         curves.append(LoadCurve(series, tuple(points), tuple(points.values())))
-    return [curve for curve in curves if curve.loads]  # of others nothing was answered
+    return [curve for curve in curves if curve.loads]  # others have no answered request
 
 
 def latency_over_load(findings: Findings) -> Figure:
-    """A row per prompt kind, a column per way in which requests come; a ring where latency begins to rise steeply."""
+    """Draw a row per prompt kind, columns for closed and open loop, and a ring at the knee of each line."""
 
     def panel(axes: Axes, kind: str, is_open: bool) -> None:
         for curve in load_curves(findings, kind, is_open=is_open):
@@ -358,7 +358,7 @@ def latency_over_load(findings: Findings) -> Figure:
 
 
 def loads_to_draw(findings: Findings) -> list[bool]:
-    """Whether an open loop, for each way in which requests came at several loads."""
+    """Return False for closed and True for open loops, each if it was measured at several loads."""
     rates = [rate for _, rate in findings.config.workload.loads]
     return [is_open for is_open in (False, True) if sum((rate is not None) is is_open for rate in rates) > 1]
 
@@ -391,6 +391,6 @@ PICTURES = (
     Picture("tokens_over_rtt", "Tokens per second", tokens_over_rtt, _rates),
     Picture("speedup_over_gamma", "Speed-up over gamma, with the bound", speedup_over_gamma, _speedups_of_sweep),
     Picture("tokens_over_concurrency", "Tokens/s of all clients", tokens_over_concurrency, _rates_of_many),
-    Picture("latency_shares", "Share of requests that were served so fast", latency_shares, _shares),
+    Picture("latency_shares", "Share of requests by latency", latency_shares, _shares),
     Picture("latency_over_load", "Latency over the load, and its knee", latency_over_load, _knees),
 )

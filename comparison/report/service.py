@@ -1,4 +1,4 @@
-"""How requests were served, one by one and together: figures as LLMPerf calls them, failures, goodput."""
+"""Service of requests, each and all together: figures with LLMPerf's names, failures, goodput."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Figures: TypeAlias = dict[str, float | None]
 
 
 def figures_of(stats: RequestStats) -> Figures:
-    """Of one answer; None where it has none, as one token has no gap. Times in seconds, without rounding.
+    """Return the figures of an answer, None if it lacks one: one token has no gap. Times are in seconds, not rounded.
 
-    inter_token_latency_s is (end to end - TTFT) / (output tokens - 1), whatever came in one message.
+    inter_token_latency_s is (end to end - TTFT) / (output tokens - 1), however tokens were grouped in messages.
     """
     return {
         "ttft_s": stats.ttft_s,
@@ -34,7 +34,7 @@ def figures_of(stats: RequestStats) -> Figures:
 
 
 def values_of(answers: Sequence[RequestStats]) -> dict[str, list[float]]:
-    """Every figure's values over these answers, and the gaps between messages, which may bring several tokens."""
+    """Return the values of every figure, and the gaps between messages, which may have several tokens."""
     figures = [figures_of(stats) for stats in answers]
     values = {name: [it[name] for it in figures] for name in figures_of(RequestStats())}
     known = {name: [value for value in column if value is not None] for name, column in values.items()}
@@ -43,13 +43,13 @@ def values_of(answers: Sequence[RequestStats]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """All runs of one cell.
+    """Service in all runs of one cell.
 
     Attributes:
-        requests: every request's figures, or its error_code and error_msg, with its run and prompt, from 0.
-        values: by figure, of the answers.
-        wall_s: time spent on them.
-        num_good: answers within the limits that were asked for.
+        requests: figures of each request, or its error_code and error_msg, with its run and prompt, from 0.
+        values: values of the answers by figure.
+        wall_s: seconds spent on the requests.
+        num_good: answers within the limits of --slo.
     """
 
     cell: Cell
@@ -60,7 +60,7 @@ class Service:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], slo: Slo) -> Service:
-        """Of all runs of one cell, at least one."""
+        """Return the service in all runs of one cell, at least one."""
         requests = [
             _request(record, sample.repeat)
             for sample in samples
@@ -84,13 +84,13 @@ class Service:
         return len(self.requests) - self.num_failed
 
     def over(self, alone: Service, figure: str) -> Ratio | None:
-        """This one's values over those of the target alone for the same prompt in the same run; None without pairs."""
+        """Return the ratio to the target alone, for pairs of same prompt and run; None without pairs."""
         here, there = (_by_turn(service.requests, figure) for service in (self, alone))
         both = sorted(here.keys() & there.keys())
         return paired_ratio([there[key] for key in both], [here[key] for key in both]) if both else None
 
     def statistics(self) -> dict[str, Any]:
-        """p25 to p99, mean, min, max and stddev of each figure, and what only all requests together have."""
+        """Return p25 to p99, mean, min, max and stddev of each figure, and the rates and counts of all requests."""
         return {
             **{name: describe(values) for name, values in self.values.items()},
             "num_requests_started": len(self.requests),
@@ -121,7 +121,7 @@ def _request(record: RequestRecord, run: int) -> dict[str, Any]:
 
 
 def _by_turn(requests: Sequence[dict[str, Any]], figure: str) -> dict[tuple[int, int, int], float]:
-    """Values above 0 by run, prompt, and how often that prompt had come in that run."""
+    """Return values above 0 by run, prompt, and count of earlier requests with that prompt in that run."""
     found: dict[tuple[int, int, int], float] = {}
     turns: dict[tuple[int, int], int] = defaultdict(int)
     for request in requests:

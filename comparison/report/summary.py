@@ -1,4 +1,4 @@
-"""From samples to figures: one summary per cell, with the spread over the runs and the bound."""
+"""Summaries of samples: one per cell, with the spread over the runs and the bound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Over the runs."""
+    """Median and range over the runs."""
 
     median: float
     low: float
@@ -33,12 +33,12 @@ class CellSummary:
     Attributes:
         tokens_per_s: output tokens of all requests / time spent on them.
         alpha: probability that a draft token is accepted, given that all before it in its round were.
-        wire_bytes_per_token: between draft worker and target, both ways, per output token; None: nobody tells.
-        speedup: tokens/s over those of the target alone in the same run; None if it takes no part.
-        costs: measured parts that the bound is made of, pooled over the round trip times.
-        bound_tokens_per_s: what theory allows; see `bound`.
-        bound_speedup: over what theory allows the target alone.
-        is_estimated: tokens of some answers, since the server does not count them.
+        wire_bytes_per_token: bytes between draft worker and target, both ways, per output token; None if unknown.
+        speedup: tokens/s over those of the baseline in the same run; None without a baseline.
+        costs: measured parts of the bound, pooled over the round trip times.
+        bound_tokens_per_s: bound in theory; see `bound`.
+        bound_speedup: bound over that of the target alone.
+        is_estimated: whether tokens of some answers are estimates, since the server does not count them.
     """
 
     cell: Cell
@@ -64,11 +64,11 @@ class CellSummary:
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What the bound of one contender, prompt kind and concurrency is made of.
+    """Parts of the bound of one contender, prompt kind and concurrency.
 
     Attributes:
-        num_tokens: output tokens per request, mean.
-        concurrency: a pass serves so many sessions, so the rate is that of one session times this.
+        num_tokens: mean output tokens per request.
+        concurrency: sessions per pass, by which the rate of one session is multiplied.
     """
 
     contender: Contender
@@ -78,9 +78,9 @@ class Theory:
     concurrency: int
 
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
-        """The bound at a round trip time, in seconds, between edge and target: of the best length up to gamma.
+        """Return the bound of the best length up to gamma, at a round trip time between edge and target in seconds.
 
-        Of an endpoint, 0: nobody knows how it drafts.
+        It is 0 for an endpoint, whose drafting is unknown.
         """
         if self.contender.endpoint is not None:
             return 0.0
@@ -88,19 +88,19 @@ class Theory:
         return max(self.at_length(gamma, rtt_s, client_is_far=client_is_far) for gamma in lengths)
 
     def at_length(self, gamma: int, rtt_s: float, *, client_is_far: bool) -> float:
-        """What theory allows proposals of `gamma` tokens."""
+        """Return the bound for proposals of `gamma` tokens."""
         topology, costs = self.contender.topology, self.costs.at_length(gamma, self.contender.gamma or 0)
         rounds = bound.run_ahead_s if self.contender.runs_ahead else bound.rounds_s
         link_s = rtt_s if topology.is_split else 0.0
         seconds = costs.prompt_s + rounds(self.num_tokens, costs, self.alpha or 0.0, gamma, rtt_s=link_s)
-        # Of rounds the first has a round trip as all have; a draft that runs ahead must open its session, too.
+        # Rounds include their round trips; a draft that runs ahead needs one more, to open its session.
         num_trips = client_is_far + (topology.serves_at_edge and self.contender.runs_ahead)
         seconds += num_trips * rtt_s
         return self.concurrency * self.num_tokens / seconds if seconds else 0.0
 
 
 class Summarizer:
-    """Turns the samples of a comparison, but for its warm-up, into figures."""
+    """Figures from the samples of a comparison, without its warm-up."""
 
     def __init__(self, config: ComparisonConfig, samples: Sequence[Sample]) -> None:
         self._config = config
@@ -112,7 +112,7 @@ class Summarizer:
             self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.records)
 
     def cells(self) -> list[Cell]:
-        """In a reader's order: kind, load, round trip time, contender."""
+        """Return the cells in order of kind, load, round trip time and contender."""
         contenders, loads = self._config.contenders, self._config.workload.loads
         kinds = [prompt_set.kind for prompt_set in self._config.workload.prompt_sets]
 
@@ -123,19 +123,19 @@ class Summarizer:
         return sorted(self._by_cell, key=rank)
 
     def summaries(self) -> list[CellSummary]:
-        """Of cells in which anything was answered."""
+        """Return the summaries of cells with an answered request."""
         return [self._summary(cell) for cell in self.cells() if self._answered(cell)]
 
     def _answered(self, cell: Cell) -> list[Sample]:
-        """Runs in which anything was."""
+        """Return the runs with an answered request."""
         return [sample for sample in self._by_cell[cell] if sample.records]
 
     def service(self, cell: Cell) -> Service:
-        """How the requests of a cell were served."""
+        """Return the service of a cell."""
         return Service.of(self._by_cell[cell], self._config.workload.slo)
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
-        """The bound's parts, pooled over round trip times: the network changes neither passes nor acceptance."""
+        """Return the bound's parts, pooled over round trip times, which change neither passes nor acceptance."""
         records = self._by_group.get((contender, kind, concurrency), [])
         alone = self._by_group.get((ALONE, kind, concurrency))
         return Theory(
@@ -147,9 +147,9 @@ class Summarizer:
         )
 
     def _bound(self, cell: Cell) -> float:
-        """Tokens/s that theory allows in this cell."""
+        """Return the bound of a cell in tokens/s."""
         network = self._config.network
-        # The jitter only ever adds: half of it on average, in each direction.
+        # Jitter adds half of its maximum on average, in each direction.
         rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3
         theory = self.theory(cell.contender, cell.kind, cell.concurrency)
         is_far = network.is_crossed(at_edge=cell.contender.topology.serves_at_edge)
@@ -180,7 +180,7 @@ class Summarizer:
         )
 
     def _speedup(self, cell: Cell) -> Spread | None:
-        """Run by run, against the target alone of the same run, or what stands for it."""
+        """Return the speed-up over the baseline, run by run; None without a common run."""
         alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(self._alone(cell), [])}
         ratios = [
             sample.tokens_per_s / alone[sample.repeat]
@@ -201,7 +201,7 @@ class Summarizer:
 
 
 def spread_of(summaries: Iterable[CellSummary]) -> float:
-    """Return the fastest run over the slowest of the median cell; of an open loop none, whose rate is given."""
+    """Return the fastest run over the slowest of the median cell, without open loops, whose rate is given."""
     closed = [summary.tokens_per_s for summary in summaries if summary.cell.request_rate is None]
     return _median(it.high / it.low for it in closed if it.low) or 1.0
 

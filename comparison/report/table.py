@@ -1,4 +1,4 @@
-"""The figures as texts in columns, and as a table on the terminal."""
+"""Columns of texts for figures, and tables on the terminal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[RowT]):
-    """One figure of a cell, or what tells it from others.
+    """Column with a figure of a cell, or with a value that identifies the cell.
 
     Attributes:
-        name: heading, with the unit; may have two lines.
-        is_text: stands on the left.
+        name: heading with the unit, in one line or two.
+        is_text: whether the column is aligned to the left.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Column(Generic[RowT]):
 
 
 def place_columns(config: ComparisonConfig) -> list[Column[Cell]]:
-    """What differs between the cells of this comparison."""
+    """Return the columns of values that differ between the cells of this comparison."""
     columns: list[Column[Cell]] = [Column("topology", lambda cell: cell.contender.name, is_text=True)]
     if config.sweeps:
         columns.append(Column("draft", lambda cell: cell.contender.draft_name, is_text=True))
@@ -70,7 +70,7 @@ FIGURES: tuple[Column[CellSummary], ...] = (
 
 
 def print_tables(console: Console, findings: Findings) -> None:
-    """One table per prompt kind, then the verdict on the tokens."""
+    """Print a table per prompt kind, then warnings and the verdict on the tokens."""
     place = place_columns(findings.config)
     for kind in findings.kinds:
         title = ", ".join(filter(None, (f"{kind} prompts", emulation_of(findings.config))))

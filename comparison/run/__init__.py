@@ -1,5 +1,5 @@
-"""Starting the servers, delaying the links between them, sending the requests, keeping what came back.
+"""Measurement: starts the servers, delays the links between them, sends the requests, and keeps the answers.
 
-Does not know: how figures are summed up or shown.
+Does not know: how figures are computed or shown.
 Start reading: `topologies.py`, then `measurement.py`.
 """

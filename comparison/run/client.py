@@ -1,4 +1,4 @@
-"""Thin clients: they send a prompt, or a conversation turn by turn, and keep what came back or how it failed."""
+"""Thin clients: they send a prompt, or a conversation turn by turn, and keep the answer or the failure."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from inference.text.chat import Chat, ChatMessage
 CONNECT_TIMEOUT_S = 10.0
 
 Ask: TypeAlias = Callable[[int, float], Awaitable[list[RequestRecord]]]
-"""Completes the prompt of this index, all its turns; times count from the other argument, in monotonic seconds. That a
-request failed, its record says."""
+"""Function that sends all turns of the prompt of an index. Times count from its second argument, in monotonic seconds.
+Failures go into the records."""
 
 
 class Client(Protocol):
-    """Asks one server."""
+    """Client of one server."""
 
     async def context(self) -> int | None:
-        """Tokens that prompt and answer may have together; None: it does not say. Afterwards there is a connection.
+        """Connect; return the limit of prompt and answer together in tokens, None if the server does not report it.
 
         Raises:
-            SpecDecError: it cannot be reached, or does not answer as it should.
+            SpecDecError: the server cannot be reached, or its answer is unusable.
         """
 
     async def count(self, prompt: str | Chat) -> int | None:
-        """Tokens of a prompt as the server reads it; None: it does not tell."""
+        """Return the server's number of tokens of a prompt; None if it does not report it."""
 
     async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
-        """Ask, and time the answer, from `sent_s` on. That it failed, the record says."""
+        """Send one prompt. Times count from `sent_s`; failures go into the record."""
 
 
 def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:
-    """Asks a client for one of these prompts."""
+    """Return a function that sends one of these prompts to a client."""
     turns = [len(prompt.turns) if isinstance(prompt, Conversation) else 1 for prompt in prompts]
     firsts = [0, *itertools.accumulate(turns)]
     return lambda index, sent_s: _converse(client, prompts[index], firsts[index], sent_s)
 
 
 async def _converse(client: Client, prompt: Prompt, first: int, sent_s: float) -> list[RequestRecord]:
-    """Ask what a prompt is made of; `first` is the number of its first request."""
+    """Send a prompt or all turns of a conversation; the first request has the number `first`."""
     if isinstance(prompt, str):
         return [await client.complete(prompt, first, sent_s)]
     records: list[RequestRecord] = []
@@ -53,6 +53,6 @@ async def _converse(client: Client, prompt: Prompt, first: int, sent_s: float) -
         began_s = time.monotonic() if records else sent_s
         records.append(await client.complete(Chat(tuple(said)), number, began_s))
         if records[-1].error_code is not None:
-            break  # what follows would be another conversation
+            break  # without this answer, the rest would be another conversation
         said.append(ChatMessage("assistant", records[-1].text))
     return records

@@ -1,4 +1,4 @@
-"""A client for everything that is compared, and whether it has room for what will be asked."""
+"""Connected clients of all contenders, with a check that their prompts fit."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from inference.text.chat import Chat
 Clients: TypeAlias = dict[Contender, Client]
 
 NUM_SPECIAL = 16
-"""Tokens that a server may put around a text; the text itself has no more than it has bytes."""
+"""Tokens that a server may add to a text, which itself has at most as many tokens as bytes."""
 
 
 @asynccontextmanager
 async def connected(config: ComparisonConfig, address: Callable[[Contender], str]) -> AsyncGenerator[Clients, None]:
-    """Clients that are connected, until the block is left.
+    """Yield a connected client of each contender, until the block is left.
 
     Args:
-        address: of a server that the comparison has started.
+        address: returns the address of a contender that the comparison has started.
 
     Raises:
-        ConfigError: a file of certificates, or with a token, cannot be used; a prompt is too long for a server.
+        ConfigError: a file with certificates or a token cannot be used, or a prompt is too long for a server.
         UnavailableError: a server cannot be reached.
     """
     async with AsyncExitStack() as stack:
@@ -47,13 +47,13 @@ def _client(
         return grpc_client(address(contender), PLAIN, config.workload, contender)
     if endpoint.is_grpc:
         return grpc_client(endpoint.address, endpoint.security, config.workload, contender)
-    from comparison.run.http_client import http_client  # its packages are of an extra
+    from comparison.run.http_client import http_client  # its packages belong to an extra
 
     return http_client(endpoint, config.workload)
 
 
 async def _check_lengths(config: ComparisonConfig, contender: Contender, client: Client) -> None:
-    """Ask for its context, and how long prompts are for it; a server that does not tell is not held to it."""
+    """Raise ConfigError if a prompt and its answer exceed the context that the server reports, if it reports one."""
     limit, max_new_tokens = await client.context(), config.workload.max_new_tokens
     if limit is None:
         return
@@ -68,7 +68,7 @@ async def _check_lengths(config: ComparisonConfig, contender: Contender, client:
 
 
 async def _length(client: Client, prompt: Prompt, max_new_tokens: int, limit: int) -> int:
-    """Of the last turn, with all answers; as much as is known."""
+    """Return tokens of the last turn's prompt and all answers; 0 if the prompt's bytes show that they fit."""
     if isinstance(prompt, str):
         if len(prompt.encode()) + NUM_SPECIAL + max_new_tokens <= limit:
             return 0

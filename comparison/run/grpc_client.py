@@ -1,4 +1,4 @@
-"""A thin client of one of our servers."""
+"""Thin client of a server of this project."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inference.workers.status import calls_to, code_name
 
 
 class GrpcClient:
-    """Of one of our servers; see `Client`."""
+    """Client of a server of this project; see `Client`."""
 
     def __init__(self, completer: RemoteCompleter, workload: WorkloadConfig, contender: Contender) -> None:
         self._completer = completer
@@ -54,7 +54,7 @@ class GrpcClient:
 
 
 def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
-    """What is asked of everybody, and how this contender is to draft."""
+    """Return the request for a prompt, with this contender's gamma and schedule."""
     return CompletionRequest(
         prompt=prompt,
         sampling=SamplingParams(temperature=workload.temperature),
@@ -63,14 +63,14 @@ def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contende
         max_new_tokens=workload.max_new_tokens,
         ignore_eos=workload.ignore_eos,
         grammar=workload.grammar,
-        # The target alone is what others are compared with: one token a pass. An endpoint drafts as it likes.
+        # The target alone, the baseline, computes one token a pass. An endpoint chooses its drafting itself.
         gamma=None if contender.endpoint is not None else contender.gamma or 0,
         schedule=contender.schedule,
     )
 
 
 def record_of(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
-    """Of one answer: its events, each with the seconds since it was sent."""
+    """Return the record of one answer from its events, each with its seconds since the request was sent."""
     deltas = [(arrived_s, event) for arrived_s, event in events if isinstance(event, Delta)]
     started = next(event for _, event in events if isinstance(event, Started))
     return RequestRecord(
@@ -93,10 +93,10 @@ def _round(arrived_s: float, delta: Delta) -> Round:
 async def grpc_client(
     address: str, security: DialSecurity, workload: WorkloadConfig, contender: Contender
 ) -> AsyncGenerator[GrpcClient, None]:
-    """A client that is connected to HOST:PORT.
+    """Yield a client that is connected to HOST:PORT.
 
     Raises:
-        ConfigError: a file of certificates, or with the token, cannot be used.
+        ConfigError: a file with certificates or the token cannot be used.
         UnavailableError: the server cannot be reached.
     """
     credentials = credentials_of(security)

@@ -1,4 +1,4 @@
-"""Load of this host by other processes, around and during a run: they slow all contenders down, and not all alike."""
+"""Load of this host by other processes around and during a run, which slows contenders down unevenly."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 _CPU_TIMES = Path("/proc/stat")
 _SUMMED = (0, 1, 2, 7)
-"""Columns of a core: user, nice, system, and what a hypervisor gave to others. Interrupts are our network's, too."""
+"""Columns of a core that count as busy: user, nice, system, steal. Not interrupts: this run's network causes some."""
 
 MAX_OTHERS = 0.1
-"""Share of the cores that others may use. A desktop or an agent of a monitoring system takes a few per cent."""
+"""Share of the cores that other processes may use. A desktop or a monitoring agent takes a few per cent."""
 MAX_SPREAD = 1.5
-"""Fastest over slowest run of the median cell. It is about 1.1 on a quiet machine."""
+"""Limit of the median cell's fastest run over its slowest, which is about 1.1 on a quiet machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class HostLoad:
 
     @property
     def is_busy(self) -> bool:
-        """By what others used. A load average, raised by an earlier run of ours too, counts where that is unknown."""
+        """Whether other processes used too much. If unknown, the load average decides, which earlier runs raise too."""
         if self.other_cores is None:
             return self.before > self.num_cores
         return self.other_cores > MAX_OTHERS * self.num_cores
 
 
 def busy_warning(load: HostLoad, spread: float) -> str:
-    """Return why a run's figures are not to be relied on; empty if it was quiet. `spread` is as in `MAX_SPREAD`."""
+    """Return why a run's figures are unreliable; empty if the machine was quiet. `spread` is as in `MAX_SPREAD`."""
     if not load.is_busy and spread < MAX_SPREAD:
         return ""
     differing = f"equal runs differ by a factor of {spread:.2f}"
@@ -59,11 +59,11 @@ def load_average() -> float:
 
 
 class LoadMeter:
-    """Measures from its making until it is read, by when all servers of the run must have been stopped.
+    """Meter of the host's load from its construction to `read`. Servers of the run must have stopped before `read`.
 
     Args:
-        cores: those that the run may use.
-        is_whole: all that is measured was started by this process. Servers that were not would count as others.
+        cores: cores that the run may use.
+        is_whole: whether this process started all servers. Others would count as other processes.
     """
 
     def __init__(self, cores: Sequence[int], *, is_whole: bool) -> None:
@@ -79,7 +79,7 @@ class LoadMeter:
         return HostLoad(self._before, load_average(), len(self._cores), others)
 
     def _read_times(self) -> tuple[float, float, float] | None:
-        """Return seconds: of all processes on these cores, of this one and its children that ended, by a clock."""
+        """Return CPU seconds of all processes on these cores, of this process with its ended children, and a clock."""
         try:
             rows = [line.split() for line in _CPU_TIMES.read_text().splitlines()]
         except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""A thin client of any OpenAI-compatible server: ours, vLLM, llama.cpp's. What it does not tell is estimated."""
+"""Thin client of any OpenAI-compatible server, such as vLLM or llama.cpp. Missing token counts are estimated."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from inference.errors import ConfigError, UnavailableError
 from inference.text.chat import Chat
 
 _MANNERS: tuple[dict[str, Any], ...] = (
-    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM's, and ours
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM and this project
     {"stream_options": {"include_usage": True}},
     {},
 )
-"""Ways to ask for counts of tokens, the most telling first: a server may refuse what it does not know."""
+"""Ways to ask for token counts, the most detailed first, since a server may refuse unknown fields."""
 _REFUSALS = (400, 422)
 MAX_SHOWN = 200
-"""Characters of what a server says went wrong."""
+"""Characters of a server's error that a message repeats."""
 KEEPALIVE_S = 2.0
-"""Before servers close a connection that idles, which a request would then lose."""
+"""Seconds that an idle connection is kept: fewer than servers keep it, so that no request meets a closed one."""
 
 
 class HttpError(Exception):
-    """A request failed."""
+    """Failed request, with its error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """`num_tokens`: of the answer so far; None: the server does not say."""
+    """Chunk of an answer; `num_tokens` counts the answer so far, None if the server does not report it."""
 
     arrived_s: float
     text: str
@@ -57,7 +57,7 @@ class _Chunk:
 
 
 class _Answer:
-    """What has come of one answer."""
+    """Parts of one answer that have arrived."""
 
     def __init__(self) -> None:
         self.chunks: list[_Chunk] = []
@@ -66,10 +66,10 @@ class _Answer:
         self.is_complete = False
 
     def take(self, data: str, arrived_s: float) -> None:
-        """One event.
+        """Add one event.
 
         Raises:
-            HttpError: it tells of a failure, or is no chunk.
+            HttpError: the event reports a failure, or is not a chunk.
         """
         try:
             chunk = json.loads(data)
@@ -90,7 +90,7 @@ class _Answer:
             self.chunks.append(_Chunk(arrived_s, str(text), num_tokens))
 
     def record(self, prompt_index: int, sent_s: float, model_id: str) -> RequestRecord:
-        """Of an answer that is there."""
+        """Return the record of a complete answer."""
         return RequestRecord(
             prompt_index=prompt_index,
             sent_s=sent_s,
@@ -104,8 +104,8 @@ class _Answer:
 
 
 def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ...]:
-    """Tokens of each chunk: as counted there; else all of them spread by characters; else one a chunk. One whose share
-    is none keeps its time: TTFT and end to end go by texts."""
+    """Return a round per chunk: its tokens as counted by the server; else the answer's count spread by characters; else
+    one token each. A chunk whose share is no token stays, since TTFT and end to end depend on texts."""
     counts = [chunk.num_tokens for chunk in chunks]
     if is_spread := None in counts:
         chunks = [chunk for chunk in chunks if chunk.text]
@@ -117,10 +117,10 @@ def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ..
 
 
 class HttpClient:
-    """See `Client`.
+    """Client of an OpenAI-compatible server; see `Client`.
 
     Args:
-        http: with the endpoint's base URL, certificates and token.
+        http: client with the endpoint's base URL, certificates and token.
     """
 
     def __init__(self, http: httpx.AsyncClient, endpoint: Endpoint, workload: WorkloadConfig) -> None:
@@ -147,7 +147,7 @@ class HttpClient:
             raise UnavailableError(f"endpoint {self._endpoint.name} does not name its model at {what}") from exc
 
     async def count(self, prompt: str | Chat) -> int | None:
-        """See `Client`; as vLLM and ours have it, beside the API."""
+        """See `Client`. Uses /tokenize of vLLM and this project, which is not part of OpenAI's API."""
         body = {"model": self._name, **_said(prompt)}
         try:
             answer = await self._http.post("../tokenize", json=body, timeout=CONNECT_TIMEOUT_S, extensions=self._sni)
@@ -177,7 +177,7 @@ class HttpClient:
         return RequestRecord(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
 
     async def _ask(self, prompt: str | Chat, manner: int, answer: _Answer, sent_s: float) -> bool:
-        """Whether it was answered; if not, the next manner is to be tried. One that is taken is kept."""
+        """Return True after an answer, False if the server refused this manner. An accepted manner is kept."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, manner)
         async with aconnect_sse(self._http, "POST", path, json=body, extensions=self._sni) as source:
             status = source.response.status_code
@@ -190,7 +190,7 @@ class HttpClient:
             async for event in source.aiter_sse():
                 if event.data == "[DONE]":
                     break
-                if event.data:  # one that only says when to come back has none
+                if event.data:  # an event with only a retry time has none
                     answer.take(event.data, time.monotonic() - sent_s)
         if not answer.is_complete:
             raise HttpError("CUT_OFF", "the stream ended without a finish_reason")
@@ -202,7 +202,7 @@ class HttpClient:
         workload = self._workload
         fields: dict[str, Any] = {"max_tokens": workload.max_new_tokens, "temperature": workload.temperature}
         fields |= {"seed": workload.seed} if manner + 1 < len(_MANNERS) else {}
-        fields |= {"ignore_eos": True} if workload.ignore_eos else {}  # vLLM's, llama.cpp's and ours
+        fields |= {"ignore_eos": True} if workload.ignore_eos else {}  # vLLM, llama.cpp and this project
         return {"model": self._name, **_said(prompt), **fields, "stream": True, **_MANNERS[manner]}
 
 
@@ -214,10 +214,10 @@ def _said(prompt: str | Chat) -> dict[str, Any]:
 
 @asynccontextmanager
 async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGenerator[HttpClient, None]:
-    """A client that knows the model's name. No proxies, and no tokens but the endpoint's.
+    """Yield a client that knows the model's name. It ignores proxies and credentials of the environment.
 
     Raises:
-        ConfigError: a file of certificates, or with the token, cannot be used.
+        ConfigError: a file with certificates or the token cannot be used.
         UnavailableError: the server cannot be reached.
     """
     async with httpx.AsyncClient(
@@ -233,12 +233,12 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
 
 
 def _shown(security: DialSecurity) -> dict[str, Any]:
-    """Whom to trust, without a CA of its own those of the system; and the token."""
+    """Return httpx's arguments for certificates and token; without a CA, the system's CAs are trusted."""
     try:
         context = ssl.create_default_context(cafile=security.ca)
         if security.cert is not None:
             context.load_cert_chain(security.cert, security.key)
-    except OSError as exc:  # OpenSSL's are, too
+    except OSError as exc:  # ssl.SSLError is one, too
         raise ConfigError(f"certificates for an endpoint cannot be used: {exc}") from exc
     if security.token_file is None:
         return {"verify": context}

@@ -1,7 +1,7 @@
-"""How requests come: from so many clients that wait for their answers, or on their own at a rate (an open loop).
+"""Load generators: clients that wait for their answers (closed loop), or arrivals at a rate (open loop).
 
-Many clients are Locust with a gRPC user on gevent, in a process of its own. gevent in a process with asyncio or torch
-would stall both, so nothing of Locust is imported here: messages go out in one JSON file, and come back in another.
+Locust runs many clients as gRPC users on gevent, in its own process. gevent in a process with asyncio or torch would
+stall both, so nothing of Locust is imported here: requests go out in one JSON file, and answers come back in another.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from inference.workers.convert import completion_to_message, event_from_message
 LOCUST_FILE = Path(__file__).with_name("locust_user.py")
 REQUESTS_PER_CLIENT = 2
 START_S = 30.0
-"""For Locust to start and connect."""
+"""Seconds for Locust to start and connect."""
 
 
 def num_requests(count: int, concurrency: int) -> int:
-    """Each prompt once, and of many clients each keeps busy."""
+    """Return the number of requests: each prompt once, but enough to keep many clients busy."""
     return count if concurrency == 1 else max(count, REQUESTS_PER_CLIENT * concurrency)
 
 
 async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRecord]:
-    """Ask for `count` prompts, which take turns, and always for so many at once."""
+    """Send `count` prompts in turn, always `concurrency` of them at once."""
     waiting = iter(range(num_requests(count, concurrency)))
 
     async def client() -> list[RequestRecord]:
@@ -54,10 +54,10 @@ async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRec
 
 
 async def as_they_come(ask: Ask, count: int, arrivals_s: Sequence[float]) -> list[RequestRecord]:
-    """Ask at these times, in seconds from now, whatever is still unanswered; `count` prompts take turns.
+    """Send `count` prompts in turn at these times, in seconds from now, without waiting for answers.
 
-    A request's times count from when it was to be sent. So if the server, or this process, is held up, what comes due
-    meanwhile is late too, and counts as late (no coordinated omission).
+    A request's times count from the time at which it was due. A delay of the server, or of this process, therefore
+    counts for every request that it makes late (no coordinated omission).
     """
     began = time.monotonic()
 
@@ -70,22 +70,22 @@ async def as_they_come(ask: Ask, count: int, arrivals_s: Sequence[float]) -> lis
 
 
 def poisson_arrivals(request_rate: float, count: int, seed: Sequence[int]) -> list[float]:
-    """Times, in seconds, at which `count` independent users come, `request_rate` of them per second on average."""
+    """Return the times, in seconds, of `count` independent arrivals, on average `request_rate` per second."""
     gaps = np.random.default_rng(seed).exponential(1 / request_rate, count)
     return [float(at) for at in np.cumsum(gaps)]
 
 
 def require_clients(config: ComparisonConfig) -> None:
-    """Refuse loads and endpoints whose extra is missing.
+    """Check that the packages of the extras that this load and these endpoints need are installed.
 
     Raises:
-        ConfigError: a package is not installed; the message says how to install it.
+        ConfigError: a package is not installed; the message has the command that installs it.
     """
     if config.uses_locust:
         _require("locust", "concurrency above 1 is driven by Locust", "loadtest")
     if not all(endpoint.is_grpc for endpoint in config.endpoints):
         for package in ("httpx", "httpx_sse"):
-            _require(package, f"an endpoint of HTTP is asked with {package}", "endpoints")
+            _require(package, f"HTTP endpoints need {package}", "endpoints")
 
 
 def _require(package: str, why: str, extra: str) -> None:
@@ -97,7 +97,7 @@ def _require(package: str, why: str, extra: str) -> None:
 async def by_locust(
     address: str, requests: Sequence[CompletionRequest], *, concurrency: int, deadline_s: float
 ) -> list[RequestRecord]:
-    """A closed loop of Locust users at HOST:PORT, with one of these requests for each prompt.
+    """Run a closed loop of Locust users at HOST:PORT, with one of these requests for each prompt.
 
     Raises:
         UnavailableError: a user could not connect, or Locust failed.
@@ -106,7 +106,7 @@ async def by_locust(
     messages = [b64encode(completion_to_message(request).SerializeToString()).decode() for request in requests]
     asked = [(i % count, messages[i % count]) for i in range(num_requests(count, concurrency))]
     plan = {"address": address, "deadline_s": deadline_s, "requests": asked}
-    limit_s = START_S + deadline_s * math.ceil(len(asked) / concurrency)  # every request has a deadline of its own
+    limit_s = START_S + deadline_s * math.ceil(len(asked) / concurrency)  # every request has its own deadline
     with tempfile.TemporaryDirectory(prefix="specdec-load-") as directory:
         results = await _run_locust(plan, Path(directory), concurrency, limit_s)
     if results["errors"]:
@@ -118,7 +118,7 @@ async def by_locust(
 def record_of_messages(
     prompt_index: int, sent_s: float, messages: Sequence[tuple[float, str]], error: tuple[str, str, float] | None
 ) -> RequestRecord:
-    """Of a request as a user writes it: (seconds since sent, message in base64); `error`: status, words, seconds."""
+    """Return the record of a user's request: (seconds since sent, base64 message); error: status, details, seconds."""
     if error is not None:
         return RequestRecord(prompt_index, sent_s, 0, (), (), *error[:2], failed_s=error[2])
     parsed = ((arrived_s, pb.GenerateResponse.FromString(b64decode(text))) for arrived_s, text in messages)
@@ -151,6 +151,6 @@ async def _run_locust(plan: dict[str, Any], directory: Path, concurrency: int, l
 
 
 def _environment() -> dict[str, str]:
-    """Ours, so that the user finds grpc_comm."""
+    """Return this process's environment, in which Locust finds grpc_comm."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

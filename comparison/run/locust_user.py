@@ -1,7 +1,6 @@
-"""A Locust user of GenerationService, on gevent: sends messages that it does not read, and keeps those that come.
+"""Locust user of GenerationService, on gevent: sends ready-made messages and keeps the answers unread.
 
-compare_architectures.py runs it headless with a plan (see comparison/run/load.py). By hand, with Locust's
-page:
+compare_architectures.py runs it headless with a plan (see comparison/run/load.py). To run it with Locust's page:
 
     locust -f comparison/run/locust_user.py --plan plan.json --results results.json
 
@@ -34,7 +33,7 @@ NATIVE_THREADS = 10
 
 
 class Load:
-    """The plan, and what became of it."""
+    """Plan of requests, and their records."""
 
     def __init__(self, plan: dict[str, Any], results_file: Path) -> None:
         self.plan = plan
@@ -60,7 +59,7 @@ def _add_flags(parser: Any) -> None:
 @events.init.add_listener
 def _load(environment: Any, **_: Any) -> None:
     options = environment.parsed_options
-    # A waiting call holds a native thread, and gevent has ten unless told otherwise.
+    # A waiting call holds a native thread, of which gevent's default is ten.
     gevent.get_hub().threadpool.maxsize = NATIVE_THREADS + 2 * int(options.num_users or 1)
     environment.load = Load(json.loads(Path(options.plan).read_text()), Path(options.results))
 
@@ -71,7 +70,7 @@ def _write(environment: Any, **_: Any) -> None:
 
 
 class GenerationUser(User):
-    """A thin client: takes the next request as soon as its last one is answered."""
+    """Thin client that sends the next request as soon as its last one is answered."""
 
     def on_start(self) -> None:
         plan = self.environment.load.plan
@@ -108,11 +107,11 @@ class GenerationUser(User):
             self._end()
 
     def _end(self) -> None:
-        """End the load from a greenlet of its own: quitting kills the users', and so would kill itself halfway."""
+        """End the load from a new greenlet: quitting kills those of the users, and would so kill itself halfway."""
         gevent.spawn(self.environment.runner.quit)
 
     def _fail(self, error: grpc.RpcError) -> None:
-        """A user that cannot connect ends the load: its concurrency would be another."""
+        """End the load because a user cannot connect, which makes its concurrency wrong."""
         self.environment.load.errors.append(f"{error.code().name}: {error.details()}")
         self._report(0.0, 0, error)
         self._end()

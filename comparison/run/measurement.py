@@ -1,4 +1,4 @@
-"""Walks the grid over running servers and keeps what every request gave."""
+"""Walk of the grid over running servers, with a record of every request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from inference.errors import SpecDecError, UnavailableError
 
 
 async def measure(config: ComparisonConfig, servers: Deployment, progress: Progress) -> list[Sample]:
-    """Warm up, then run the whole grid; the warm-up's answers come first and count only for the check of tokens.
+    """Warm up, then run the whole grid. The warm-up's samples come first and serve only the check of tokens.
 
     Raises:
         ConfigError: a prompt is too long for one of the servers; nothing was measured.
-        SpecDecError: a server cannot be reached, or one that the comparison has started answered no request of a run.
+        SpecDecError: a server cannot be reached, or a server of the comparison answered no request of a run.
     """
     prompts = {prompt_set.kind: prompt_set.prompts for prompt_set in config.workload.prompt_sets}
     servers.set_rtt(0.0)
@@ -42,8 +42,8 @@ async def measure(config: ComparisonConfig, servers: Deployment, progress: Progr
 
 
 def _warm_up(config: ComparisonConfig) -> list[Cell]:
-    """Every contender answers the first prompts of every kind, and as many requests at once as ever will be: pages,
-    caches, thread pools and the graphs of such passes are there afterwards."""
+    """Return cells in which every contender answers the first prompts of every kind, and the most requests at once.
+    They fill memory pages, caches, thread pools and the graphs of such passes."""
     kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
     loads, most = [(kind, 1) for kind in kinds], config.workload.max_concurrency
     loads += [(kinds[0], most)] if most > 1 else []
@@ -52,17 +52,17 @@ def _warm_up(config: ComparisonConfig) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What is asked, and whom."""
+    """Running servers and clients of a comparison."""
 
     config: ComparisonConfig
     servers: Deployment
     clients: Clients
 
     async def run(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> Sample:
-        """One run of a cell.
+        """Run a cell once.
 
         Raises:
-            UnavailableError: a server that the comparison has started answered no request.
+            UnavailableError: a server of the comparison answered no request.
         """
         records = await self._send(cell, repeat, prompts)
         answered = tuple(record for record in records if record.error_code is None)
@@ -80,11 +80,11 @@ class Measurement:
             return await by_locust(address, requests, concurrency=cell.concurrency, deadline_s=deadline_s)
         client = self.clients[contender]
         if contender.endpoint is not None:
-            with suppress(SpecDecError):  # what has idled is connected before the clock runs; what is gone, will fail
+            with suppress(SpecDecError):  # reconnects before the clock runs; requests report failures
                 await client.context()
         ask = asking(client, prompts)
         if cell.request_rate is None:
             return await closed_loop(ask, len(prompts), cell.concurrency)
-        # In every run other arrivals, but the same ones for all that are compared.
+        # Arrivals differ between runs, but not between contenders.
         arrivals_s = poisson_arrivals(cell.request_rate, workload.num_arrivals, (workload.seed, repeat))
         return await as_they_come(ask, len(prompts), arrivals_s)

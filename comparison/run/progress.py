@@ -1,4 +1,4 @@
-"""How far the comparison is: a bar on a terminal, a line per measurement elsewhere. On stderr."""
+"""Progress of the comparison on stderr: a bar on a terminal, a line per measurement elsewhere."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from comparison.plan.grid import Sample
 
 
 class Progress(progress.Progress):
-    """Shows phases and measurements.
+    """Display of phases and measurements.
 
     Args:
-        console: of stderr.
-        num_measurements: how many there will be; None: nobody knows.
+        console: console of stderr.
+        num_measurements: their total; None if it is unknown.
     """
 
     def __init__(self, console: Console, num_measurements: int | None) -> None:
@@ -24,7 +24,7 @@ class Progress(progress.Progress):
         (self._work,) = self.tasks
 
     def phase(self, text: str) -> None:
-        """Something that is not a measurement has begun."""
+        """Show that a phase without measurements has begun."""
         self.update(self._work.id, description=text)
         self._line(text)
 

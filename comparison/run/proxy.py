@@ -1,7 +1,7 @@
-"""A network on loopback: a TCP proxy that delays, slows down, cuts or silences what passes through it.
+"""Simulated network on loopback: a TCP proxy that delays, slows down, cuts or silences its connections.
 
-Pipelined: a delay postpones bytes without holding up those behind them, so that latency does not limit throughput.
-Knows nothing of gRPC. An end that closes closes the other, after what is under way has arrived.
+Delays are pipelined: they postpone bytes without holding up later ones, so that latency does not limit throughput. The
+proxy knows nothing of gRPC. If one end closes, the other closes after the pending bytes have arrived.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import cast
 from grpc_comm.server import listener
 
 MAX_PENDING_BYTES = 64 * 1024 * 1024
-"""Under way per connection and direction; above it the sender is held back."""
+"""Pending bytes per connection and direction above which the sender is held back."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkConditions:
-    """What a link does to bytes.
+    """Delay and bandwidth of a link.
 
     Attributes:
         rtt_s: round trip time in seconds, half of it in each direction.
-        jitter_s: up to so many seconds more per direction, drawn for every chunk; the order is kept.
+        jitter_s: maximum of a further delay in seconds per direction, drawn for every chunk; the order is kept.
         bytes_per_s: bandwidth per direction, over all connections together; None is unlimited.
     """
 
@@ -38,11 +38,11 @@ class LinkConditions:
 
 
 class DelayProxy:
-    """Passes everything on from one port of loopback to another; conditions may change at any time.
+    """Proxy from one port of loopback to another; its conditions may change at any time.
 
     Args:
-        port: the one it accepts on.
-        upstream: the one behind it.
+        port: port on which the proxy accepts.
+        upstream: port of the server behind it.
     """
 
     def __init__(self, port: int, upstream: int, conditions: LinkConditions) -> None:
@@ -58,27 +58,27 @@ class DelayProxy:
         return f"127.0.0.1:{self.port}"
 
     def accept(self) -> asyncio.Protocol:
-        """Both ends of a new connection; returns the one to the client, which opens the other."""
+        """Create both ends of a new connection; return the client's, which opens the other."""
         to_server, to_client = self._lanes
         near, far = _NearEnd(self, to_server), _End(self, to_client)
         near.peer, far.peer = far, near
         return near
 
     async def connect(self, end: _End) -> None:
-        """Open the way on to the server for a connection that was accepted."""
+        """Connect an accepted connection to the server."""
         try:
             await asyncio.get_running_loop().create_connection(lambda: end, "127.0.0.1", self._upstream)
-        except OSError:  # nobody listens: the client sees what it would see without us
+        except OSError:  # no server listens: the client sees the same as without a proxy
             end.peer.abort()
 
     def cut(self) -> None:
-        """Reset every connection, and new ones at once."""
+        """Reset every connection, and every later one as soon as it opens."""
         self.is_cut = True
         for end in tuple(self.ends):
             end.abort()
 
     def blackhole(self) -> None:
-        """Deliver nothing more and say nothing, as a pulled cable does; `restore` delivers what has piled up."""
+        """Silently deliver nothing more, as a pulled cable does; `restore` delivers the pending bytes."""
         self.is_silent = True
 
     def restore(self) -> None:
@@ -86,11 +86,11 @@ class DelayProxy:
         self.is_cut = self.is_silent = False
         for end in tuple(self.ends):
             end.flush()
-            end.peer.flush()  # it may have closed meanwhile, and have last bytes to deliver
+            end.peer.flush()  # the peer may have closed meanwhile, with bytes still to deliver
 
 
 class _Lane:
-    """One direction of the link, shared by its connections: decides when bytes arrive."""
+    """Direction of the link, shared by its connections, that computes arrival times."""
 
     def __init__(self, proxy: DelayProxy) -> None:
         self._proxy = proxy
@@ -98,7 +98,7 @@ class _Lane:
         self._random = random.Random(0)
 
     def arrival(self, num_bytes: int) -> float:
-        """When bytes sent now arrive, in monotonic seconds."""
+        """Return the arrival time of bytes sent now, in monotonic seconds."""
         conditions, now = self._proxy.conditions, time.monotonic()
         delay_s = conditions.rtt_s / 2 + self._random.uniform(0.0, conditions.jitter_s)
         if conditions.bytes_per_s is None:
@@ -108,7 +108,7 @@ class _Lane:
 
 
 class _End(asyncio.Protocol):
-    """One end of a connection. What it receives leaves by its peer, when the lane says so."""
+    """End of a connection. Bytes that it receives leave by its peer at the time that the lane computes."""
 
     peer: _End
 
@@ -116,7 +116,7 @@ class _End(asyncio.Protocol):
         self._proxy = proxy
         self._lane = lane
         self._transport: asyncio.Transport | None = None
-        self._pending: deque[tuple[float, bytes]] = deque()  # when it is due, and what; nothing: close
+        self._pending: deque[tuple[float, bytes]] = deque()  # time due, and bytes; empty bytes close
         self._num_pending_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._last_due = 0.0
@@ -126,7 +126,7 @@ class _End(asyncio.Protocol):
         self._proxy.ends.add(self)
         if self._proxy.is_cut:
             self.abort()
-        self.peer.flush()  # what came while the connection was being made
+        self.peer.flush()  # bytes that came before the connection was open
 
     def data_received(self, data: bytes) -> None:
         self._num_pending_bytes += len(data)
@@ -154,18 +154,18 @@ class _End(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Reset this end; the other follows."""
+        """Reset this end; its peer closes too."""
         if self._transport is not None:
             self._transport.abort()
 
     def _enqueue(self, data: bytes) -> None:
-        # Never before what was sent earlier, whatever the jitter.
+        # Jitter never reorders bytes.
         self._last_due = max(self._last_due, self._lane.arrival(len(data)))
         self._pending.append((self._last_due, data))
         self.flush()
 
     def flush(self) -> None:
-        """Deliver what is due, and come back for the rest."""
+        """Deliver the bytes that are due, and schedule the next delivery."""
         way = self.peer._transport
         if self._proxy.is_silent or way is None:
             return
@@ -188,7 +188,7 @@ class _End(asyncio.Protocol):
 
 
 class _NearEnd(_End):
-    """The accepted one; opens the other."""
+    """Accepted end, towards the client; opens the other end."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -197,7 +197,7 @@ class _NearEnd(_End):
 
 @asynccontextmanager
 async def delay_proxy(port: int, conditions: LinkConditions = LinkConditions()) -> AsyncGenerator[DelayProxy, None]:
-    """A proxy in front of a port of this host, on a free one, until the block is left."""
+    """Yield a proxy on a free port in front of a port of this host, until the block is left."""
     listening = listener("127.0.0.1", 0)
     proxy = DelayProxy(listening.getsockname()[1], port, conditions)
     server = await asyncio.get_running_loop().create_server(proxy.accept, sock=listening)
@@ -210,5 +210,5 @@ async def delay_proxy(port: int, conditions: LinkConditions = LinkConditions()) 
 
 
 def precise_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop whose timers are good to a tenth of a millisecond: epoll (and uvloop) round up to a whole one."""
+    """Return an event loop with timers exact to 0.1 ms; epoll and uvloop round them up to a whole millisecond."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())

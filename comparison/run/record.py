@@ -1,4 +1,4 @@
-"""What is kept of one request: its tokens, and when each round's tokens arrived."""
+"""Record of one request: its tokens, and the arrival time of each round's tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from inference.observe.stats import RequestStats
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One commit as the client saw it.
+    """Commit as the client received it.
 
     Attributes:
         arrived_s: seconds since the request was sent.
-        num_tokens: tokens that it brought.
+        num_tokens: tokens of the commit.
     """
 
     arrived_s: float
@@ -29,21 +29,21 @@ class Round:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request that is over.
+    """Finished request.
 
     Attributes:
-        prompt_index: which prompt of its set.
-        sent_s: when it was sent, or was to be sent where requests come on their own; in seconds of a clock that all
-            requests of the same run share.
-        num_prompt_tokens: of the prompt.
-        token_ids: the answer; empty where the server tells text alone.
-        rounds: in order; the first includes the reading of the prompt.
-        error_code: name of the gRPC status, or number of HTTP's, with which it failed; None: it was answered.
-        error_message: for people.
-        text: the answer's.
-        model_id: what the server says its tokens depend on; empty: nothing.
-        is_estimated: the server does not count tokens; its messages were counted instead.
-        failed_s: seconds from when it was sent until it failed; 0 if it was answered.
+        prompt_index: index of the prompt in its set.
+        sent_s: time of sending, or the time due in an open loop, in seconds of a clock that all requests of the same
+            run share.
+        num_prompt_tokens: tokens of the prompt.
+        token_ids: tokens of the answer; empty if the server sends text only.
+        rounds: commits in order; the first includes the reading of the prompt.
+        error_code: name of the gRPC status, HTTP status, or kind of failure; None if the request was answered.
+        error_message: details of the failure for people.
+        text: text of the answer.
+        model_id: server's fingerprint of everything that its tokens depend on; empty if it reports none.
+        is_estimated: whether messages were counted, because the server does not count tokens.
+        failed_s: seconds from sending to failure; 0 if the request was answered.
     """
 
     prompt_index: int
@@ -60,6 +60,6 @@ class RequestRecord:
 
     @cached_property
     def stats(self) -> RequestStats:
-        """Figures as every other part of the project defines them."""
+        """Figures of the request, as defined for the whole project."""
         arrivals = ((item.arrived_s, item, item.num_tokens) for item in self.rounds)
         return RequestStats.of(arrivals, num_prompt_tokens=self.num_prompt_tokens)

@@ -1,8 +1,8 @@
-"""Starts the servers of every topology, pinned to their machines, and the network between them.
+"""Servers of every topology, pinned to their machines, and the network between them.
 
-The target alone and the target of the distributed topology are one process: its engine does for a client what it does
-for a draft worker, on the same cores. The pool has a target of its own, so that its workers help nobody else. Servers
-that are not being measured wait for requests and burn nothing.
+The target alone and the target of topology distributed are one process: its engine does the same work for a client as
+for a draft worker, on the same cores. Each pool has its own target, so that its worker serves no other topology.
+Servers that are not being measured wait for requests without using CPU.
 """
 
 from __future__ import annotations
@@ -23,21 +23,17 @@ from inference.errors import SpecDecError, UnavailableError
 from inference.serving.processes import ServerProcess, finished_process, free_port, server_process
 
 SERVER_GRACE_S = 1.0
-"""Given to running requests when a server is stopped: by then nobody waits for them."""
+"""Seconds for running requests when a server is stopped; no client waits for them by then."""
 
 GRACE_S = 2.0
-"""A request fails at once when its server dies; the process's end is known a moment later."""
+"""Seconds from a failed request to the end of its dead server, which is reported instead."""
 
 ATTACHED = "attached as"
-"""What a worker of the pool logs when its target has taken it in."""
+"""Log line of a pool worker that is attached to its target."""
 
 
 class Deployment:
-    """Servers, and the links to them.
-
-    Args:
-        config: what runs where.
-    """
+    """Servers of a comparison, and the links to them."""
 
     def __init__(self, config: ComparisonConfig) -> None:
         self._config = config
@@ -46,11 +42,11 @@ class Deployment:
         self._draft_links: dict[Server, DelayProxy] = {}  # by target
 
     def address(self, contender: Contender) -> str:
-        """Where a thin client reaches it: through its link."""
+        """Return the address of a contender for its thin client, at the client's link."""
         return self._client_links[self._config.server_of(contender)].address
 
     def set_rtt(self, rtt_ms: float) -> None:
-        """Change the network between edge and target; links within a site stay as fast as they are."""
+        """Set the round trip time between edge and target; links within a site stay without delay."""
         network = self._config.network
         far, near = _conditions(network, rtt_ms), LinkConditions()
         for link in self._draft_links.values():
@@ -59,7 +55,7 @@ class Deployment:
             link.conditions = far if network.is_crossed(at_edge=server.role == "draft") else near
 
     async def link(self, stack: AsyncExitStack) -> None:
-        """Open the way to every server that is called; `stack` closes them."""
+        """Open the links to all servers that accept calls; `stack` closes them."""
         for server, port in self._ports.items():
             if not _attaches(server):
                 self._client_links[server] = await stack.enter_async_context(delay_proxy(port))
@@ -67,10 +63,10 @@ class Deployment:
                 self._draft_links[server] = await stack.enter_async_context(delay_proxy(port))
 
     async def serve(self, server: Server, is_ready: asyncio.Event) -> None:
-        """Run a server until this is cancelled.
+        """Run a server until this task is cancelled.
 
         Raises:
-            UnavailableError: it ended, or did not serve in time.
+            UnavailableError: the server ended, or did not serve in time.
         """
         process = server_process(
             self._name(server),
@@ -87,10 +83,10 @@ class Deployment:
             raise _failure(running)
 
     async def compile(self) -> None:
-        """Let every server compile what it will load, and end: one after another, since compilers take much memory.
+        """Compile the models of every server, one after another, since compilers take much memory.
 
         Raises:
-            UnavailableError: one failed; the message has the end of its log.
+            UnavailableError: a compilation failed; the message has the end of its log.
         """
         for server in self._ports:
             flags = self._flags(server)
@@ -104,11 +100,11 @@ class Deployment:
         config = self._config
         flags = [*self._role_flags(server), *server_flags(config.backend, server, config.servers, config.gammas)]
         flags += ["--threads", str(len(self._cores(server))), "--batch", str(config.workload.max_concurrency)]
-        flags += ["--no-prefix_caching"]  # prompts come again, and reading them is a part of what is compared
+        flags += ["--no-prefix_caching"]  # prompts repeat, and reading them is part of the comparison
         return flags + ([] if _attaches(server) else ["--grace_s", str(SERVER_GRACE_S)])
 
     def _role_flags(self, server: Server) -> list[str]:
-        """What main.py must be told, beside what computes and where."""
+        """Return the flags of main.py for a server, without those for backend and cores."""
         target, draft, port = str(self._config.target_model), server.draft or "", self._ports[server]
         gamma = ["--gamma", str(self._config.gammas[0])]
         if server.role == "target":
@@ -128,7 +124,7 @@ class Deployment:
         return [*flags, "--connect_timeout_s", str(self._config.backend.start_timeout_s)]
 
     def _name(self, server: Server) -> str:
-        """Names a server in messages; where there are several of a kind, says which."""
+        """Return the name of a server for messages, unique among servers of its kind."""
         role = server.role.removesuffix("_target")
         parts = ["pool", role] if server.pooled else [role]
         if server.draft is not None and len(self._config.draft_models) > 1:
@@ -143,7 +139,7 @@ def _attaches(server: Server) -> bool:
 
 
 def _conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:
-    """The configured network at one round trip time."""
+    """Return the configured network at one round trip time."""
     bandwidth = network.bandwidth_mbps
     return LinkConditions(
         rtt_s=rtt_ms / 1e3,
@@ -156,13 +152,13 @@ def _failure(server: ServerProcess) -> UnavailableError:
     code = server.process.returncode or 0
     end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     log = server.log_tail()
-    words = f"; its last words:\n{log}" if log else ""
+    words = f"; its log ends with:\n{log}" if log else ""
     return UnavailableError(f"the {server.name} server {end} during the comparison{words}")
 
 
 @asynccontextmanager
 async def deployment(config: ComparisonConfig) -> AsyncGenerator[Deployment, None]:
-    """All servers and links, until the block is left; they start and end all at once.
+    """Yield all servers and links, until the block is left. Servers start and end at the same time.
 
     Raises:
         UnavailableError: a server ended, or did not serve in time; the message names it. The block has been cancelled.
@@ -188,7 +184,7 @@ async def deployment(config: ComparisonConfig) -> AsyncGenerator[Deployment, Non
 
 
 async def compile_models(config: ComparisonConfig) -> None:
-    """Compile what the servers of a comparison will load."""
+    """Compile the models that the servers of a comparison load."""
     async with AsyncExitStack() as stack:
         running = Deployment(config)
         await running.link(stack)

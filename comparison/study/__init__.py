@@ -1,5 +1,5 @@
-"""When speculation pays: a search over ways to serve and conditions within a time, and advice with its evidence.
+"""Study of when speculation pays: a search over topologies and conditions in limited time, and advice with evidence.
 
 Does not know: how anything is measured; each group of trials is an ordinary comparison.
-Start reading: `search.py`, then `advice.py`; `app.py` joins them to servers.
+Start reading: `search.py`, then `advice.py`; `app.py` connects them to servers.
 """

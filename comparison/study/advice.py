@@ -1,4 +1,4 @@
-"""From trials to advice: what to serve with, when it pays and when not, in plain words with the figures. Pure."""
+"""Advice from trials: what to serve with, and when it pays, in sentences with figures. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from comparison.report.summary import Spread
 from comparison.study.space import FACTORS, Group, Place, Space, way
 
 MARGIN = 1.05
-"""Speed-up below which the target alone is as good: a draft is one more thing to run."""
+"""Speed-up below which the target alone is advised, since a draft is one more thing to run."""
 TIE = 0.95
-"""Of the best speed-up; among those above it the simplest to run wins."""
+"""Share of the best speed-up from which trials count as equal, so that the simplest topology wins."""
 _SIMPLEST = (Topology.TARGET, Topology.FUSED, Topology.DISTRIBUTED, Topology.POOL)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A contender that was measured at one place.
+    """Measurement of a contender at one place.
 
     Attributes:
-        speedup: over the target alone in the same run; median and range of the runs.
-        tokens_per_s, alone_tokens_per_s: of all clients together, its own and the target's alone.
+        speedup: speed-up over the target alone in the same run; median and range of the runs.
+        tokens_per_s, alone_tokens_per_s: tokens/s of all clients, by the contender and by the target alone.
         ttft_s, alone_ttft_s: median time to the first token.
-        acceptance_rate: None where nothing was drafted.
+        acceptance_rate: share of accepted draft tokens; None if nothing was drafted.
     """
 
     place: Place
@@ -40,7 +40,7 @@ class Trial:
 
     @property
     def pays(self) -> bool:
-        """In every run, and enough."""
+        """Whether the contender is faster in every run, and by enough."""
         return self.speedup.median >= MARGIN and self.speedup.low > 1.0
 
     def __str__(self) -> str:
@@ -50,19 +50,19 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Per hour, in any currency: of the target's machine, and of a draft's where it has one of its own."""
+    """Prices per hour in any currency: of the target's machine, and of a draft's own machine, if it has one."""
 
     target: float
     draft: float = 0.0
 
     def per_million_tokens(self, contender: Contender | None, tokens_per_s: float) -> float:
-        """None is the target alone."""
+        """Return the price of a million output tokens; contender None is the target alone."""
         is_split = contender is not None and contender.topology.is_split
         return (self.target + self.draft * is_split) / (tokens_per_s * 3600) * 1e6
 
 
 class Evidence:
-    """All trials of a study, asked by place and contender."""
+    """Trials of a study, by place and contender."""
 
     def __init__(self, space: Space, trials: Sequence[Trial], skipped: Sequence[Group] = ()) -> None:
         self.space = space
@@ -70,30 +70,30 @@ class Evidence:
         self.skipped = tuple(skipped)
 
     def at(self, place: Place) -> list[Trial]:
-        """Best first."""
+        """Return the trials at a place, best first."""
         return sorted((it for it in self.trials if it.place == place), key=lambda it: -it.speedup.median)
 
     def best(self, place: Place) -> Trial | None:
-        """What to serve with there; None: with the target alone."""
+        """Return the trial of the contender to serve with at a place; None for the target alone."""
         paying = [trial for trial in self.at(place) if trial.pays]
         near = [trial for trial in paying if trial.speedup.median >= TIE * paying[0].speedup.median]
         return min(near, key=_simplicity, default=None)
 
     @property
     def leader(self) -> Trial | None:
-        """What is advised at the usual place, or else what comes nearest; None: nothing was measured."""
+        """Advised trial at the usual place, else the fastest there; None if nothing was measured."""
         return self.best(self.space.usual) or next(iter(self.at(self.space.usual)), None)
 
     @property
     def leaders(self) -> list[Trial]:
-        """The best of each way at the usual place, best first."""
+        """Best trial of each way at the usual place, best first."""
         best: dict[str, Trial] = {}
         for trial in self.at(self.space.usual):
             best.setdefault(way(trial.contender), trial)
         return list(best.values())
 
     def over(self, factor: str, contender: Contender) -> dict[float, Trial]:
-        """A contender's trials by one condition, or by gamma, all else as usual."""
+        """Return a contender's trials by the values of one condition, or of gamma, with all else as usual."""
         usual = self.space.usual
         found = {}
         for trial in self.trials:
@@ -114,7 +114,7 @@ def _simplicity(trial: Trial) -> tuple[int, float]:
 
 
 def crossovers(trials: Mapping[float, Trial]) -> list[float]:
-    """Where speed-ups over ascending positive values cross 1, on straight lines over the values' logarithms."""
+    """Return the values at which speed-ups cross 1, interpolated on the logarithms of ascending positive values."""
     found = []
     for (left, before), (right, after) in itertools.pairwise(trials.items()):
         above, below = before.speedup.median - 1.0, after.speedup.median - 1.0
@@ -124,7 +124,7 @@ def crossovers(trials: Mapping[float, Trial]) -> list[float]:
 
 
 def sentences(evidence: Evidence, prices: Prices | None) -> list[str]:
-    """The advice, most important first."""
+    """Return the advice, most important sentences first."""
     leader = evidence.leader
     if leader is None:
         return ["Nothing was measured: the time is too short for the first group. Give it more, or ask for less."]
@@ -181,7 +181,7 @@ def _by_length(evidence: Evidence, leader: Trial) -> Iterator[str]:
 
 
 def _by_load(evidence: Evidence, leader: Trial) -> Iterator[str]:
-    """A busy target gains least: its passes are full of other requests' tokens."""
+    """Yield advice by load: a busy target gains least, since other requests fill its passes."""
     for trial in evidence.leaders:
         trials = evidence.over("concurrency", trial.contender)
         if len(trials) < 2:
@@ -194,7 +194,7 @@ def _by_load(evidence: Evidence, leader: Trial) -> Iterator[str]:
 
 
 def _elsewhere(evidence: Evidence, leader: Trial) -> Iterator[str]:
-    """Where something else is to be served."""
+    """Yield the places for which another contender is advised."""
     advised = evidence.best(evidence.space.usual)
     for place in evidence.space.changed(1):
         best = evidence.best(place)

@@ -1,4 +1,4 @@
-"""`compare_architectures.py study`: the search, over servers that it starts once, until the time is over."""
+"""Run of `compare_architectures.py study`: a search over servers that start once, until the time is over."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def conduct_study(config: StudyConfig, console: Console) -> Study:
 
 
 class Laboratory:
-    """Measures groups, each an ordinary comparison with the target alone, and keeps what came out."""
+    """Measurement of groups, each an ordinary comparison with the target alone, with all results so far."""
 
     def __init__(self, config: StudyConfig, servers: Deployment, progress: Progress) -> None:
         self._config = config
@@ -53,7 +53,7 @@ class Laboratory:
         self.summaries: list[CellSummary] = []
 
     async def measure(self, group: Group) -> Speeds:
-        """See `conduct`."""
+        """Measure a group; return its speed-ups over the target alone."""
         self._progress.phase(f"{self.budget.left_s:.0f} s left: {group.place}")
         config = comparison_of(self._config, group)
         samples = await measure(config, self._servers, self._progress)
@@ -68,7 +68,7 @@ class Laboratory:
 
 
 def comparison_of(config: StudyConfig, group: Group) -> ComparisonConfig:
-    """A group as a comparison of its own."""
+    """Return the comparison that measures a group."""
     place, comparison, kind = group.place, config.comparison, group.place.kind.removesuffix(AS_JSON)
     workload = replace(
         comparison.workload,

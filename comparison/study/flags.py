@@ -1,4 +1,4 @@
-"""The command line of `compare_architectures.py study`: the comparison's, with lists where it takes one value."""
+"""Command line of `compare_architectures.py study`: the comparison's flags, some with lists, and the study's own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from inference.request import Grammar, GrammarKind
 from inference.settings import group, setting
 
 AS_JSON = " as JSON"
-"""Behind a prompt kind whose answers keep to the schema."""
+"""Suffix of a prompt kind with answers in the JSON schema."""
 _UNITS_S = {"s": 1, "m": 60, "h": 3600}
-_LOADS = "1,4,16" if importlib.util.find_spec("locust") else "1"  # more than one are Locust's
+_LOADS = "1,4,16" if importlib.util.find_spec("locust") else "1"  # more than one needs Locust
 _DEFAULTS = {
     "draft_models": f"{BUNDLED_DRAFT},{NGRAM}",
     "gamma": "8,4,2,16",
@@ -51,12 +51,14 @@ def _seconds(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StudyConfig:
-    """What is studied, for how long, and what machines cost, if anybody asks.
+    """Configuration of a study: its search space, time limit and prices.
 
     Attributes:
-        comparison: all servers that the study needs, and the workload but for what `space` varies.
-        schema: of the answers of one more prompt kind.
-        anyway: advise also where the machine was busy.
+        comparison: all servers that the study needs, and the workload apart from what `space` varies.
+        budget_s: seconds for measuring.
+        prices: prices of machines; None for advice without costs.
+        schema: grammar of the answers of an additional prompt kind.
+        anyway: whether to advise even if the machine was busy.
     """
 
     comparison: ComparisonConfig
@@ -69,16 +71,16 @@ class StudyConfig:
 
 @dataclass(frozen=True, slots=True)
 class StudySettings:
-    """Flags of the study: the comparison's, of which two take lists here, and its own.
+    """Flags of the study: the comparison's, two of which take lists here, and its own.
 
     Attributes:
         budget: time for measuring, such as 90s, 10m, 1h.
-        anyway: give advice although other processes kept the machine busy, or runs differ much.
-        price_per_hour: of the target's machine, and of a draft's own, in any currency: costs per million tokens
-            follow.
-        json_schema: one more prompt kind: the first one's prompts, with answers that keep to this schema.
+        anyway: give advice even if other processes kept the machine busy or runs differ much.
+        price_per_hour: prices per hour of the target's machine and of a draft's own, in any currency; adds costs per
+            million tokens to the advice.
+        json_schema: JSON schema of an additional prompt kind: the first kind's prompts, answered in this schema.
         max_new_tokens: output tokens per request.
-        temperatures: temperatures.
+        temperatures: sampling temperatures; 0 is greedy.
     """
 
     SECTION: ClassVar = "study"
@@ -99,7 +101,7 @@ class StudySettings:
         usual = replace(self.comparison.workload, max_new_tokens=length, temperature=temperature)
         comparison = replace(self.comparison, workload=usual).config(asked)
         _require_what_can_be_studied(comparison)
-        for length in self.max_new_tokens:  # refuses what is out of range before anything is started
+        for length in self.max_new_tokens:  # checks ranges before any server starts
             for temperature in self.temperatures:
                 replace(usual, max_new_tokens=length, temperature=temperature)
         prices = Prices(*self.price_per_hour) if self.price_per_hour else None
@@ -123,7 +125,7 @@ class StudySettings:
 
 
 def parse_study(arguments: Sequence[str]) -> StudyConfig:
-    """Return the study that the arguments ask for.
+    """Return the study that the arguments describe.
 
     Raises:
         ConfigError: a value is out of range, or a file cannot be read.
@@ -134,7 +136,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
 
 
 def _require_what_can_be_studied(config: ComparisonConfig) -> None:
-    """All servers at once, closed loops, and contenders whose draft is known."""
+    """Raise ConfigError for settings that a study lacks: it needs all servers at once, closed loops, known drafts."""
     others = {
         "endpoint": config.endpoints,
         "request_rate": config.workload.request_rates,
@@ -155,9 +157,9 @@ def study_parser() -> ConfigFileParser:
     parser = comparison_parser(
         StudySettings,
         prog="compare_architectures.py study",
-        description="Find out when speculation pays, and with what: search over ways to serve and conditions for as "
-        "long as you say, and advise. Of every list the first value is the usual one, from which the search begins. "
-        f"All flags are the comparison's, here with {defaults}, but for those at the end.",
+        description="Find out when speculation pays, and with what: search over topologies, drafts and conditions "
+        "within --budget, and give advice. The search starts from the first value of every list, the usual one. "
+        f"Takes the comparison's flags, here with defaults {defaults}, and those at the end.",
     )
     parser.set_defaults(**_DEFAULTS)
     return parser

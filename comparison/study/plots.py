@@ -1,4 +1,4 @@
-"""The picture of a study: every way at its best, over the length of proposals and over each condition."""
+"""Picture of a study: every way at its best, over the length of proposals and over each condition."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOGARITHMIC = ("gamma", "max_new_tokens", "concurrency")
 
 
 def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn]:
-    """Write the picture, if there is more than one value of anything."""
+    """Write the picture; return it, or nothing if no condition has more than one value."""
     names = [name for name in _NUMBERS if any(len(evidence.over(name, it.contender)) > 1 for it in evidence.leaders)]
     if names:
         with mpl.rc_context(STYLE):
@@ -45,7 +45,7 @@ def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn
 
 
 def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
-    """A panel per condition, a line per way; a dotted line where load makes it lose."""
+    """Draw a panel per condition, a line per way, and a dotted line at the load from which a way loses."""
     size = 3.4, 3.4 + 0.2 * len(evidence.leaders)
     texts = ["speed-up over the target alone"], [_NUMBERS[name] for name in names]
     return panels([evidence], names, _panel, size=size, names=texts, max_legend_columns=1)

@@ -1,4 +1,4 @@
-"""A study that is over, as files: advice for people and machines, the evidence, and the recommended service."""
+"""Files of a finished study: advice for people and machines, the evidence, and the recommended service."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from comparison.study.service import service_toml
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """All that the report is about.
+    """Results of a study.
 
     Attributes:
-        differences: answers that were not the target's, as sentences; there should be none.
-        prices: None: nobody asks.
-        load: of this host meanwhile.
-        spread: of equal runs; see `spread_of`.
-        anyway: the user wants advice also where the machine was busy.
+        differences: sentences on answers that differ from the target's; there should be none.
+        prices: prices of machines; None for advice without costs.
+        load: load of this host during the study.
+        spread: spread of equal runs; see `spread_of`.
+        anyway: whether to advise even if the machine was busy.
     """
 
     config: ComparisonConfig
@@ -39,13 +39,13 @@ class Study:
 
     @property
     def advised(self) -> Contender | None:
-        """None: the target alone."""
+        """Contender to serve with at the usual place; None for the target alone."""
         best = self.evidence.best(self.evidence.space.usual)
         return best.contender if best else None
 
     @property
     def warning(self) -> str:
-        """Why no figure is to be relied on; empty if the machine was quiet."""
+        """Reason why figures are unreliable; empty if the machine was quiet."""
         return busy_warning(self.load, self.spread)
 
     @property
@@ -55,7 +55,7 @@ class Study:
 
     @property
     def reservations(self) -> list[str]:
-        """What must be known before any advice."""
+        """Sentences to read before any advice."""
         label = emulation_of(self.config)
         withheld = [_WITHHELD] if self.is_withheld else []
         return [*([f"{label}."] if label else []), *filter(None, [self.warning]), *withheld]
@@ -70,14 +70,14 @@ _WITHHELD = "So there is no advice, and no service.toml; --anyway gives both."
 
 
 def write_study(study: Study, directory: Path) -> dict[str, Any]:
-    """Write study.json, config.toml, with advice service.toml, with matplotlib study.html; return the first."""
+    """Write study.json, config.toml, service.toml (with advice) and study.html (with matplotlib); return the first."""
     results = json_of(study)
     (directory / "study.json").write_text(json.dumps(results, indent=1) + "\n")
     reason = next(iter(sentences(study.evidence, None)))
     (directory / "config.toml").write_text(study.config.asked, encoding="utf-8")
     service = directory / "service.toml"
     if study.is_withheld:
-        service.unlink(missing_ok=True)  # an earlier study's would pass for this one's
+        service.unlink(missing_ok=True)  # an earlier study's file would look like this one's
     else:
         service.write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
     write_page(directory / "study.html", lambda: _page(study, directory))
@@ -85,7 +85,7 @@ def write_study(study: Study, directory: Path) -> dict[str, Any]:
 
 
 def json_of(study: Study) -> dict[str, Any]:
-    """Times in seconds."""
+    """Return the content of study.json; times are in seconds."""
     evidence, prices = study.evidence, study.prices
     return {
         "emulated": str(study.config.backend.emulation) or None,
@@ -137,7 +137,7 @@ def _page(study: Study, directory: Path) -> str:
         "Advice": [("listed", study.sentences[told_first:])],
         "Pictures": [("figure", picture) for picture in pictures],
         "Evidence": [("table", trials)],
-        "Not tried, for want of time": [("listed", skipped or ["Nothing that the search wanted."])],
+        "Not tried, since the time was over": [("listed", skipped or ["Nothing that the search wanted."])],
         "Conditions": [("named", measured_conditions(study.config, study.load))],
     }
     verdict = " ".join(study.sentences[:told_first]), bool(study.reservations or study.differences)

@@ -1,8 +1,8 @@
-"""What to try next: one factor at a time from the usual, then pairs around the best. Pure: it yields what it wants
-measured, and is sent what came out.
+"""Order of trials: one factor at a time from the usual place, then pairs around the best. Pure: the search yields
+groups to measure, and receives their speed-ups.
 
-A search of this size (three or four topologies, a few drafts and lengths, tens of conditions) is over in a few dozen
-groups; what matters is that the first ones are worth most, for the time may end with any.
+A search of this size (three or four topologies, a few drafts and lengths, tens of conditions) ends within a few dozen
+groups. The most valuable groups come first, since the time may end after any of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from comparison.plan.config import Contender
 from comparison.study.space import Group, Place, Space, way
 
 Speeds: TypeAlias = Mapping[Contender, float]
-"""Speed-ups over the target alone, by contender; nothing of what there was no time for."""
+"""Speed-ups over the target alone, by contender; empty if there was no time."""
 Search: TypeAlias = Generator[Group, Speeds, None]
 
 CHOICES = ("draft", "gamma", "branches")
 
 
 def search(space: Space) -> Search:
-    """First the best way to serve at the usual place, then the leaders of all ways elsewhere, then pairs of changes."""
+    """Yield groups for the best way at the usual place, then for the leaders elsewhere, then for pairs of changes."""
     known: dict[Place, dict[Contender, float]] = defaultdict(dict)
 
     def ask(place: Place, contenders: Iterable[Contender]) -> Search:
@@ -32,7 +32,7 @@ def search(space: Space) -> Search:
             known[place].update((yield Group(place, new)))
 
     def leaders(place: Place) -> list[Contender]:
-        """The best of each way there, best first."""
+        """Return the best contender of each way at a place, best first."""
         by_way: dict[str, Contender] = {}
         for contender in sorted(known[place], key=lambda it: -known[place][it]):
             by_way.setdefault(way(contender), contender)
@@ -42,7 +42,7 @@ def search(space: Space) -> Search:
     yield from ask(usual, space.ways)
     for choice in CHOICES:
         yield from ask(usual, [it for best in leaders(usual)[:1] for it in _varied(space, best, choice)])
-    # A way may have lost for its draft or length alone: all get what served the best one best, then pairs around it.
+    # A way may have lost only for its draft or length: all get the best one's, then pairs around it are tried.
     yield from ask(usual, [it for best in leaders(usual)[:1] for it in _alike(space, best)])
     yield from ask(usual, [it for best in leaders(usual)[:2] for it in _neighbours(space, best)])
     chosen = leaders(usual)
@@ -53,14 +53,14 @@ def search(space: Space) -> Search:
 
 
 def _varied(space: Space, best: Contender, choice: str) -> Iterator[Contender]:
-    """All that differ from the best in this choice alone."""
+    """Yield the contenders that differ from the best in this choice alone, and the best itself."""
     for contender in space.contenders:
         if replace(contender, **{choice: getattr(best, choice)}) == best:
             yield contender
 
 
 def _alike(space: Space, best: Contender) -> Iterator[Contender]:
-    """The other ways, with the draft and length of the best one."""
+    """Yield the contenders of all ways with the draft, gamma and branches of the best one."""
     for contender in space.contenders:
         both = [(getattr(contender, choice), getattr(best, choice)) for choice in CHOICES]
         if all(mine == its or None in (mine, its) for mine, its in both):
@@ -68,7 +68,7 @@ def _alike(space: Space, best: Contender) -> Iterator[Contender]:
 
 
 def _neighbours(space: Space, best: Contender) -> Iterator[Contender]:
-    """Its next shorter and next longer proposals."""
+    """Yield the best contender with its own, the next smaller and the next larger gamma."""
     varied = sorted(_varied(space, best, "gamma"), key=lambda it: it.gamma or 0)
     if best in varied:
         at = varied.index(best)
@@ -76,11 +76,11 @@ def _neighbours(space: Space, best: Contender) -> Iterator[Contender]:
 
 
 class Budget:
-    """Lets groups run that are expected to end in time, by how long others took for a token of a contender.
+    """Time limit of a study, with an estimate of a group's duration from the slowest group so far.
 
     Args:
-        seconds: for all.
-        clock: monotonic seconds.
+        seconds: time for all groups.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
@@ -96,17 +96,17 @@ class Budget:
         return self._pace_s * _size(group) <= self.left_s
 
     def took(self, group: Group, seconds: float) -> None:
-        """Learn of a group that was measured; the slowest so far counts."""
+        """Update the estimate with the duration of a group."""
         self._pace_s = max(self._pace_s, seconds / _size(group))
 
 
 def _size(group: Group) -> int:
-    """Tokens that contenders and the target alone are asked for, in proportion."""
+    """Return a number proportional to the tokens that contenders and the target alone generate."""
     return (len(group.contenders) + 1) * group.place.max_new_tokens
 
 
 async def conduct(space: Space, measure: Callable[[Group], Awaitable[Speeds]], budget: Budget) -> list[Group]:
-    """Search as long as there is time; return the groups that there was none for."""
+    """Search within the budget; return the groups that it did not allow."""
     steps, skipped = search(space), []
     group = next(steps, None)
     while group is not None:

@@ -1,4 +1,4 @@
-"""The advice as a file for `main.py --config`: the roles of the service, and what is said of each. Pure."""
+"""Advice as a file for `main.py --config`: the roles of the service and their flags. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Table = dict[str, str | int | bool]
 
 
 def service_toml(config: ComparisonConfig, contender: Contender | None, reason: str) -> str:
-    """The service of a contender; None is the target alone."""
+    """Return the file for a contender; None is the target alone."""
     lines = [f"# {line}" for line in ("Written by compare_architectures.py study.", reason, _ADDRESSES)]
     for role, table in _roles(config, contender).items():
         lines += ["", f"[{role}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]

@@ -1,4 +1,4 @@
-"""What a study may try: conditions that clients bring, and ways to serve them. Pure."""
+"""Search space of a study: conditions that clients set, and ways to serve them. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Conditions that a way to serve meets, and does not choose."""
+    """Conditions under which requests are served, set by clients and network."""
 
     kind: str
     rtt_ms: float
@@ -32,7 +32,7 @@ class Place:
         return ", ".join(_WORDS[factor].format(getattr(self, factor)) for factor in FACTORS)
 
     def factor(self, name: str) -> str:
-        """One condition, for people."""
+        """Return the text of one condition for people."""
         return _WORDS[name].format(getattr(self, name))
 
 
@@ -41,7 +41,7 @@ FACTORS = tuple(field.name for field in fields(Place))
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Contenders that are measured at one place together, beside the target alone."""
+    """Contenders that are measured together at one place, with the target alone."""
 
     place: Place
     contenders: tuple[Contender, ...]
@@ -52,10 +52,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """All that may be combined; of everything, the first value is the usual one.
+    """Contenders and conditions that may be combined. The first value of each is the usual one.
 
     Attributes:
-        contenders: ways to serve, but for the target alone; at least one.
+        contenders: at least one contender, without the target alone.
         conditions: values of each of `FACTORS`.
     """
 
@@ -64,27 +64,27 @@ class Space:
 
     @property
     def usual(self) -> Place:
-        """Where the search for a way to serve begins."""
+        """Place at which the search begins."""
         return Place(**{factor: values[0] for factor, values in self.conditions.items()})
 
     @property
     def ways(self) -> tuple[Contender, ...]:
-        """The usual contender of every topology and schedule."""
+        """First contender of every way."""
         return tuple({way(contender): contender for contender in reversed(self.contenders)}.values())[::-1]
 
     def changed(self, num_factors: int) -> Iterator[Place]:
-        """Places that differ from the usual one in so many conditions."""
+        """Yield the places that differ from the usual one in `num_factors` conditions."""
         for factors in itertools.combinations(FACTORS, num_factors):
             for values in itertools.product(*(self.conditions[factor][1:] for factor in factors)):
                 yield Place(**{**asdict(self.usual), **dict(zip(factors, values, strict=True))})
 
     @property
     def num_trials(self) -> int:
-        """Of the whole grid."""
+        """Number of trials in the whole grid."""
         places = itertools.product(*self.conditions.values())
         return len(self.contenders) * sum(1 for _ in places)
 
 
 def way(contender: Contender) -> str:
-    """Who computes where, whatever it drafts with."""
+    """Return the name of a contender's topology and schedule, with its own lookup if it drafts so."""
     return f"{contender.name} with its own {LOOKUP}" if contender.draft == LOOKUP else contender.name
