@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TypeVar
 
 from inference.backends.identity import model_id_of
@@ -188,14 +189,16 @@ async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
     """Load a slot model and the tokenizer of its directory off the event loop, and warm the model up."""
     started = time.monotonic()
     tokenizer = Tokenizer.load(config.path)
-    backend = await asyncio.to_thread(load_backend, config)
+    loading = asyncio.create_task(asyncio.to_thread(load_backend, config))
+    await asyncio.to_thread(import_module, "array_api_compat.numpy")  # 60 ms, which the first choice would wait for
+    backend = await loading
     await asyncio.to_thread(_warm_up, backend)
     _log_ready(config, backend, started)
     return backend, tokenizer
 
 
 def _warm_up(backend: Backend) -> None:
-    """Run a pass and choose its token: the first choice imports a namespace of arrays, which takes 60 ms."""
+    """Run a pass and choose its token, so that the first request finds everything in place."""
     logits = backend.forward([Span(slot=0, start=0, token_ids=[0], num_logits=1)])
     choose_tokens(logits, [SamplingParams()], [1])
 
