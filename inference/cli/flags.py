@@ -28,7 +28,7 @@ class Flag:
 
     Attributes:
         kind: type of the value, or of each value where the flag may be repeated.
-        said: setting that the field declares, with the section of its group.
+        said: declared setting of the field, with the section of its group.
     """
 
     kind: Any
