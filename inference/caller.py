@@ -15,7 +15,7 @@ from enum import StrEnum
 
 
 class Right(StrEnum):
-    """What somebody may do: the roles of an auth file."""
+    """Right of a caller, as the auth file lists it under `roles`."""
 
     CLIENT = "client"
     DRAFT = "draft"
@@ -29,12 +29,12 @@ ALL_RIGHTS = frozenset(Right)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one caller's requests; None is no limit but the server's own.
+    """Limits of one caller's requests; None leaves only the server's own limit.
 
     Attributes:
         in_flight: requests at once.
-        max_tokens: output tokens of one.
-        n: choices of one.
+        max_tokens: output tokens of one request.
+        n: choices of one request.
         logprobs: alternatives to each token.
     """
 
@@ -46,14 +46,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who asks.
+    """Caller of a request.
 
     Attributes:
-        name: as the auth file has it; empty where nobody needs one.
-        rights: what they may do.
-        speaks_for_others: may say for whom they ask, as a gateway does.
-        user: for whom they ask, if it is somebody else.
-        prefix_groups: by account, the group whose members share prefixes; other accounts share theirs with no other.
+        name: name in the auth file; empty on a server without one.
+        rights: rights of the caller.
+        speaks_for_others: the caller may name another account with each request, as a gateway does.
+        user: account that the caller named, if any.
+        prefix_groups: by account, the group whose members share prefixes; an account without a group shares none.
     """
 
     name: str = ""
@@ -65,14 +65,14 @@ class Caller:
 
     @property
     def account(self) -> str:
-        """On whose account a request goes."""
+        """Account that a request is counted for."""
         return self.user or self.name
 
     def cache_salt(self, given: str) -> str:
-        """Return the salt of a request's prefixes: the client's own, and different for each account or group.
+        """Return the salt of a request's prefixes, made of the client's salt and its account or group.
 
-        It is a digest, so that no salt that a client may choose meets another account's, and the same on every server.
-        Without an auth file there are no accounts, and the client's salt stays as it is.
+        A digest, so that no client can choose another account's salt; it is the same on every server. Without an auth
+        file there are no accounts, and the client's salt stays as it is.
         """
         if not self.account:
             return given
@@ -86,7 +86,7 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Serving:
-    """A request that is being served; `is_audited`: it has left a line in the log."""
+    """Request that is being served; `is_audited`: its audit line is written."""
 
     caller: Caller
     request_id: str
@@ -100,23 +100,23 @@ _HARMLESS = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def caller() -> Caller:
-    """Whose request this is."""
+    """Return the caller of the current request."""
     return _SERVING.get().caller
 
 
 def request_id() -> str:
-    """Of this request, in all processes that serve it; empty outside of any."""
+    """Return the id of the current request, the same in all processes that serve it; empty outside of a request."""
     return _SERVING.get().request_id
 
 
 def harmless_id(given: str) -> str:
-    """The id that a request came with, or a new one."""
+    """Return the id that a request came with, or a new one if it has none that is safe to log."""
     return given if _HARMLESS.fullmatch(given) else secrets.token_hex(16)
 
 
 @contextmanager
 def serving(who: Caller, id_: str) -> Generator[str, None, None]:
-    """What the block does, it does for this request; gives the id."""
+    """Make this request the current one during the block; yield its id."""
     token = _SERVING.set(_Serving(who, id_))
     try:
         yield id_
@@ -125,21 +125,21 @@ def serving(who: Caller, id_: str) -> Generator[str, None, None]:
 
 
 def is_audited() -> bool:
-    """Whether this request has left a line already."""
+    """Return whether the current request's audit line is written."""
     return _SERVING.get().is_audited
 
 
 def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
-    """Write what became of this request, or of one of its choices: never a text, a token id or a secret."""
+    """Write the audit line of the current request or of one of its choices: never a text, a token id or a secret."""
     _SERVING.get().is_audited = True
     who, line = caller(), "request=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
     _log.info(line, request_id(), who.name or "-", who.user or "-", model, num_tokens, seconds, status)
 
 
 class NamesRequests(logging.Filter):
-    """Gives each record that is written while a request is served its id, for formats with `%(request)s`."""
+    """Filter that adds the current request's id to each record, for formats with `%(request)s`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Always shown."""
+        """Add the id; no record is held back."""
         record.request = f"[{id_}] " if (id_ := request_id()) else ""
         return True

@@ -1,4 +1,4 @@
-"""What an answer is made of: tokens that became final together, what they cost, and why the sequence ended."""
+"""Parts of an answer: tokens that became final together, their cost, and the reason why the sequence ended."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from inference.request import UNKNOWN, GenerationRequest, Provenance, RequestDef
 
 
 class FinishReason(enum.Enum):
-    """Why a sequence ended."""
+    """Reason why a sequence ended."""
 
     STOP = "stop"  # a stop token was committed
     LENGTH = "length"  # max_new_tokens or the context limit was reached
 
 
 class TokenLogprob(NamedTuple):
-    """One token and its log-probability.
+    """Token and its log-probability.
 
     Attributes:
         logprob: natural logarithm of its probability under the model's raw logits: before bias, penalties, temperature
@@ -34,15 +34,15 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The chosen token of one position and, behind it, the best ones there, best first.
+    """Chosen token of one position, followed by the best ones there, best first.
 
-    In columns: as objects of their own, those of a few long prompts were what every full garbage collection looked at
-    for a tenth of a second, in which nobody was served. (At a tuple of numbers it looks but once.)
+    Stored in columns: as objects, those of a few long prompts held up all requests for a tenth of a second in every
+    full garbage collection. The collector looks at a tuple of numbers only once.
 
     Attributes:
-        token_ids, logprobs, texts: see `TokenLogprob`; no texts until someone with a tokenizer fills them in.
-        num_characters: of text that became certain with the chosen token, even if a stop string holds them back; 0
-            until someone with a tokenizer says. Its bytes cannot tell: a special token's are a name, and no text.
+        token_ids, logprobs, texts: see `TokenLogprob`; texts are empty until a completer with a tokenizer adds them.
+        num_characters: characters of text that became certain with the chosen token, even if a stop string holds them
+            back; 0 until a completer adds them. The token's bytes do not show it: a special token's are its name.
     """
 
     token_ids: tuple[int, ...]
@@ -51,20 +51,20 @@ class TokenLogprobs:
     num_characters: int = 0
 
     def __iter__(self) -> Iterator[TokenLogprob]:
-        """The chosen token, and then the best."""
+        """Yield the chosen token, and then the best."""
         return map(TokenLogprob, self.token_ids, self.logprobs, self.texts or itertools.repeat(b""))
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of one commit went, in microseconds; what is not known here is 0.
+    """Parts of one commit's time in microseconds; 0 where this process does not know.
 
     Attributes:
-        queue_us: from the moment the target could have begun to the start of its pass.
+        queue_us: wait from the moment the target could have begun to the start of its pass.
         compute_us: the target's pass, including the choice of tokens.
         draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
-        network_us: sending and receiving, as the draft worker sees it.
-        round_trip_us: present estimate of the way to the target and back.
+        network_us: sending and receiving, as the draft worker measures it.
+        round_trip_us: latest estimate of a round trip between draft worker and target.
     """
 
     queue_us: int = 0
@@ -76,14 +76,14 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a draft worker counted for one commit; what is not known here is 0.
+    """Counts of a draft worker for one commit; 0 where this process does not know.
 
     Attributes:
-        bytes_up, bytes_down: messages of this round from draft worker to target, and back.
+        bytes_up, bytes_down: size of this round's messages from draft worker to target, and back.
         num_branch_hits: 1 if the target left the draft's chain for one of its branches.
         num_wasted_tokens: draft tokens that were dropped.
-        window: how far the draft may run ahead from here, in draft tokens.
-        max_branches: how many branches it may keep beside its chain from here.
+        window: draft tokens that the draft may run ahead from here.
+        max_branches: branches that the draft may keep beside its chain from here.
     """
 
     bytes_up: int = 0
@@ -99,11 +99,11 @@ NOTHING_COUNTED = Counts()
 
 @dataclass(frozen=True, slots=True)
 class OwnDrafts:
-    """Of the draft tokens of one pass, those that the target proposed to itself.
+    """Draft tokens of one pass that the target proposed to itself.
 
     Attributes:
-        num_lookup_tokens, num_lookup_accepted: looked up in the sequence.
-        num_forced_tokens, num_forced_accepted: that a grammar left no choice for; not known across the wire.
+        num_lookup_tokens, num_lookup_accepted: tokens looked up in the sequence.
+        num_forced_tokens, num_forced_accepted: tokens that a grammar left no choice for; not sent over the wire.
     """
 
     num_lookup_tokens: int = 0
@@ -120,7 +120,7 @@ class OwnDrafts:
         return self.num_lookup_accepted + self.num_forced_accepted
 
     def cut(self, num_tokens: int, num_accepted_tokens: int) -> OwnDrafts:
-        """Those among the first `num_tokens` tokens of a pass that accepted as many draft tokens, or more."""
+        """Return those among the first `num_tokens` tokens of a pass that accepted at least that many draft tokens."""
         num_lookup = min(self.num_lookup_accepted, num_tokens)
         num_forced = max(0, num_tokens - (num_accepted_tokens - self.num_forced_accepted))  # forced ones come last
         return OwnDrafts(num_lookup, num_lookup, num_forced, num_forced)
@@ -134,17 +134,17 @@ class Commit:
     """Tokens that became final in one target pass.
 
     Attributes:
-        position: absolute position of the first of them.
-        token_ids: ids in order; empty only in a last commit that says nothing but why the sequence ended.
+        position: absolute position of the first token.
+        token_ids: ids in order; empty only in a last commit that carries nothing but the finish reason.
         num_draft_tokens: draft tokens that the pass verified.
-        num_accepted_tokens: how many of those were accepted.
-        timings: of the pass and the round that led to it.
+        num_accepted_tokens: draft tokens of those that were accepted.
+        timings: times of the pass and of the round that led to it.
         finish_reason: set on the last commit of a sequence.
         logprobs: one per token, if the request asked for them.
-        num_received_tokens: draft tokens that have come from the draft worker so far; 0: none since the last commit.
-        hold_us: microseconds since the last of them came.
-        counts: what the draft worker counted meanwhile.
-        own: what of the draft tokens no draft made.
+        num_received_tokens: draft tokens received from the draft worker so far; 0: none since the last commit.
+        hold_us: microseconds since the last of them arrived.
+        counts: counts of the draft worker for this commit.
+        own: draft tokens that the target proposed to itself.
     """
 
     position: int
@@ -172,7 +172,7 @@ class Opened:
     Attributes:
         num_cached_tokens: prompt tokens that the slot held already, from an earlier request.
         prompt_logprobs: one per prompt token but the first, if the request asked for them.
-        provenance: of the tokens, where another server's model commits them; None where this process does.
+        provenance: origin of the tokens, if another server commits them; None if this process does.
     """
 
     num_cached_tokens: int = 0
@@ -196,14 +196,14 @@ def _score_bytes(scores: tuple[TokenLogprobs, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was accepted.
+    """Event of a request that was accepted.
 
     Attributes:
-        prompt_logprobs: one per prompt token, if the request asked for them; the first one's value says nothing.
-        has_grammar: the output will keep to the grammar that it asked for.
-        num_cached_tokens: prompt tokens that were not read again.
-        provenance: of the output.
-        defaults: how the server resolves what the request left open; None if that was nothing.
+        prompt_logprobs: one per prompt token, if the request asked for them; the first one's value has no meaning.
+        has_grammar: the output will keep to the grammar that the request asked for.
+        num_cached_tokens: prompt tokens that were not computed again.
+        provenance: origin of the output.
+        defaults: the server's values for parameters that the request left open; None if it left none open.
     """
 
     num_prompt_tokens: int
@@ -221,8 +221,8 @@ class Delta:
     """Tokens that became final together, and their text; see `Commit`. The last one may have text alone.
 
     Attributes:
-        piece_lengths: how many characters of `text` each token added.
-        counts, own, position: see `Commit`; a position of None fits no output that came over the wire.
+        piece_lengths: number of characters of `text` that each token added.
+        counts, own, position: see `Commit`; a delta that came over the wire always has a position.
     """
 
     token_ids: tuple[int, ...]
@@ -238,28 +238,28 @@ class Delta:
     own: OwnDrafts = NO_OWN_DRAFTS
 
     def pieces(self) -> list[str]:
-        """The text that each token added."""
+        """Return the text that each token added."""
         ends = list(itertools.accumulate(self.piece_lengths, initial=0))
         return [self.text[start:end] for start, end in itertools.pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sequence is complete."""
+    """Event of a sequence that is complete."""
 
     reason: FinishReason
 
 
 Event: TypeAlias = Started | Delta | Finished
-"""What a client is told of a request, in this order; any number of Deltas."""
+"""Events that a client receives for a request, in this order, with any number of Deltas."""
 
 
 class Generator(Protocol):
-    """Anything that turns a request into committed tokens: an engine, or a draft worker with a remote target."""
+    """Source of committed tokens for a request: an engine, or a draft worker with a remote target."""
 
     @property
     def max_length(self) -> int:
-        """Tokens that prompt and output may have together."""
+        """Limit of prompt and output tokens together."""
 
     @property
     def vocab_size(self) -> int: ...

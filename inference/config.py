@@ -1,6 +1,6 @@
 """Configurations of a process: frozen, validated once where they are built, passed in. Messages name value and limit.
 
-A field that an operator sets says its flag too: see `inference/settings.py`.
+A field that an operator sets declares its flag too: see `inference/settings.py`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ BUNDLED_DRAFT = _BUNDLED / "models" / "draft"
 BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
-"""int8: linear layers only, in backend onnx."""
+"""Arithmetics of a model; int8 is for linear layers only, in backend onnx."""
 
 COMPILE_POLICIES = ("auto", "never", "only")
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
-"""vanilla: our own engine verifies; in all others NxDI's compiled graph drafts and verifies."""
+"""Speculation methods on Neuron: with vanilla our own engine verifies, else NxDI's graph drafts and verifies."""
 
 DEFAULT_BRANCHES = 3
 DEFAULT_GAMMA = 8
 """Draft tokens per round, per pass at most in run-ahead, or per pass of a compiled graph."""
 FUSED_GAMMA = 16
-"""Draft tokens per pass at most where draft and target take turns in one process: as many are drafted as pay."""
+"""Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
-"""Sessions that one worker of the pool is given at most, whatever it claims to have room for."""
+"""Most sessions of one worker of the pool, even if it announces more room."""
 DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
-"""Of a draft worker."""
+"""Port of a draft worker that serves clients."""
 MAX_PASS_MS = 10_000.0
-"""Of a pass that is emulated."""
+"""Longest emulated pass, in milliseconds."""
 
 BATCH = Range(1, 4096)
 """Sequences in flight at once."""
@@ -56,7 +56,7 @@ COUNT = Range(0)
 NEURON = "AWS Neuron devices (backend neuron)"
 REPLICAS = ", or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list in file:///PATH"
 SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
-"""Flags of `ObserveConfig` that a role without a server lacks."""
+"""Flags of `ObserveConfig` that only roles with a server have."""
 
 _DNS, _FILE = "dns:///", "file:///"
 
@@ -79,7 +79,7 @@ def check_branches(branches: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """How many seconds passes take at least, asleep, as on a device whose host is idle; 0: what they take here."""
+    """Shortest time of a pass in seconds, slept as on a device whose host is idle; 0 emulates nothing."""
 
     target_s: float = 0.0
     draft_s: float = 0.0
@@ -89,7 +89,7 @@ class Emulation:
         """Read `target:25ms,draft:3ms`, or one of the two.
 
         Raises:
-            ConfigError: it is something else, or a pass would be longer than MAX_PASS_MS.
+            ConfigError: the text has another form, or a pass would be longer than MAX_PASS_MS.
         """
         parts = [re.fullmatch(r"(target|draft):(\d+(?:\.\d+)?)ms", part.strip()) for part in text.split(",")]
         given = {part[1]: float(part[2]) for part in parts if part}
@@ -100,7 +100,7 @@ class Emulation:
         return cls(**{f"{name}_s": milliseconds / 1e3 for name, milliseconds in given.items()})
 
     def __str__(self) -> str:
-        """As `parse` reads it."""
+        """Return the text that `parse` reads."""
         given = (("target", self.target_s), ("draft", self.draft_s))
         return ",".join(f"{name}:{seconds * 1e3:g}ms" for name, seconds in given if seconds)
 
@@ -110,7 +110,7 @@ NOT_EMULATED = Emulation()
 
 @dataclass(frozen=True, slots=True)
 class NeuronOptions(Checked):
-    """Settings that only models compiled for AWS Neuron devices have.
+    """Settings of models compiled for AWS Neuron devices.
 
     Attributes:
         tp_degree: logical NeuronCores that a model is sharded over.
@@ -121,7 +121,7 @@ class NeuronOptions(Checked):
         cores: NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all).
         device_sampling: let the device choose tokens where the host could (fused, or a target alone): less traffic,
             but fused is then greedy, and a target alone takes no seeds.
-        compile_policy: what is not compiled yet: auto compiles it, never refuses, only compiles and ends.
+        compile_policy: for models that are not compiled yet: auto compiles, never refuses, only compiles and ends.
     """
 
     SECTION: ClassVar = NEURON
@@ -144,11 +144,11 @@ class Loading(Checked):
         backend: inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one).
         device: auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one).
         dtype: arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx).
-        sequence_length: prompt and output together (default: the model's limit, at most 2048).
+        sequence_length: limit of prompt and output together (default: the model's limit, at most 2048).
         num_slots: sequences in flight at once.
         num_threads: CPU threads of a pass (default: the cores this process may use, less one on a target that
             shares the machine with its draft, that is, listens on loopback; a draft takes one).
-        prefix_caching: begin a request with what earlier ones have left in the slots, as far as it is the same.
+        prefix_caching: reuse the prefix that a request shares with an earlier one whose keys and values are in a slot.
     """
 
     backend: str = setting("auto", "--backend")
@@ -163,12 +163,12 @@ class Loading(Checked):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(Loading):
-    """Which model to load, and how.
+    """Model to load, and its settings.
 
     Attributes:
-        path: a Hugging Face directory (config.json, *.safetensors, tokenizer.json).
-        backend: name in `inference.backends.registry`; where no command line says, the reference.
-        pass_s: seconds that a pass takes at least, asleep; see `Emulation`.
+        path: Hugging Face directory (config.json, *.safetensors, tokenizer.json).
+        backend: name in `inference.backends.registry`; without a command line, the reference backend.
+        pass_s: shortest time of a pass in seconds; see `Emulation`.
     """
 
     path: Path
@@ -177,7 +177,7 @@ class ModelConfig(Loading):
 
     @property
     def name(self) -> str:
-        """As clients know it."""
+        """Name of the model for clients."""
         return model_name(self.path)
 
     def __post_init__(self) -> None:
@@ -189,13 +189,13 @@ class ModelConfig(Loading):
 
 @dataclass(frozen=True, slots=True)
 class ProposerConfig:
-    """What drafts: a model, or nothing but the sequence itself (prompt lookup).
+    """Source of draft tokens: a model, or the sequence itself (prompt lookup).
 
     Attributes:
-        tokenizer_path: directory of the tokenizer and config.json whose vocabulary is drafted in.
-        model: None looks drafts up.
+        tokenizer_path: directory of the tokenizer and of the config.json that has the drafts' vocabulary.
+        model: draft model; None looks drafts up in the sequence.
         num_slots: sequences drafted at once.
-        branches: of each sequence, for which the model gets further slots.
+        branches: most branches of each sequence; the model gets further slots for them.
     """
 
     tokenizer_path: Path
@@ -210,12 +210,12 @@ class ProposerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DialSecurity:
-    """Whom a client trusts, and what it shows; files are PEM, and read again when they change.
+    """Security of a client's connections; files are PEM, and read again when they change.
 
     Attributes:
         ca: dial with TLS; the server's certificate must come from one of these CAs (PEM).
-        cert: certificate to show (PEM).
-        key: its key (PEM).
+        cert: client certificate to present (PEM).
+        key: key of the client certificate (PEM).
         server_name: name that must be in the server's certificate (default: the host that is dialled).
         token_file: file with the token to send.
         insecure: allow plain text where others could read along: another host than loopback.
@@ -236,7 +236,7 @@ class DialSecurity:
             _require(value is None or self.ca is not None, f"--tls_{name} without --tls_ca: nothing would be encrypted")
 
     def check(self, target: str) -> None:
-        """Raise ConfigError if dialling one of `targets` would give the token away."""
+        """Raise ConfigError if dialling `target`, one of `targets`, would expose the token."""
         host = target if target.startswith(_FILE) else target.removeprefix(_DNS).rpartition(":")[0]
         is_safe = self.token_file is None or self.ca is not None or self.insecure or is_loopback(host)
         ways = "--tls_ca encrypts it; --insecure sends it all the same"
@@ -248,13 +248,13 @@ PLAIN = DialSecurity()
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """Which servers a client dials, replicas of one model, how patient it is, and what it shows.
+    """Servers that a client dials (replicas of one model), its timeouts and its security.
 
     Attributes:
-        port: the port of hosts without one.
-        connect_timeout_s: wait for the server at start.
-        deadline_s: time a request may take.
-        reconnect_timeout_s: a request whose server is lost goes on within this time, at another one or there.
+        port: port of hosts that name none.
+        connect_timeout_s: longest wait for the server at start.
+        deadline_s: longest time of a request.
+        reconnect_timeout_s: longest time in which a request whose server is lost resumes, at another server or there.
     """
 
     SECTION: ClassVar = "connection"
@@ -274,16 +274,16 @@ class ConnectionConfig:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """HOST:PORT, dns:///NAME:PORT or file:///PATH of each."""
+        """Address of each server: HOST:PORT, dns:///NAME:PORT or file:///PATH."""
         return targets(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig(Checked):
-    """How a draft worker drafts, and for whom.
+    """Settings of a draft worker.
 
     Attributes:
-        connection: to the target.
+        connection: connection to the target.
         gamma: draft tokens per round, 0 for none.
         schedule: async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait.
         max_waiting: requests that may queue for a slot of the draft model.
@@ -297,10 +297,10 @@ class DraftConfig(Checked):
 
 @dataclass(frozen=True, slots=True)
 class FusedConfig(Checked):
-    """Both models of one process.
+    """Settings of both models in one process.
 
     Attributes:
-        gamma: draft tokens of one session in one pass at most.
+        gamma: most draft tokens of one session in one pass.
         adaptive_gamma: draft only as many of gamma tokens as pay, by the draft's confidence and the measured times;
             a compiled graph always drafts gamma.
     """
@@ -311,7 +311,7 @@ class FusedConfig(Checked):
         FUSED_GAMMA,
         "--gamma --speculation_length N",
         help="draft tokens per pass at most, as many as pay; 0 for none "
-        f"(default: {FUSED_GAMMA}; where draft and target are one compiled graph, always so many: {DEFAULT_GAMMA})",
+        f"(default: {FUSED_GAMMA}; where draft and target are one compiled graph, always {DEFAULT_GAMMA})",
         section="speculation",
         within=GAMMA,
     )
@@ -320,14 +320,15 @@ class FusedConfig(Checked):
 
 @dataclass(frozen=True, slots=True)
 class PortSecurity:
-    """How a server's ports are protected; files are read again when they change.
+    """Security of a server's ports; files are read again when they change.
 
     Attributes:
         cert: the server's certificate, with its chain (PEM).
-        key: its key (PEM).
+        key: key of the server's certificate (PEM).
         client_ca: CAs of clients' certificates (PEM), for --mtls_port.
-        mtls_port: a further port of gRPC, for clients with a certificate (default: nowhere).
-        auth_file: who may do what (TOML); from then on, nobody else may do anything (default: everybody may).
+        mtls_port: further gRPC port, for clients with a certificate (default: none).
+        auth_file: callers and their rights (TOML); all other callers are refused (default: every caller has all
+            rights).
         insecure: allow plain text where others could read along: another host than loopback.
         self_signed: instead of --tls_cert and --tls_key, for a trial: make a CA and certificates in this folder,
             unless it has them, and use them.
@@ -361,7 +362,7 @@ OPEN = PortSecurity()
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Where a server listens and how much it takes on.
+    """Addresses, limits and shutdown of a server.
 
     Attributes:
         host: address to listen on (%(default)s; 0.0.0.0 for all).
@@ -369,18 +370,19 @@ class ServerConfig:
         max_waiting: requests queued for a slot.
         idle_timeout_s: end a session that has had no proposal for this long.
         grace_s: on SIGTERM, time for running requests.
-        defaults: for requests that do not say; of a draft worker or gateway, the target's own count instead.
-        drain_delay_s: before that, time in which balancers hear that this server is not ready; it still serves.
+        defaults: values for parameters that a request leaves open; a draft worker or gateway uses the target's.
+        drain_delay_s: before the grace period, time in which balancers see that this server is not ready; it still
+            serves.
         stall_timeout_s: drop a client that has read nothing for this long.
-        pass_timeout_s: not ready, and not alive, while a pass of the model takes longer than this.
-        drain: on SIGTERM, requests whose callers have another server go on there after a second, with the same
-            tokens, or wait for their end like all others.
-        max_worker_slots: sessions that one worker of the pool is given at most, whatever it claims to have room for.
-        lookup: propose what followed a request's last tokens where they stood before, as wide as pays.
-        probe_port: answer /livez and /readyz over plain HTTP on this port, to anybody (default: nowhere).
-        ready_json: when all ports are open, write one line of JSON to stdout, with the ports that 0 became.
-        lifeline: also drain, as on SIGTERM, when stdin ends: when whoever holds its other end is gone.
-        security: of all ports but `probe_port`.
+        pass_timeout_s: report not ready and not alive while a pass of the model takes longer than this.
+        drain: on SIGTERM, move: after a second, requests whose callers have another server continue there with the
+            same tokens; wait: they get the grace period like all others.
+        max_worker_slots: most sessions of one worker of the pool, even if it announces more room.
+        lookup: propose the tokens that followed an earlier occurrence of a request's last tokens, as many as pay.
+        probe_port: answer /livez and /readyz over plain HTTP on this port, to every caller (default: none).
+        ready_json: when all ports are open, write one line of JSON to stdout, with the actual port for each 0.
+        lifeline: also drain, as on SIGTERM, when stdin ends, that is, when the process at its other end is gone.
+        security: security of all ports except `probe_port`.
     """
 
     SECTION: ClassVar = "server"
@@ -416,25 +418,25 @@ class ServerConfig:
 
     @property
     def ends_by_call(self) -> bool:
-        """Whether a call may drain it: nobody but this machine can send one, or a file says who may."""
+        """True if a call may drain the server: only this machine can send one, or an auth file grants the right."""
         return self.on_loopback or self.security.auth_file is not None
 
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig(Checked):
-    """How OpenAI's API is served over HTTP.
+    """Settings of OpenAI's API over HTTP.
 
     Attributes:
         port: port of the HTTP server.
-        stream_chunk: what a stream's event carries: one token, or all tokens of a target pass.
+        stream_chunk: content of a stream's event: one token, or all tokens of a target pass.
         served_model_name: name of the model (default: its directory's).
         max_body_mib: largest request body in MiB.
-        sse_ping_s: give a stream that is silent for this long an empty chunk, for proxies that would end it; 0:
+        sse_ping_s: send an empty chunk on a stream that is silent for this long, for proxies that would end it; 0:
             never.
-        no_page: no page at /.
-        tool_call_parser: how the model writes calls of tools; auto: as its chat template says.
-        reasoning_parser: split <think>...</think> off as reasoning_content; auto: where the chat template has it.
-        deadline_s: seconds a request may take.
+        no_page: serve no page at /.
+        tool_call_parser: format of the model's tool calls; auto: taken from its chat template.
+        reasoning_parser: split <think>...</think> off as reasoning_content; auto: if the chat template has it.
+        deadline_s: longest time of a request in seconds.
     """
 
     SECTION: ClassVar = "OpenAI-compatible HTTP"
@@ -456,26 +458,26 @@ class HttpConfig(Checked):
 
     @property
     def max_body_bytes(self) -> int:
-        """Largest request body."""
+        """Largest request body in bytes."""
         return round(self.max_body_mib * 2**20)
 
 
 OPTIONAL_HTTP_PORT = same(HttpConfig, "port", default=None, help="port of the HTTP server; without it there is none")
-"""For servers of gRPC, which serve HTTP only if a port is named."""
+"""HTTP port of gRPC servers, which serve HTTP only if a port is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObserveConfig(Checked):
-    """What a process shows of its work, each if it is asked for.
+    """Reports of a process on its work, each optional.
 
     Attributes:
-        role: of the process; names its files and spans.
-        metrics_port: serve Prometheus metrics at /metrics of this port, on the server's host (default: nowhere).
+        role: role of the process, which names its files and spans.
+        metrics_port: serve Prometheus metrics at /metrics of this port, on the server's host (default: none).
         otlp_endpoint: send OpenTelemetry traces of requests to this collector, such as http://localhost:4317
-            (default: nowhere).
+            (default: none).
         timeline: at the end, write a time-line of the model's steps in Chrome's trace format.
         profile: at the end, write performance_<role>_<time>.csv and .json into the current directory.
-        log_level: what goes to stderr.
+        log_level: lowest level of the messages on stderr.
     """
 
     role: str
@@ -487,13 +489,13 @@ class ObserveConfig(Checked):
 
 
 def targets(text: str, port: int | None = None) -> tuple[str, ...]:
-    """HOST:PORT, dns:///NAME:PORT or file:///PATH of servers that are named with commas between them, each once.
+    """Return the addresses in a comma-separated list, each once: HOST:PORT, dns:///NAME:PORT or file:///PATH.
 
     Args:
-        port: of those that name none; None: each must.
+        port: port of addresses without one; None: every address needs its own.
 
     Raises:
-        ConfigError: naming the one that is none of these.
+        ConfigError: an address has none of these forms; the message names it.
     """
     return tuple(dict.fromkeys(_target(where.strip(), port) for where in text.split(",") if where.strip()))
 
@@ -512,7 +514,7 @@ def _target(where: str, default_port: int | None) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach a host: localhost, 127.0.0.0/8, ::1."""
+    """Return whether only this machine can reach a host: localhost, 127.0.0.0/8, ::1."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -520,14 +522,14 @@ def is_loopback(host: str) -> bool:
 
 
 def address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 host."""
+    """Return HOST:PORT, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def model_name(path: Path) -> str:
-    """As clients know a model: its directory's name, or the id of one in the hub's cache.
+    """Return a model's name for clients: its directory's name, or its id if it is in the hub's cache.
 
-    There the path ends with models--NAMESPACE--NAME/snapshots/REVISION.
+    A path in that cache ends with models--NAMESPACE--NAME/snapshots/REVISION.
     """
     *_, repository, snapshots, _ = ("", "", *path.parts)
     if snapshots == "snapshots" and repository.startswith("models--"):
@@ -536,10 +538,10 @@ def model_name(path: Path) -> str:
 
 
 def usable_core_ids() -> list[int]:
-    """CPU cores that this process may use, by number."""
+    """Return the numbers of the CPU cores that this process may use."""
     return sorted(os.sched_getaffinity(0))
 
 
 def usable_cores() -> int:
-    """How many CPU cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(usable_core_ids())

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 
 class SpecDecError(Exception):
-    """Root of every error this project raises on purpose.
+    """Root of every error that this project raises on purpose.
 
     Attributes:
         message: one line that names the value and the limit.
-        address: HOST:PORT of the server that said so; None: this process.
-        is_final: several servers in a row broke over the request, which no other one should be asked.
+        address: HOST:PORT of the server that reported the error; None: this process.
+        is_final: several servers in a row failed over the request, so no other one should be tried.
     """
 
     is_final = False
@@ -24,22 +24,22 @@ class SpecDecError(Exception):
 
 
 class ConfigError(SpecDecError):
-    """A flag, file or checkpoint cannot be used as given; found before anything is served."""
+    """Flag, file or checkpoint that cannot be used; found before anything is served."""
 
 
 class UnsupportedModelError(ConfigError):
-    """The architecture cannot be served by a backend of slots and positions: its cache is not plain keys and values."""
+    """Architecture that slots and positions cannot serve: its cache is not plain keys and values."""
 
 
 class RequestError(SpecDecError):
-    """One request is at fault; the server goes on."""
+    """Fault of one request; the server goes on."""
 
 
 class InvalidRequestError(RequestError):
-    """A value of the request is outside its range.
+    """Value of a request that is outside its range.
 
     Attributes:
-        field: the one at fault, as GenerateRequest and its messages call it; None: it is no single one.
+        field: field at fault, by its name in GenerateRequest and its messages; None: no single field is at fault.
     """
 
     def __init__(self, message: str, *, field: str | None = None, address: str | None = None) -> None:
@@ -48,31 +48,31 @@ class InvalidRequestError(RequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt leaves no room for one output token in the model's context."""
+    """Prompt that leaves no room for one output token in the model's context."""
 
 
 class IncompatibleDraftError(RequestError):
-    """Draft and target disagree on vocabulary, tokenizer or protocol version."""
+    """Disagreement of draft and target on vocabulary, tokenizer or protocol version."""
 
 
 class NotFoundError(RequestError):
-    """The request names something that does not exist here, such as a session or a model."""
+    """Request for something that does not exist here, such as a session or a model."""
 
 
 class OtherServerError(RequestError):
-    """What answers at the address has no such method: it is another kind of server."""
+    """Call of a method that the server at the address lacks: it is another kind of server."""
 
 
 class UnauthenticatedError(RequestError):
-    """No token or certificate came with the request, or none that is known here."""
+    """Request without a token or certificate that this server knows."""
 
 
 class ForbiddenError(RequestError):
-    """Whoever asks is known, and may not do this."""
+    """Request for which its known caller lacks the right."""
 
 
 class CapacityError(SpecDecError):
-    """Every slot and queue place is taken.
+    """Refusal of a full server: every slot and queue place is taken.
 
     Attributes:
         retry_after_s: seconds after which a retry has a fair chance.
@@ -84,16 +84,16 @@ class CapacityError(SpecDecError):
 
 
 class UnavailableError(SpecDecError):
-    """The peer cannot be reached, or this server is shutting down."""
+    """Peer that cannot be reached, or server that is shutting down."""
 
 
 class HandshakeError(UnavailableError):
-    """There is no TLS with the peer: a certificate is not trusted, has expired, or is missing. A retry is no help."""
+    """TLS failure: a certificate is not trusted, has expired, or is missing. A retry does not help."""
 
 
 class DeadlineError(SpecDecError):
-    """The time allowed for a request or a wait is over."""
+    """End of the time that a request or a wait may take."""
 
 
 class InternalError(SpecDecError):
-    """A fault of ours, logged once where it happened."""
+    """Fault of this project's code, logged once where it happened."""

@@ -1,4 +1,4 @@
-"""What a client may ask of a model, tokenized: parameters of the choice, and the request. Owns their ranges."""
+"""Tokenized request of a client, and its sampling parameters. Owns their ranges."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from inference.settings import SETTING, Range, described, field_of, same, settin
 
 MAX_SEED = 2**64 - 1
 MAX_COUNT = 2**32 - 1
-"""Counts travel as 32 bits."""
+"""Largest count; the wire has 32 bits for it."""
 MAX_GAMMA = 64
 GAMMA = Range(0, MAX_GAMMA)
 DEFAULT_MAX_NEW_TOKENS = 128
-"""Where neither request nor server says."""
+"""Output tokens where neither request nor server sets a limit."""
 MAX_LOGPROBS = 20
-"""Best tokens of a position whose log-probabilities can be asked for."""
+"""Most log-probabilities of best tokens that a request can ask for at a position."""
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
-"""Tokens of one request that can be given a bias."""
+"""Most tokens of one request with a bias."""
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
-"""Of a grammar's text: far more than any schema in use."""
+"""Longest text of a grammar, far above any schema in use."""
 MAX_CACHE_SALT_CHARACTERS = 256
 
 
 BIAS = Range(-100.0, 100.0)
-"""What is added to a token's logit."""
+"""Range of the bias that is added to a token's logit."""
 MAX_NEW_TOKENS = Range(1, MAX_COUNT)
 
 
@@ -39,9 +39,9 @@ def _require(condition: bool, message: str, field: str | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one token is chosen from one row of logits.
+    """Parameters of the choice of one token from one row of logits.
 
-    Bias and penalties change the logits of every choice. Temperature 0 is greedy and ignores what comes after them.
+    Bias and penalties change the logits of every choice. Temperature 0 is greedy and ignores all later steps.
 
     Attributes:
         temperature: 0 is greedy.
@@ -95,25 +95,25 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether sampling removes tokens by top_k, top_p or min_p."""
+        """True if sampling removes tokens by top_k, top_p or min_p."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def penalizes(self) -> bool:
-        """Whether the choice depends on the tokens before it beyond the logits."""
+        """True if penalties make the choice depend on earlier tokens beyond the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 RANGES = {each.name: each.metadata[SETTING].within for each in fields(SamplingParams) if SETTING in each.metadata}
-"""Of the fields of `SamplingParams` that are numbers; the HTTP schema reads them here."""
+"""Ranges of the numeric fields of `SamplingParams`; the HTTP schema reads them here."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldingParams(SamplingParams):
-    """Sampling parameters of a request that must not end yet: `GenerationRequest.law` makes them, nobody sends them.
+    """Sampling parameters of a request that must not end yet; `GenerationRequest.law` makes them, no client sends them.
 
     Attributes:
-        held_back: ids that have no chance at positions below `until`.
+        held_back: ids that cannot be chosen at positions below `until`.
     """
 
     held_back: tuple[int, ...] = ()
@@ -129,9 +129,9 @@ def _left_open(name: str, note: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """What a target's operator wants of requests that do not say; None: nobody has said anything.
+    """Operator's defaults for parameters that a request leaves open; None: no default is set.
 
-    Part of the model card, so that tokens do not depend on which of a target's servers was asked.
+    Part of the model card, so that tokens do not depend on which of a target's servers answers.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -156,7 +156,7 @@ class RequestDefaults:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The fields of `SamplingParams` that somebody has set."""
+        """Fields of `SamplingParams` that have a default here."""
         return {name: value for name in LEFT_TO_SERVER if (value := getattr(self, name)) is not None}
 
 
@@ -166,7 +166,7 @@ NO_DEFAULTS = RequestDefaults()
 
 
 class GrammarKind(enum.Enum):
-    """What the text of a grammar is written in."""
+    """Language that the text of a grammar is written in."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -175,16 +175,16 @@ class GrammarKind(enum.Enum):
 
 
 class Preamble(enum.Enum):
-    """What stands before the text that a grammar speaks of."""
+    """Text that may precede the part of the output that a grammar constrains."""
 
     NONE = "none"
-    REASONING = "reasoning"  # one may, from its first mark to its last
-    REST_OF_REASONING = "rest"  # of one that the prompt has begun
+    REASONING = "reasoning"  # reasoning may come first, from its opening mark to its closing mark
+    REST_OF_REASONING = "rest"  # the rest of a reasoning that the prompt has begun
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the output must look like; docs/structured.md has the rules of each kind.
+    """Form that the output must have; docs/structured.md has the rules of each kind.
 
     Raises:
         InvalidRequestError: the text is empty or too long.
@@ -203,31 +203,31 @@ ANY_JSON_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 
 
 class Schedule(enum.Enum):
-    """Who waits for whom between draft worker and target."""
+    """Schedule of draft worker and target: rounds with waiting, or run-ahead."""
 
     SYNC = "sync"  # rounds: draft, send, wait for the verdict
     ASYNC = "async"  # run-ahead: the draft goes on, the target verifies what has arrived or decodes by itself
 
     @property
     def target_waits(self) -> bool:
-        """Whether every pass of the target waits for a proposal."""
+        """True if every pass of the target waits for a proposal."""
         return self is Schedule.SYNC
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the draft goes on without waiting for verdicts."""
+        """True if the draft goes on without waiting for verdicts."""
         return self is Schedule.ASYNC
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Origin of an output: a server that goes on with it must agree in every field, or would write another text.
+    """Origin of an output. A server that resumes it must agree in every field, or it would write another text.
 
     Attributes:
-        model_id: hash of what the model's tokens depend on; empty where it is unknown, or where a device draws the
-            noise, so that no other server can go on.
-        grammar_version: of the masks' compiler, if the output keeps to a grammar.
-        prompt_digest: of the prompt's token ids.
+        model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws the
+            noise, so that no other server can resume.
+        grammar_version: version of the masks' compiler, if the output keeps to a grammar.
+        prompt_digest: digest of the prompt's token ids.
     """
 
     model_id: str = ""
@@ -248,22 +248,22 @@ UNKNOWN = Provenance()
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request, already tokenized.
+    """Tokenized request.
 
     Attributes:
         prompt_token_ids: at least one token id.
         max_new_tokens: upper limit of output tokens, >= 1; generation also ends where the context is full.
-        stop_token_ids: the sequence ends after committing any of these.
-        stop_at_eos: it also ends after any end-of-sequence token of the target.
+        stop_token_ids: ids that end the sequence once one of them is committed.
+        stop_at_eos: the sequence also ends after any end-of-sequence token of the target.
         gamma: speculation length asked for by the client; None leaves it to the server, 0 switches speculation off.
-        schedule: None leaves it to the server.
-        num_committed_tokens: how many of the prompt's last tokens are output of an earlier stream (resume).
-        logprobs: with each token its log-probability, and those of so many best ones; None asks for none.
-        min_new_tokens: nothing ends the sequence before it has so many output tokens.
-        prompt_logprobs: the same for the prompt's tokens, with the first commit.
-        grammar: of the output; it ends with an end-of-sequence token, so `stop_at_eos` must be set.
-        cache_salt: what was computed of a prompt serves prompts of an equal salt alone.
-        provenance: of the committed tokens, where they are another server's.
+        schedule: schedule asked for by the client; None leaves it to the server.
+        num_committed_tokens: number of the prompt's last tokens that are output of an earlier stream (resume).
+        logprobs: number of best tokens whose log-probabilities come with each token's own; None asks for none.
+        min_new_tokens: output tokens before which nothing ends the sequence.
+        prompt_logprobs: like `logprobs`, for the prompt's tokens, with the first commit.
+        grammar: grammar of the output; it ends with an end-of-sequence token, so `stop_at_eos` must be set.
+        cache_salt: prompts share cached prefixes only if their salts are equal.
+        provenance: origin of the committed tokens, if another server wrote them.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -308,10 +308,10 @@ class GenerationRequest:
         _require(salted <= most, f"cache_salt has {salted} characters, the limit is {most}", "cache_salt")
 
     def resumed(self, token_ids: Sequence[int]) -> GenerationRequest:
-        """The same request, to go on with behind output tokens that are committed already.
+        """Return the same request, to continue after output tokens that are committed already.
 
-        The one resume there is: a token is a function of target, prompt, parameters, seed and position, so whoever
-        holds the committed tokens can go on at any replica of the target, after a lost link or a failed pass.
+        Every resume goes through this method. A token is a function of target, prompt, parameters, seed and position,
+        so a process with the committed tokens can continue at any replica, after a lost link or a failed pass.
         """
         return replace(
             self,
@@ -322,11 +322,11 @@ class GenerationRequest:
         )
 
     def law(self, eos_token_ids: frozenset[int] = frozenset()) -> SamplingParams:
-        """How tokens are chosen, with whatever would end the sequence held back until it is long enough.
+        """Return the effective sampling parameters: tokens that end the sequence are held back until `min_new_tokens`.
 
         Args:
-            eos_token_ids: the model's, for requests that stop at them. Draft and target may know different ones: the
-                target's decide, the draft's only make its guesses better.
+            eos_token_ids: end-of-sequence ids of the model, for requests that stop at them. Draft and target may know
+                different ones: the target's decide, the draft's only improve its proposals.
         """
         if not self.min_new_tokens:
             return self.sampling
@@ -337,7 +337,7 @@ class GenerationRequest:
 
     @property
     def output_start(self) -> int:
-        """Position of the first output token, which a resume does not move."""
+        """Position of the first output token, the same after a resume."""
         return len(self.prompt_token_ids) - self.num_committed_tokens
 
 
@@ -350,7 +350,7 @@ def _check_num_logprobs(name: str, count: int | None) -> None:
 
 
 def check_logit_bias(sampling: SamplingParams, *, vocab_size: int) -> None:
-    """Raise InvalidRequestError, which names the token, where a bias is of one that does not exist."""
+    """Raise InvalidRequestError, which names the token, if a biased token is outside the vocabulary."""
     for token_id, _ in sampling.logit_bias:
         if token_id >= vocab_size:
             fault = f"logit_bias names token {token_id}, outside the vocabulary of {vocab_size}"

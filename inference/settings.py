@@ -1,4 +1,4 @@
-"""Settings: a field of a configuration says its help, unit, range, choices, default and flag, and nothing repeats them.
+"""Settings: each field of a configuration declares its help, unit, range, choices, default and flag in one place.
 
 `setting` declares a field and `group` a part of a larger configuration. Knows no argparse: `inference/cli/flags.py`
 makes flags of what is declared here, and reads them back.
@@ -19,9 +19,9 @@ from inference.errors import ConfigError
 T = TypeVar("T")
 
 REQUIRED: Any = MISSING
-"""The default of a setting that has none."""
+"""Default of a setting that has none."""
 FINITE = sys.float_info.max
-"""The high end of a range that takes any number but infinity."""
+"""High end of a range that takes any number but infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Range:
     """Range of a number.
 
     Attributes:
-        low, high: the ends.
-        above: `low` itself is outside.
+        low, high: ends of the range.
+        above: True if `low` itself is outside.
     """
 
     low: float
@@ -57,16 +57,16 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a field says of its value and of its flag.
+    """Declaration of a field's value and flag.
 
     Attributes:
-        usage: the flag as it is typed, with its aliases and its unit: "--gamma --speculation_length N". Without
-            dashes, the value stands on the command line alone; empty: the field has no flag.
-        help: text of --help, where it is not the one that the docstring of the field's class has among its Attributes.
+        usage: flag as it is typed, with its aliases and its unit: "--gamma --speculation_length N". Without dashes,
+            the value is positional; empty: the field has no flag.
+        help: text of --help; empty: the text of the field in the Attributes section of its class.
         section: title above the flag in --help; None: its group's.
-        exclusive: of all flags of the section that say so, one can be given.
-        bare: value of the flag where it is given without one.
-        kind: what makes the value of a word, where the type of the field does not.
+        exclusive: True if at most one of the section's exclusive flags can be given.
+        bare: value of the flag when it is given without one.
+        kind: type or parser of the value; None: the type of the field.
     """
 
     usage: str = ""
@@ -80,7 +80,7 @@ class Setting:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the flag, or the name of a value that stands alone."""
+        """Names of the flag, or the name of a positional value."""
         words = self.usage.split()
         return tuple(word for word in words if word.startswith("--")) or tuple(words)
 
@@ -95,7 +95,7 @@ class Setting:
         return self.usage.removeprefix(" ".join(self.names)).strip() or None
 
     def check(self, name: str, value: Any) -> None:
-        """Raise ConfigError if the value of the field of this name is out of range, or no choice."""
+        """Raise ConfigError if the value of the field of this name is out of range, or none of the choices."""
         if value is None:
             return
         shown = self.key if self.usage else name
@@ -108,14 +108,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A configuration as part of a larger one.
+    """Configuration as part of a larger one.
 
     Attributes:
         kind: dataclass of the configuration.
-        section: title above its flags in --help, but for settings with their own.
+        section: title above its flags in --help, except for settings with their own.
         without: flags that are left out, by their first name; these fields keep their defaults.
-        needs: flags one of which must be given, or there is None instead of the configuration.
-        changes: for fields by name, another default, or another `setting` or `group`.
+        needs: flags of which one must be given; without any, the field is None instead of a configuration.
+        changes: by field name, another default, or another `setting` or `group`.
     """
 
     kind: type[Any]
@@ -138,7 +138,7 @@ def setting(default: T, usage: str = "", **said: Any) -> T:
 
 
 def same(kind: type[Any], name: str, **changes: Any) -> Any:
-    """Declare a field with the setting and the default of another dataclass's field, but for `changes`."""
+    """Declare a field with the setting and the default of another dataclass's field, except for `changes`."""
     other = field_of(kind, name)
     default = changes.pop("default", other.default)
     return field(default=default, metadata={SETTING: replace(described(kind, name, other), **changes)})
@@ -151,7 +151,7 @@ def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
 
 
 def _attributes(kind: type[Any]) -> dict[str, str]:
-    """Return what the docstrings of a class and of its bases say of their attributes, by name."""
+    """Return the texts of the Attributes sections of a class and its bases, by attribute."""
     docs = (inspect.cleandoc(base.__doc__ or "") for base in reversed(kind.__mro__))
     texts = (doc.partition("Attributes:\n")[2].partition("\n\n")[0] for doc in docs)
     entries = (entry for text in texts for entry in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE))
@@ -166,7 +166,7 @@ def group(
     needs: tuple[str, ...] = (),
     **changes: Any,
 ) -> T:
-    """Declare a field that is a configuration of its own; arguments are those of `Group`."""
+    """Declare a field that is itself a configuration; arguments are those of `Group`."""
     for name in changes:
         field_of(kind, name)
     metadata = {GROUP: Group(kind, section, frozenset(without), needs, changes)}
@@ -179,14 +179,14 @@ def field_of(kind: type[Any], name: str) -> Field[Any]:
 
 
 def check(config: Any) -> None:
-    """Raise ConfigError if a setting of a configuration is out of range, or no choice; for `__post_init__`."""
+    """Raise ConfigError if a setting of a configuration is out of range, or none of its choices."""
     for each in fields(config):
         if SETTING in each.metadata:
             each.metadata[SETTING].check(each.name, getattr(config, each.name))
 
 
 class Checked:
-    """Base of configurations that are checked where they are built."""
+    """Base of configurations that are checked when they are built."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Long sequences of tokens, looked at and counted without walking all of them. Imports nothing of this package."""
+"""Long sequences of tokens, sliced, compared and counted without a walk over all. Imports nothing of this package."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PART = 512
 
 
 class TokenView(Sequence[int]):
-    """Tokens start .. end-1 of a list, and a few behind them; slices and sums are views again, and cost as little.
+    """View of the tokens start .. end-1 of a list, followed by a few more; slices and sums are cheap views again.
 
     Args:
-        log: only ever grows while there are views of it, so that two views of one log need not be compared there.
+        log: list that only grows while it has views, so that views of one log are equal there without a comparison.
         end: None is the log's present end.
-        tail: tokens behind them.
+        tail: tokens that follow those of the log.
     """
 
     __slots__ = ("_end", "_log", "_start", "tail")
@@ -59,23 +59,23 @@ class TokenView(Sequence[int]):
 
 
 def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
-    """Both in a row."""
+    """Return both sequences in a row."""
     return token_ids + others if isinstance(token_ids, TokenView) else [*token_ids, *others]
 
 
 def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """What of the tokens will never change, and what stands behind it; of tokens that are no view, all."""
+    """Return the tokens that never change and the tail after them; a sequence that is no view has no tail."""
     if not isinstance(token_ids, TokenView):
         return token_ids, ()
     return token_ids[: len(token_ids) - len(token_ids.tail)], token_ids.tail
 
 
 def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many tokens from the first on are equal; of one log, what both views have of it is known to be."""
+    """Return the length of the common prefix; the part that two views share of one log is not compared."""
     start, length = 0, min(len(ours), len(theirs))
     if isinstance(ours, TokenView) and isinstance(theirs, TokenView) and ours._log is theirs._log:
         start = min(ours._end, theirs._end) - ours._start if ours._start == theirs._start else 0
-    for first in range(start, length, _PART):  # so that unlike ones cost next to nothing, and like ones go at C speed
+    for first in range(start, length, _PART):  # parts make a difference cheap to find, and compare at C speed
         end = min(first + _PART, length)
         if (one := [*ours[first:end]]) != (other := [*theirs[first:end]]):
             return first + next(i for i, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
@@ -83,10 +83,10 @@ def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 class Tally:
-    """Counts the tokens of one sequence that only grows, each of them once; belongs to one thread at a time.
+    """Counts of the tokens of one growing sequence; each token is counted once. For one thread at a time.
 
     Args:
-        output_start: position of its first output token.
+        output_start: position of the first output token.
     """
 
     def __init__(self, output_start: int) -> None:
@@ -95,7 +95,7 @@ class Tally:
         self._counts = np.zeros((2, 0), dtype=np.int64)  # [2, largest id + 1]: in prompt, in output
 
     def count(self, log: Sequence[int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """Ids in the sequence, ascending, how often each is in its output, and whether it is in its prompt."""
+        """Return the ids in the sequence, ascending, with their count in the output and whether the prompt has them."""
         token_ids = np.fromiter(log[self._num_counted :], dtype=np.int64)
         in_output = np.arange(self._num_counted, len(log)) >= self._output_start
         self._num_counted = len(log)

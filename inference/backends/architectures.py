@@ -1,6 +1,6 @@
-"""Which architectures the torch backend refuses, and why.
+"""Architectures that the torch backend refuses, with reasons.
 
-Owns the reading of a Transformers configuration. What a configuration does not tell is found when the backend runs its
+Owns the reading of a Transformers configuration. What a configuration does not show is found when the backend runs its
 first token (`inference.backends.pytorch.attention.ShapeRecorder`).
 """
 
@@ -32,13 +32,13 @@ REQUIRED_ARGUMENTS = ("position_ids", "logits_to_keep")
 
 
 class StoredConfig(SimpleNamespace):
-    """A configuration that was written down: what `PretrainedConfig.to_dict` gave, as attributes.
+    """Stored configuration of a text model: the result of `PretrainedConfig.to_dict`, as attributes.
 
-    Stands in for one of a text model; settings that it never had raise AttributeError, as there.
+    A setting that the original never had raises AttributeError, as it did there.
     """
 
     def get_text_config(self) -> StoredConfig:
-        """Itself."""
+        """Return this configuration."""
         return self
 
 
@@ -46,13 +46,13 @@ Config: TypeAlias = "PretrainedConfig | StoredConfig"
 
 
 def architecture_name(config: Config) -> str:
-    """Name of a model's architecture, for messages that refuse it."""
+    """Return the name of a model's architecture, for messages that refuse it."""
     architectures = getattr(config, "architectures", None)
     return architectures[0] if architectures else type(config).__name__.removesuffix("Config")
 
 
 def resolve_length(config: Config, asked: int | None) -> int:
-    """Positions per slot: what was asked for, or the model's own limit but at most `DEFAULT_LENGTH`."""
+    """Return the positions per slot: the number asked for, or else the model's limit, at most `DEFAULT_LENGTH`."""
     text_config = config.get_text_config()  # multimodal models keep the language model's settings apart
     limits = (getattr(text_config, name, None) for name in LENGTH_FIELDS)
     limit = next((limit for limit in limits if isinstance(limit, int)), None)
@@ -70,7 +70,7 @@ def require_supported_config(config: Config, max_length: int) -> None:
 
 
 def require_supported_model(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError if the model has other state, or cannot be told positions and wanted logits."""
+    """Raise UnsupportedModelError if the model has other state, or takes no positions or no wanted logits."""
     reasons = [f"its forward takes no {name}" for name in REQUIRED_ARGUMENTS if name not in forward_arguments(model)]
     if getattr(model, "_is_stateful", False):  # Transformers' own word for recurrent state
         reasons.append("it carries recurrent state, which cannot be rolled back by position")
@@ -79,7 +79,7 @@ def require_supported_model(model: PreTrainedModel) -> None:
 
 
 def forward_arguments(model: PreTrainedModel) -> Collection[str]:
-    """Names that the model's forward takes; others may vanish in its `**kwargs` without a word."""
+    """Return the names that the model's forward takes; its `**kwargs` may silently ignore others."""
     return inspect.signature(model.forward).parameters
 
 
@@ -119,7 +119,7 @@ def _rope_reasons(config: Config, max_length: int) -> Iterator[str]:
 
 
 def _ropes(config: Config) -> Iterator[dict[str, Any]]:
-    """Rotary settings: Transformers 4 keeps them as `rope_scaling`, 5 as `rope_parameters`, some per layer type."""
+    """Yield rotary settings: `rope_scaling` of Transformers 4, `rope_parameters` of 5, some per layer type."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(config, name, None) or {}
         yield rope

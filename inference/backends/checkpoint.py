@@ -1,6 +1,6 @@
-"""Reading a Hugging Face directory: its configuration and its weights; never the network.
+"""Reader of a Hugging Face directory: its configuration and its weights; never the network.
 
-Owns the translation of what Transformers raises or merely warns about into one clear line. Knows nothing of slots.
+Owns the translation of Transformers' exceptions and warnings into one clear line. Knows nothing of slots.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def load_weights(
 
 @contextmanager
 def _blaming(path: Path) -> Iterator[None]:
-    """Turn what Transformers raises about a checkpoint into one line; its exceptions have no common root."""
+    """Turn Transformers' exceptions about a checkpoint into one line; they have no common root."""
     try:
         yield
     except Exception as error:

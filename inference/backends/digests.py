@@ -1,6 +1,6 @@
-"""Files by content: SHA-256, remembered in the user's cache for as long as a file is untouched.
+"""SHA-256 digests of files, remembered in the user's cache as long as a file is untouched.
 
-Reading a large checkpoint takes minutes, and every start asks which model it is. Times and places do not count.
+Reading a large checkpoint takes minutes, and every start needs the model's id. Times and places are not part of it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 NUM_READERS = 8
-"""Files that are read at once: hashing releases Python's lock."""
+"""Files read at once: hashing releases Python's lock."""
 SHA256_DIGITS = 64
 
 
 def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """This project's folder in the user's cache."""
+    """Return this project's folder in the user's cache."""
     cache = environment.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "specdec"
 
 
 def digests_of(files: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file's content, in hexadecimal; a file is read once, and not again at the next start."""
+    """Return the SHA-256 of each file's content, in hexadecimal; the next start does not read a file again."""
     with ThreadPoolExecutor(NUM_READERS) as readers:
         return list(readers.map(_remembered, files))
 
 
 def digest_of(file: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

@@ -1,4 +1,4 @@
-"""Host: memory for slots, which it provides page by page as tokens are written, and what its processor can do."""
+"""Facts and memory of the host: slots' memory, provided page by page as tokens are written; instruction sets."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def allow_huge_pages(memory: mmap.mmap, start: int, num_bytes: int) -> None:
 
 @cache
 def instruction_sets() -> str:
-    """Return the line of /proc/cpuinfo that names them, which decide how ONNX Runtime multiplies.
+    """Return the line of /proc/cpuinfo that names the instruction sets, which decide how ONNX Runtime multiplies.
 
-    Where there is none, it is the processor's name.
+    Without such a line, return the processor's name.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Which model a directory holds: a hash that other replicas of the same model have too."""
+"""Identity of the model in a directory: a hash that all replicas of the model share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from inference.backends.digests import digests_of
 
 
 def model_id_of(path: Path, *facts: str) -> str:
-    """16 hex digits over all of a checkpoint's files, and over what else its tokens depend on.
+    """Return 16 hex digits over a checkpoint's files and all other facts that its tokens depend on.
 
     Args:
-        facts: the arithmetic as it was resolved, not as it was asked for; what ends a sequence.
+        facts: the resolved arithmetic, not the one asked for, and the tokens that end a sequence.
     """
     digest = hashlib.sha256(repr(facts).encode())
     for name, content in contents(path):
@@ -22,6 +22,6 @@ def model_id_of(path: Path, *facts: str) -> str:
 
 
 def contents(path: Path, patterns: Sequence[str] = ("*.safetensors", "*.bin", "*.json")) -> list[tuple[str, str]]:
-    """(name, SHA-256) of a checkpoint's files."""
+    """Return (name, SHA-256) of a checkpoint's files."""
     files = sorted({file for pattern in patterns for file in path.glob(pattern)})
     return list(zip((file.name for file in files), digests_of(files), strict=True))

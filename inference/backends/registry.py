@@ -1,4 +1,4 @@
-"""Which backends there are, by the name that `ModelConfig.backend` carries.
+"""Registry of the backends, by the name in `ModelConfig.backend`.
 
 Imports a backend only when it is asked for: listing names needs no torch.
 """
@@ -33,11 +33,11 @@ COMPILERS = {"neuron": ("inference.backends.neuron.decoders.fused", "compile_mod
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 """Backends that never copy a slot: their drafts have no branches, and need no slots for them."""
 AUTO = "auto"
-"""onnx where it runs the model, on a CPU, and for int8; torch elsewhere."""
+"""Name of the fastest backend: onnx for int8, and on a CPU where it runs the model; torch elsewhere."""
 
 
 def load_backend(config: ModelConfig) -> Backend:
-    """Load a model as its configuration says.
+    """Load the model that a configuration describes.
 
     Raises:
         ConfigError: no backend has this name, or the model cannot be used.
@@ -53,9 +53,9 @@ def load_backend(config: ModelConfig) -> Backend:
 
 
 def asleep(backend: Any, seconds_of: Callable[[Sequence[Span]], float]) -> Any:
-    """Return the same backend, with all that it can do; from now on a pass takes at least `seconds_of` its spans.
+    """Return the same backend, whose passes now take at least `seconds_of` their spans.
 
-    While a device computes, its host is idle; so a pass sleeps, and others have the cores, until it would be done.
+    While a device computes, its host is idle. So a pass sleeps until it would be done, and leaves the cores free.
     """
     forward = backend.forward
 
@@ -70,14 +70,14 @@ def asleep(backend: Any, seconds_of: Callable[[Sequence[Span]], float]) -> Any:
 
 
 def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide) -> CompiledDecoder | None:
-    """Load both models into one decoder, where their backend can and the configuration wants it; else None.
+    """Load both models into one decoder; return None if their backend cannot, or the configuration does not ask for it.
 
     Args:
-        draft: None for a target alone.
-        decide: chooses tokens and verifies, for decoders that have logits.
+        draft: draft model; None for a target alone.
+        decide: function that chooses tokens and verifies, for decoders that return logits.
 
     Raises:
-        ConfigError: the models cannot be used so.
+        ConfigError: the models cannot be used together.
     """
     if target.backend not in DECODER_LOADERS or (draft is not None and target.backend != draft.backend):
         return None
@@ -99,14 +99,14 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def artifact_report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
-    """See `inference.backends.neuron.storage.upkeep.report`."""
+    """Report on a folder of compiled models; see `inference.backends.neuron.storage.upkeep.report`."""
     from inference.backends.neuron.storage.upkeep import report
 
     return report(action, root, older_than_h)
 
 
 def rescale_fp8(model: Path, output: Path) -> Iterator[str]:
-    """See `inference.backends.neuron.checkpoints.rescaling.rescale`."""
+    """Rescale an fp8 checkpoint; see `inference.backends.neuron.checkpoints.rescaling.rescale`."""
     from inference.backends.neuron.checkpoints.rescaling import rescale
 
     return rescale(model, output)
@@ -119,13 +119,13 @@ def _load_fastest(config: ModelConfig) -> Backend:
         return _load("torch", config)
     try:
         return _load("onnx", config)
-    except Exception as error:  # a model it cannot run, a full disk: if the model is at fault, torch says so again
+    except Exception as error:  # a model it cannot run, a full disk; torch reports a broken model again
         logger.warning("model %s: backend torch, because %s", config.path.name, error)
         return _load("torch", config)
 
 
 def _has_cuda() -> bool:
-    if not Path("/proc/driver/nvidia").exists():  # saves the seconds that torch takes to say so
+    if not Path("/proc/driver/nvidia").exists():  # saves the seconds of importing torch
         return False
     import torch
 

@@ -1,4 +1,4 @@
-"""What every backend does with the spans of a pass: check the caller's side of the contract, find the wanted rows.
+"""Functions of every backend on the spans of a pass: check the caller's side of the contract, find the wanted rows.
 
 Pure; knows no model.
 """
@@ -11,7 +11,7 @@ from inference.model.slots import Backend, Span
 
 
 def check_spans(spans: Sequence[Span], backend: Backend) -> None:
-    """Raise ValueError where the caller broke the contract of `Backend.forward`."""
+    """Raise ValueError if the caller broke the contract of `Backend.forward`."""
     if not spans:
         raise ValueError("a pass needs at least one span")
     if len({span.slot for span in spans}) != len(spans):
@@ -32,7 +32,7 @@ def check_spans(spans: Sequence[Span], backend: Backend) -> None:
 
 
 def wanted_rows(spans: Sequence[Span]) -> list[int]:
-    """Rows of the flattened tokens whose logits are wanted."""
+    """Return the rows of the flattened tokens whose logits are wanted."""
     rows: list[int] = []
     end = 0
     for span in spans:

@@ -1,4 +1,4 @@
-"""From arguments to an exit code: picks the role, sets up logging, turns errors into one clear line."""
+"""Main function of the command line: picks the role, sets up logging, turns errors into one clear line."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from inference.errors import ConfigError, InvalidRequestError, SpecDecError
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 END_S = 2.0
-"""What the end of a process may take whose work is done."""
+"""Seconds that a process may take to end once its work is done."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run main.py; returns the exit code: 0, 1 (failed), 2 (wrong flags or files), 130 (Ctrl-C)."""
+    """Run main.py; return the exit code: 0, 1 (failed), 2 (wrong flags or files), 130 (Ctrl-C)."""
     role_name, rest = _split_role(arguments)
     # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -60,10 +60,10 @@ def _set_up_logging(level: str) -> None:
 
 
 def prepared(settings: Any) -> Any:
-    """Return a role's settings when what they ask for is there: models of the hub, and certificates for a trial.
+    """Fetch the hub's models and make the trial certificates that a role's settings name; return the settings.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: a model cannot be fetched, or a certificate cannot be written.
     """
     groups = {each.name: getattr(settings, each.name) for each in fields(settings)}
     for value in groups.values():
@@ -74,10 +74,10 @@ def prepared(settings: Any) -> Any:
 
 
 class QuietLibraries(logging.Filter):
-    """Holds back what libraries tell of themselves and nobody can act on.
+    """Filter of library messages that an operator cannot act on.
 
-    NxD Inference writes hundreds of lines per model and request to the root logger: each warning once. gRPC writes an
-    error with a traceback if a caller leaves between its last look and its last write, and nothing if he left before.
+    NxD Inference writes hundreds of lines per model and request to the root logger; each warning is shown once. gRPC
+    logs a traceback if a caller disconnects between gRPC's last check and its last write.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class QuietLibraries(logging.Filter):
         self._seen: set[tuple[str, int]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is shown."""
+        """Return whether a record is shown."""
         if record.name == "grpc._cython.cygrpc":
             return not record.getMessage().startswith("ExecuteBatchError raised in core")
         if "neuronx_distributed" not in record.pathname:
@@ -95,7 +95,7 @@ class QuietLibraries(logging.Filter):
         place = (record.pathname, record.lineno)
         is_new = record.levelno == logging.WARNING and place not in self._seen
         self._seen.add(place)
-        # Every load of a compiled model says this, of names that NxDI itself wrote.
+        # Every load of a compiled model logs this, about names that NxDI itself wrote.
         return is_new and not record.getMessage().startswith("NeuronConfig init: Unexpected keyword arguments")
 
 
@@ -115,9 +115,9 @@ def _run(coroutine: Coroutine[Any, Any, int]) -> int:
 
 
 def end_soon(code: int) -> threading.Timer:
-    """End the process in `END_S`, whatever its threads do: all is done, but event loop and interpreter wait for them.
+    """End the process after `END_S`, even if event loop and interpreter still wait for a thread.
 
-    A look-up of a name whose server is silent takes minutes, a chat template of another server may never end.
+    A DNS look-up without an answer takes minutes, and another server's chat template may never end.
     """
     last_resort = threading.Timer(END_S, _end, (code,))
     last_resort.daemon = True
@@ -139,9 +139,9 @@ def _report(error: Exception, code: int) -> int:
 
 
 def _report_lost_output(error: Exception) -> int:
-    """End after a write that failed; without a word if stdout's reader has left, as `head` does.
+    """Return the exit code after a failed write; report it unless stdout's reader closed the pipe, as `head` does.
 
-    What is still in stdout's buffer goes nowhere: Python would try to write it at exit, and complain once more.
+    The rest of stdout's buffer is discarded: Python would try to write it at exit, and report a second error.
     """
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
@@ -150,7 +150,7 @@ def _report_lost_output(error: Exception) -> int:
 
 
 def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The role, and all other arguments; without a role, the roles are listed."""
+    """Return the role and all other arguments; without a role, list the roles and exit."""
     summaries = "\n".join(f"  {name:14} {role.summary}" for name, role in ROLES.items())
     parser = argparse.ArgumentParser(
         prog="main.py",

@@ -1,4 +1,4 @@
-"""`--config FILE`: flags from a JSON or TOML file, as if they stood before those of the command line.
+"""Flags from a JSON or TOML file (`--config FILE`), parsed as if they stood before those of the command line.
 
 A file serves several roles: keys at its top level are taken by the roles that have such a flag; a table named like a
 role is for that role alone, and there every key must be a flag. Flags of the command line come later and win.
@@ -17,11 +17,11 @@ from inference.errors import ConfigError
 
 
 class ConfigFileParser(argparse.ArgumentParser):
-    """The parser of one role, with `--config`.
+    """Parser of one role's flags, with `--config`.
 
     Args:
-        role: its name.
-        roles: name of every role, and a function that gives its parser.
+        role: name of the role.
+        roles: name of every role, and a function that returns its parser.
     """
 
     def __init__(self, *, role: str, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any) -> None:
@@ -32,7 +32,7 @@ class ConfigFileParser(argparse.ArgumentParser):
         self.add_argument("--config", type=Path, action="append", metavar="FILE", help=text)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See `argparse.ArgumentParser`; whatever the file says is put in front."""
+        """Parse the flags of the files and then the arguments; see `argparse.ArgumentParser`."""
         arguments = list(args or ())
         try:
             from_files = [text for file in _files(arguments) for text in self._arguments(file)]
@@ -73,7 +73,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
         values = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError) as error:  # of both formats, and of a text that is not UTF-8
+    except (OSError, ValueError) as error:  # ValueError: broken JSON or TOML, or not UTF-8
         raise ConfigError(f"configuration file {file} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {file}: an object of flags is expected")
@@ -81,7 +81,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str]:
-    """One flag as it would be typed."""
+    """Yield one flag as a user would type it."""
     if action.nargs == 0:
         if value:
             yield f"--{key}"
@@ -95,7 +95,7 @@ def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str
 
 
 def as_toml(args: argparse.Namespace) -> str:
-    """A file for `--config` that asks for the same again: every flag that has a value, in the order of the alphabet."""
+    """Return a file for `--config` that reproduces the parsed flags: each that has a value, in alphabetical order."""
     values = {name: _as_value(value) for name, value in sorted(vars(args).items()) if value is not None}
     return "".join(f"{name} = {text}\n" for name, text in values.items() if text != '""' and name != "config")
 

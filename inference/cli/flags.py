@@ -1,4 +1,4 @@
-"""Flags made of the settings of configurations, and configurations read from parsed flags.
+"""Flags built from the settings of configurations, and configurations built from parsed flags.
 
 The only file of the command line that sees an `argparse.Namespace`.
 """
@@ -24,11 +24,11 @@ _NOTHING = ("None", "False", "()", "{}", "")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Flag of one field, as a role has it.
+    """Flag of one field, with a role's changes.
 
     Attributes:
-        kind: type of the value, or of each one where the flag may be repeated.
-        said: what the field says of it, with its section.
+        kind: type of the value, or of each value where the flag may be repeated.
+        said: declared setting of the field, with the section of its group.
     """
 
     kind: Any
@@ -52,7 +52,7 @@ class Flag:
         group.add_argument(*self.said.names, help=self._help(), **self._default(), **self._form())
 
     def _help(self) -> str:
-        """Return the text of --help, which ends with the default unless it says one itself."""
+        """Return the text of --help; the default is appended unless the text has one."""
         text, shown = self.said.help, str(self.default)
         if "(default" in text or "%(default)s" in text or self.default is MISSING or shown in _NOTHING:
             return text
@@ -68,7 +68,7 @@ class Flag:
         return {"default": ",".join(str(getattr(each, "value", each)) for each in self.default)}  # read as a flag's is
 
     def _form(self) -> dict[str, Any]:
-        """Return what argparse is told of the value."""
+        """Return argparse's options for the value: its type, choices, action and metavar."""
         if self.kind is bool:
             return {"action": argparse.BooleanOptionalAction if self.default else "store_true"}
         if self.is_enum:
@@ -85,7 +85,7 @@ class Flag:
 
 
 class _MergeObjects(argparse.Action):
-    """Later objects win, name by name."""
+    """Action that merges JSON objects; later values win, key by key."""
 
     def __call__(
         self, parser: object, namespace: argparse.Namespace, values: Any, option_string: object = None
@@ -94,7 +94,7 @@ class _MergeObjects(argparse.Action):
 
 
 def _parser_of(kind: Any) -> Callable[[str], Any] | None:
-    """Return what makes a value of a word of the command line."""
+    """Return the function that parses a value, None for plain text."""
     if kind is str:
         return None
     if kind is Mapping:
@@ -124,7 +124,7 @@ def _json_object(text: str) -> dict[str, Any]:
 def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
     """Add the flags of a configuration and of all groups within it, section by section.
 
-    A flag that two groups have is one flag, which stands with the last of them.
+    A flag that two groups declare is added once, in the section of the last of them.
     """
     flags: dict[str, Flag] = {}
     for flag in _flags(_whole(kind)):
@@ -144,11 +144,11 @@ def add_flag(group: argparse._ActionsContainer, kind: type[Any], name: str) -> N
 
 
 def read(kind: type[T], args: argparse.Namespace) -> T:
-    """Return the configuration that parsed flags say.
+    """Return the configuration that parsed flags describe.
 
     Raises:
-        ConfigError: a value is out of range, or does not go with another one.
-        InvalidRequestError: the same of what a request may ask.
+        ConfigError: a value is out of range, or conflicts with another one.
+        InvalidRequestError: a parameter of a request is out of range.
     """
     return _read(_whole(kind), args)  # type: ignore[no-any-return]
 
@@ -183,7 +183,7 @@ def _flags(group: Group) -> Iterator[Flag]:
 
 
 def _parts(group: Group) -> Iterator[tuple[str, Any]]:
-    """Yield fields by name, each with its `Flag`, its `Group` or the value that a role gives it."""
+    """Yield each field's name with its `Flag`, its `Group` or the value that a role fixes."""
     hints = get_type_hints(group.kind)
     for each in fields(group.kind):
         change = group.changes.get(each.name, each)

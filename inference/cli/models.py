@@ -1,4 +1,4 @@
-"""Settings of the models that a role loads, and the configurations that backends get of them."""
+"""Settings of the models that a role loads, and the configurations of backends that they result in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from inference.settings import group, same, setting
 logger = logging.getLogger(__name__)
 
 NGRAM = "ngram"
-"""As a draft model: look drafts up in the sequence itself."""
+"""Name of a draft "model" that looks drafts up in the sequence itself."""
 DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
 
 PAIR = {"target": "revision", "draft": "draft_revision"}
@@ -39,11 +39,11 @@ PAIR = {"target": "revision", "draft": "draft_revision"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadingSettings(Loading):
-    """How a role loads its models.
+    """Settings of a role for loading its models.
 
     Attributes:
-        emulation: passes take at least so long, asleep, as on an accelerator: target:25ms,draft:3ms, or one of the
-            two.
+        emulation: let each pass sleep until it has taken this long, as on an accelerator: target:25ms,draft:3ms, or
+            one of the two.
         speculation_method: vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for
             fused_target); medusa: the target's own heads, no draft model.
     """
@@ -52,7 +52,7 @@ class LoadingSettings(Loading):
     speculation_method: str | None = setting(None, "--speculation_method", choices=SPECULATION_METHODS, section=NEURON)
 
     def target(self, path: Path, *, num_threads: int, neuron: NeuronOptions) -> ModelConfig:
-        """Return the configuration of a model; `num_threads` is used unless the settings name a number."""
+        """Return the configuration of a model; `num_threads` applies unless the settings have a number."""
         values = {each.name: getattr(self, each.name) for each in fields(Loading)}
         values |= {"num_threads": self.num_threads or num_threads, "neuron": neuron}
         return ModelConfig(path, pass_s=self.emulation.target_s, **values)
@@ -71,8 +71,8 @@ class LoadingSettings(Loading):
 
         Args:
             gamma: draft tokens that a compiled verification pass has room for; none for a draft, or a model alone.
-            method: instead of the settings'.
-            tp_degree: instead of the settings'.
+            method: speculation method that replaces the settings'.
+            tp_degree: number of cores that replaces the settings'.
         """
         method = method or self.speculation_method or "vanilla"
         options = replace(self.neuron, gamma=gamma, method=method, tp_degree=tp_degree or self.neuron.tp_degree)
@@ -90,22 +90,22 @@ class LoadingSettings(Loading):
             raise ConfigError(f"backend {self.backend} takes neither {neither}")
 
     def method_of_pair(self, *, has_draft: bool) -> str | None:
-        """Return the method where both models are in one process: NxDI's fused graph, unless another is named."""
+        """Return the method of two models in one process: by default NxDI's fused graph on backend neuron."""
         if self.speculation_method is None and self.backend == "neuron" and has_draft:
             return "fused"
         return self.speculation_method
 
     @property
     def only_compiles(self) -> bool:
-        """True if the role ends when its models are compiled."""
+        """Whether the role ends when its models are compiled."""
         return self.neuron.compile_policy == "only"
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Models that settings name, each by its directory or by its id of the hub.
+    """Models that settings name, each by its directory or by its hub id.
 
-    `REVISIONS` has the fields that name a model, and for each the field that names its revision.
+    `REVISIONS` maps each field that names a model to the field that names its revision.
     """
 
     REVISIONS: ClassVar[Mapping[str, str | None]] = {}
@@ -114,7 +114,7 @@ class Models:
         """Return the settings with a local directory for every hub id, downloading what the cache lacks.
 
         Raises:
-            ConfigError: a model is gated, missing, or out of reach; or a revision goes with no id.
+            ConfigError: a model is gated, missing or unreachable, or a revision is given without a hub id.
         """
         fetched = {}
         unused = {name for name in self.REVISIONS.values() if name is not None and getattr(self, name) is not None}
@@ -132,7 +132,7 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class OneModel(Models):
-    """One model, the target unless a role says otherwise.
+    """Settings of one model, by default the target.
 
     Attributes:
         path: target model directory.
@@ -147,13 +147,13 @@ class OneModel(Models):
     loading: LoadingSettings = group(LoadingSettings)
 
     def config(self, *, num_threads: int, gamma: int = 0) -> ModelConfig:
-        """Return the model's configuration; `gamma` is what a compiled pass has room for."""
+        """Return the model's configuration; `gamma` is the number of draft tokens that a compiled pass has room for."""
         return self.loading.target(self.path, num_threads=num_threads, neuron=self.loading.neuron_options(gamma=gamma))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModel(Models):
-    """The model of a draft worker, or none."""
+    """Settings of a draft worker's model, or of prompt lookup instead of one."""
 
     SECTION: ClassVar = "model"
     REVISIONS: ClassVar = {"path": "revision", "tokenizer": "revision"}
@@ -166,18 +166,18 @@ class DraftModel(Models):
     loading: LoadingSettings = group(LoadingSettings)
 
     def config(self) -> ProposerConfig:
-        """Return the draft's configuration: one thread, beside a target that takes the other cores."""
+        """Return the draft's configuration: one thread, since a target on this machine takes the other cores."""
         neuron = self.loading.neuron_options()
         return self.loading.proposer(self.path, tokenizer=self.tokenizer, num_threads=1, neuron=neuron)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPair(Models):
-    """Target and draft of one process.
+    """Settings of target and draft in one process.
 
     Attributes:
         target: target model directory.
-        draft_revision: the same, of the draft model.
+        draft_revision: branch, tag or commit of the draft model.
         draft_tp_degree: logical NeuronCores that the draft is sharded over; must divide --tp_degree (default:
             --tp_degree).
     """
@@ -197,7 +197,7 @@ class ModelPair(Models):
 
 @dataclass(frozen=True, slots=True)
 class CompiledModels(Models):
-    """Models to compile: a target, a draft or both.
+    """Settings of the models to compile: a target, a draft or both.
 
     Attributes:
         target: target model directory: compiles what --role target or verify_target loads (with --gamma 0).
@@ -218,23 +218,23 @@ class CompiledModels(Models):
 
 @dataclass(frozen=True, slots=True)
 class DefaultSettings:
-    """What a target answers to requests that leave something open.
+    """Defaults of a target for parameters that a request leaves open.
 
     Attributes:
-        generation_config: where the checkpoint's generation_config.json says what the flags below do not: auto
-            reads it.
+        generation_config: auto: read the checkpoint's generation_config.json for values that the flags below leave
+            open; none: do not read it.
     """
 
-    SECTION: ClassVar = "defaults for requests that do not say"
+    SECTION: ClassVar = "defaults for parameters that a request leaves open"
 
     generation_config: str = setting("auto", "--generation_config", choices=("auto", "none"))
     said: RequestDefaults = group(RequestDefaults)
 
     def of(self, model: Path) -> RequestDefaults:
-        """Return what the flags say, or else the generation_config.json of a checkpoint.
+        """Return the defaults of the flags, completed from the checkpoint's generation_config.json.
 
         Raises:
-            ConfigError: the file has a value that is outside its range.
+            ConfigError: a value of the file is outside its range.
         """
         file = model / "generation_config.json"
         if self.generation_config == "none" or not file.is_file():

@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 DAYS = 90
 CLIENT_NAME = "specdec-client"
 _FILES = ("server.key", "server.pem", "client.key", "client.pem", "ca.pem")
-_CA_KEY = "trial_ca.key"  # never in a folder that an operator filled, whose certificates are therefore left alone
+_CA_KEY = "trial_ca.key"  # absent from a folder that an operator filled, so its certificates are never replaced
 _LABEL = r"(?!-|..--)[a-z0-9-]{1,63}(?<!-)"
 _DNS_NAME = re.compile(rf"(?!.*\.arpa$){_LABEL}(\.{_LABEL})*")
 
 
 def make_certificates(server: ServerConfig) -> None:
-    """Make the certificates that a server's settings want to find in a folder.
+    """Make the trial certificates that a server's settings ask for, if they do.
 
     Raises:
-        ConfigError: they cannot be written.
+        ConfigError: the certificates cannot be written.
     """
     folder = server.security.self_signed
     try:
@@ -47,8 +47,8 @@ def make_trial(folder: Path, host: str) -> None:
     """Write certificates of a new CA and their keys into the folder, or add the names that its server.pem lacks.
 
     Args:
-        host: the address that the server listens on. Its certificate names it, this machine, all addresses of this
-            machine's interfaces, and loopback.
+        host: address that the server listens on. The certificate names it, this machine, the addresses of all its
+            interfaces, and loopback.
 
     Raises:
         OSError: the folder has no certificates, and they cannot be written.
@@ -68,7 +68,7 @@ def make_trial(folder: Path, host: str) -> None:
 
 
 def _add_names(folder: Path, host: str) -> None:
-    """Issue server.pem again if it lacks a name of this machine. The CA stays, so clients need no new ca.pem."""
+    """Issue server.pem again if it lacks a name of this machine. The CA is kept, so clients need no new ca.pem."""
     import trustme
 
     cert = folder / "server.pem"
@@ -109,12 +109,12 @@ def _names_in(cert: Path) -> list[str]:
 
 
 def _names_of_this_machine(host: str) -> list[str]:
-    """Return what clients may dial, as far as it is known without DNS, which can take long where there is none."""
+    """Return the names and addresses that clients may dial, without DNS: where there is none, a look-up takes long."""
     return [host, socket.gethostname(), "localhost", "127.0.0.1", "::1", *_interface_addresses()]
 
 
 def _spelled(names: Iterable[str]) -> list[str]:
-    """Return each name once, as a certificate spells it, without those that identify no machine, such as 0.0.0.0."""
+    """Return each name once, as a certificate spells it; drop those that identify no machine, such as 0.0.0.0."""
     return list(dict.fromkeys(spelled for name in names if (spelled := _spelling(name)) is not None))
 
 
@@ -139,7 +139,7 @@ class _Interface(ctypes.Structure):
 
 
 def _interface_addresses() -> Iterator[str]:
-    """Yield the addresses that getifaddrs(3) knows. Python's own library lists interfaces without their addresses."""
+    """Yield the addresses of getifaddrs(3): Python's standard library lists interfaces without addresses."""
     libc, first = ctypes.CDLL(None), ctypes.c_void_p()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
         return
@@ -153,7 +153,7 @@ def _interface_addresses() -> Iterator[str]:
 
 
 def _addresses_at(sockaddr: int) -> Iterator[str]:
-    """Yield the IP address of a C `sockaddr`, nothing if it is of another family."""
+    """Yield the IP address of a C `sockaddr`; yield nothing for another family."""
     family = int.from_bytes(ctypes.string_at(sockaddr, 2), sys.byteorder)
     if family == socket.AF_INET:
         yield str(ip_address(ctypes.string_at(sockaddr + 4, 4)))

@@ -1,5 +1,5 @@
-"""What requests cost, told to people and machines: figures, profile, Prometheus metrics, time-line, spans.
+"""Reports of what requests cost, for people and machines: figures, profile, Prometheus metrics, time-line, spans.
 
-Does not know: who serves. It is fed with events and commits.
+Does not know: the servers and engines. They pass in events and commits.
 Start reading: `stats.py`, then `metrics.py`.
 """

@@ -40,7 +40,7 @@ TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 2
 
 
 class Load(Protocol):
-    """Something that knows how busy it is: an engine, or a completer that counts."""
+    """Source of the current load: an engine, or a completer that counts."""
 
     @property
     def num_running(self) -> int: ...
@@ -50,14 +50,14 @@ class Load(Protocol):
 
 
 class Replaceable(Protocol):
-    """What is read from files, again when they change."""
+    """Object that is read from files, again when they change."""
 
     @property
     def is_stale(self) -> bool: ...
 
 
 class Certificate(Replaceable, Protocol):
-    """A server's, as its files have it now."""
+    """Certificate of a server, as its files have it now."""
 
     @property
     def days_left(self) -> float: ...
@@ -65,19 +65,19 @@ class Certificate(Replaceable, Protocol):
 
 @runtime_checkable
 class SlotLoad(Load, Protocol):
-    """A load that is bounded by KV slots."""
+    """Load that is bounded by KV slots."""
 
     @property
     def num_slots(self) -> int: ...
 
 
 class Metrics:
-    """All metrics of one process, in a registry of their own.
+    """Metrics of one process, in a registry of their own.
 
     Args:
-        model_name: what is served.
-        role: of this process. A request that passes a gateway and a server is in the counts of both: whoever adds up
-            several processes must choose one role.
+        model_name: name of the model that is served.
+        role: role of this process. A request that passes a gateway and a server is in the counts of both, so a sum
+            over processes must select one role.
     """
 
     def __init__(self, model_name: str, *, role: str = "server") -> None:
@@ -125,7 +125,7 @@ class Metrics:
         self._failures = self._counter_by("code", "specdec_request_failures", "Requests that failed, by status.")
 
     def _add_phases(self) -> None:
-        """Series by label are found once: looking one up for every commit costs more than counting."""
+        """Add the series by phase and direction; found once, as a look-up per commit would cost more than counting."""
         phase_seconds = self._counter_by(
             "phase", "specdec_phase_seconds", "Time of all requests, by phase: draft, verify, queue, network."
         )
@@ -146,7 +146,7 @@ class Metrics:
         self._request_output = self._histogram("vllm:request_generation_tokens", "Output tokens.", TOKEN_BUCKETS)
 
     def _add_run_ahead(self) -> None:
-        """What draft worker and target chose to do, and what came of it."""
+        """Add the metrics of run-ahead: choices of draft worker and target, and their results."""
         self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
         self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
         self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")
@@ -168,7 +168,7 @@ class Metrics:
         return Histogram(name, text, _MODEL, registry=self.registry, buckets=buckets).labels(self._name)
 
     def watch(self, load: Load) -> None:
-        """Read gauges from what knows them, at every scrape."""
+        """Read the gauges of running and waiting requests from `load` at every scrape."""
         running = self._gauge("vllm:num_requests_running", "Requests with a slot.")
         waiting = self._gauge("vllm:num_requests_waiting", "Requests in the queue.")
         running.set_function(lambda: load.num_running)
@@ -178,12 +178,12 @@ class Metrics:
             self._gauge("vllm:kv_cache_usage_perc", text).set_function(lambda: load.num_running / load.num_slots)
 
     def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
-        """By how much the event loop has just come too late, while nobody is served; and what it has to do."""
+        """Record how late the event loop ran a timer, in seconds, and its number of tasks."""
         self._loop_lags.append(max(0.0, lag_s))
         self._loop_tasks.set(num_tasks)
 
     def watch_security(self, certificate: Certificate | None, *others: Replaceable | None) -> None:
-        """Show how long the server's certificate lasts, and whether new files wait in vain."""
+        """Add gauges of the certificate's remaining days and of changed files that could not be loaded."""
         if certificate is not None:
             days = self._gauge("specdec_tls_days_left", "Days until the certificate in use expires.")
             days.set_function(lambda: certificate.days_left)
@@ -192,11 +192,11 @@ class Metrics:
         self._gauge("specdec_security_files_stale", text).set_function(lambda: sum(each.is_stale for each in watched))
 
     def request(self) -> RequestMetrics:
-        """A request that has just arrived."""
+        """Return the metrics of a request that has just arrived."""
         return RequestMetrics(self)
 
     def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
     def _count_speculation(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
@@ -228,7 +228,7 @@ class Metrics:
 
 
 class RequestMetrics:
-    """Feeds one request's events into the metrics."""
+    """Metrics of one request, updated by its events."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -236,7 +236,7 @@ class RequestMetrics:
         self._first: float | None = None
         self._last = self._arrived
         self._num_tokens = 0
-        self.status = ""  # how it ended
+        self.status = ""  # gRPC status at the end
 
     @property
     def cost(self) -> tuple[str, int, float]:
@@ -296,11 +296,11 @@ class RequestMetrics:
             metrics._tpot.observe((self._last - self._first) / (self._num_tokens - 1))
 
     def failed(self, code: str) -> None:
-        """The request failed with a gRPC status."""
+        """Count the request as failed with a gRPC status."""
         self.status = code
         self._metrics._failures.labels(self._metrics._name, code).inc()
 
     def left(self, *, late: bool = False) -> None:
-        """Nothing more comes; a request that neither finished nor failed was cancelled, or its deadline passed."""
+        """End the request; one that neither finished nor failed was cancelled, or was too late."""
         if not self.status:
             self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")

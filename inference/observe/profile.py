@@ -1,4 +1,4 @@
-"""Where the time of many requests went: a table with a row per request and one for all, as CSV and JSON.
+"""Profile of many requests' time: a table with a row per request and one for all, as CSV and JSON.
 
 The parts of a request's time add up to its end-to-end time: drafting, verifying (target passes), waiting in queues,
 the network between draft worker and target, and other: everything else, such as the way between client and server.
@@ -24,12 +24,12 @@ from inference.observe.stats import SOURCES, RequestStats
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 MAX_REQUESTS = 10_000
 MAX_MESSAGES = 500_000
-"""What a long-lived server keeps at most, some 200 MB; later requests are not profiled."""
+"""Limit of a long-lived server's profile, some 200 MB; later requests are not profiled."""
 MAX_LABEL_CHARACTERS = 40
 
 
 class Profile:
-    """Collects requests of one process; the role names its files."""
+    """Profile of one process's requests; the role names its files."""
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -43,11 +43,11 @@ class Profile:
             self._requests.append((label[:MAX_LABEL_CHARACTERS], stats))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per request that gave a token; times in seconds."""
+        """Return one row per request that produced a token; times are in seconds."""
         return [{"request": label, **figures([stats])} for label, stats in self._requests if stats.arrivals]
 
     def total(self) -> dict[str, Any]:
-        """The row for all requests together."""
+        """Return the row for all requests together."""
         return {"request": "total", **figures([stats for _, stats in self._requests if stats.arrivals])}
 
     def write(self, directory: Path) -> tuple[Path, Path]:
@@ -77,7 +77,7 @@ class Profile:
 
 
 def figures(requests: Sequence[RequestStats]) -> dict[str, Any]:
-    """Figures of one request, or of several together.
+    """Return the figures of one request, or of several together.
 
     Counts and times are sums over the requests, TTFT and TPOT are medians; tokens_per_s is over the wall-clock time
     from the first request's start to the last one's end.
@@ -112,7 +112,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _itl(gaps: Sequence[float]) -> dict[str, float | None]:
-    """Percentiles, on the line between neighbours, and mean of the gaps between messages."""
+    """Return linearly interpolated percentiles and the mean of the gaps between messages."""
     values = map(float, np.percentile(gaps, PERCENTILES)) if gaps else [None] * len(PERCENTILES)
     return {**{f"itl_p{p}_s": value for p, value in zip(PERCENTILES, values, strict=True)}, "itl_mean_s": _mean(gaps)}
 
@@ -140,7 +140,7 @@ def _rate_of(source: str, requests: Sequence[RequestStats]) -> float | None:
 
 
 def _scheduling(requests: Sequence[RequestStats]) -> dict[str, Any]:
-    """What draft worker and target chose to do, and what came of it; a mean is over the commits that knew."""
+    """Return the choices of draft worker and target, and their results; a mean is over commits with a value."""
     counts = [counts for stats in requests for counts in stats.counts]
     round_trips_us = [timings.round_trip_us for stats in requests for timings in stats.timings]
     return {
@@ -163,7 +163,7 @@ def _sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _parts(requests: Sequence[RequestStats]) -> dict[str, float]:
-    """Parts of the requests' time, and their sum."""
+    """Return the parts of the requests' time, and their sum."""
     timings = [timings for stats in requests for timings in stats.timings]
     end_to_end_s = sum(stats.end_to_end_s for stats in requests)
     parts = {
@@ -176,7 +176,7 @@ def _parts(requests: Sequence[RequestStats]) -> dict[str, float]:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Lists as JSON, since a CSV cell holds one value."""
+    """Return the row with lists as JSON, since a CSV cell holds one value."""
     return {
         key: json.dumps([round(v, 4) for v in value]) if isinstance(value, list) else value
         for key, value in row.items()

@@ -1,7 +1,7 @@
 """OpenTelemetry traces: one request is one trace, through all processes that it passes.
 
-Owns what our spans say, in the names of OpenTelemetry's GenAI conventions and of vLLM. Knows neither gRPC nor HTTP:
-they bring their headers as mappings. Imported only when traces are asked for: its packages are optional
+Owns the spans' attributes, named by OpenTelemetry's GenAI conventions and by vLLM. Knows neither gRPC nor HTTP: their
+headers come as mappings. Imported only when traces are asked for: its packages are optional
 (requirements-tracing.txt).
 """
 
@@ -25,13 +25,13 @@ from inference import VERSION
 from inference.observe.stats import RequestStats
 
 EXPORT_TIMEOUT_S = 2.0
-"""A collector that does not answer must not hold up the end of a server."""
+"""Longest export in seconds: a collector that does not answer must not hold up the end of a server."""
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _HTTP_PATH = "/v1/traces"
 
 
 class Spans:
-    """Makes the spans of one process."""
+    """Source of the spans of one process."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self.provider = provider
@@ -57,18 +57,18 @@ class Spans:
             span.end()
 
     def headers(self) -> dict[str, str]:
-        """What makes the receiver of a call continue the current trace."""
+        """Return the headers that make the receiver of a call continue the current trace."""
         carrier: dict[str, str] = {}
         propagate.inject(carrier)
         return carrier
 
     def annotate(self, stats: RequestStats) -> None:
-        """Say in the current span what a session cost."""
+        """Add the cost of a session to the current span."""
         get_current_span().set_attributes(usage(stats))
 
 
 def usage(stats: RequestStats) -> dict[str, AttributeValue]:
-    """Tokens, seconds and speculation of one sequence."""
+    """Return tokens, seconds and speculation of one sequence as attributes."""
     return {
         "gen_ai.usage.prompt_tokens": stats.num_prompt_tokens,
         "gen_ai.usage.completion_tokens": stats.num_output_tokens,
@@ -92,21 +92,21 @@ class GenerationSpan:
         return use_span(self._span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
 
     def finished(self, reason: str) -> None:
-        """Note why the sequence ended."""
+        """Add the reason why the sequence ended."""
         self._span.set_attribute("gen_ai.response.finish_reasons", (reason,))
 
     def annotate(self, stats: RequestStats) -> None:
-        """Note what the sequence cost."""
+        """Add the cost of the sequence."""
         self._span.set_attributes(usage(stats))
 
 
 @contextmanager
 def exporting(service: str, endpoint: str | None) -> Generator[Spans, None, None]:
-    """Send spans to a collector while the block runs; the rest of them go out at its end.
+    """Send spans to a collector while the block runs; send the rest at its end.
 
     Args:
         service: name of this process, unless the environment has one (OTEL_SERVICE_NAME).
-        endpoint: URL of the collector; None: as the environment says (OTEL_EXPORTER_OTLP_ENDPOINT).
+        endpoint: URL of the collector; None: the environment's (OTEL_EXPORTER_OTLP_ENDPOINT).
     """
     provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
@@ -128,6 +128,6 @@ def _exporter(endpoint: str | None) -> SpanExporter:
     timeout_s = None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else EXPORT_TIMEOUT_S
     if protocol.startswith("http"):
         if endpoint is not None and not endpoint.endswith(_HTTP_PATH):
-            endpoint = endpoint.rstrip("/") + _HTTP_PATH  # as the SDK does with what the environment says
+            endpoint = endpoint.rstrip("/") + _HTTP_PATH  # as the SDK does with the environment's URL
         return HttpExporter(endpoint, timeout=timeout_s)
     return GrpcExporter(endpoint, timeout=timeout_s)

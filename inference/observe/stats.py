@@ -1,4 +1,4 @@
-"""What one request cost: counters and timings, in seconds unless a name says otherwise."""
+"""Cost of one request: counters and timings, in seconds unless a name has another unit."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Protocol
 from inference.commit import Answer, Commit, Counts, Delta, Event, Opened, OwnDrafts, Started, Timings
 
 MAX_PASS_TOKENS = 4096
-"""Draft tokens of one pass that are counted; no pass has more."""
+"""Most draft tokens counted for one pass; no real pass has more."""
 
 
 SOURCES = ("draft", "lookup", "forced")
-"""Who proposes draft tokens: a draft, the sequence's past, a grammar without a choice (to clients, a draft too)."""
+"""Sources of draft tokens: a draft, the sequence's past, a grammar without a choice (clients see it as a draft)."""
 
 
 def by_source(one: Pass) -> dict[tuple[str, bool], int]:
-    """Draft tokens of one pass, by source and by whether they were accepted; without those of which there are none."""
+    """Return the draft tokens of one pass by (source, was accepted), without zeros."""
     own = one.own
     counts = (
         (one.num_draft_tokens - own.num_tokens, one.num_accepted_tokens - own.num_accepted),
@@ -37,7 +37,7 @@ def by_source(one: Pass) -> dict[tuple[str, bool], int]:
 
 
 class Pass(Protocol):
-    """What commits, deltas and records of them say of one pass of the target."""
+    """Figures of one pass of the target, as commits, deltas and records of them have."""
 
     @property
     def num_draft_tokens(self) -> int: ...
@@ -57,16 +57,16 @@ class Pass(Protocol):
 
 @dataclass(slots=True)
 class RequestStats:
-    """Filled while a request streams.
+    """Figures of one request, filled while it streams.
 
     Attributes:
-        started: when the request was sent (monotonic seconds), as are the arrivals.
-        num_cached_tokens: of the prompt, which the target found in a slot.
-        arrivals: (when, how many tokens) of each message with tokens.
-        num_own_tokens: of passes that had no proposal to verify.
+        started: time when the request was sent, in monotonic seconds, as for the arrivals.
+        num_cached_tokens: prompt tokens that the target found in a slot.
+        arrivals: (time, number of tokens) of each message with tokens.
+        num_own_tokens: tokens of passes that had no proposal to verify.
         passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
         drafted_by_position, accepted_by_position: [i] counts the proposals that had, or kept, a token number i.
-        by_source: draft tokens by who proposed them, and by whether they were accepted.
+        by_source: draft tokens by (source, was accepted).
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -86,7 +86,7 @@ class RequestStats:
     by_source: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
     def take(self, event: Event | Answer, at: float | None = None) -> None:
-        """Count what has arrived: now, or `at` this time (monotonic seconds)."""
+        """Count an event that has arrived now, or `at` a time in monotonic seconds."""
         if isinstance(event, Started):
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
         elif isinstance(event, Opened):
@@ -97,7 +97,7 @@ class RequestStats:
 
     @classmethod
     def of(cls, arrivals: Iterable[tuple[float, Pass, int]], *, num_prompt_tokens: int) -> RequestStats:
-        """Figures of a request that is over: (seconds since it was sent, the pass, its tokens) of each message."""
+        """Return the figures of a request that is over: (seconds since its start, pass, tokens) of each message."""
         stats = cls(started=0.0, num_prompt_tokens=num_prompt_tokens)
         for arrived_s, one, num_tokens in arrivals:
             stats.arrivals.append((arrived_s, num_tokens))
@@ -134,19 +134,19 @@ class RequestStats:
 
     @property
     def ttft_s(self) -> float:
-        """Request sent until first token."""
+        """Seconds from sending the request to the first token."""
         return self.arrivals[0][0] - self.started if self.arrivals else 0.0
 
     @property
     def tpot_s(self) -> float | None:
-        """(end-to-end - TTFT) / (output tokens - 1); None below two tokens."""
+        """Seconds per later token: (end-to-end - TTFT) / (output tokens - 1); None below two tokens."""
         if self.num_output_tokens < 2:
             return None
         return (self.end_to_end_s - self.ttft_s) / (self.num_output_tokens - 1)
 
     @property
     def itl_s(self) -> list[float]:
-        """Gaps between messages with tokens."""
+        """Gaps between messages with tokens, in seconds."""
         times = [when for when, _ in self.arrivals]
         return [later - earlier for earlier, later in itertools.pairwise(times)]
 
@@ -168,7 +168,7 @@ class RequestStats:
 
     @property
     def wire_bytes(self) -> int:
-        """Between draft worker and target, both directions."""
+        """Bytes between draft worker and target, both directions."""
         return sum(counts.bytes_up + counts.bytes_down for counts in self.counts)
 
 

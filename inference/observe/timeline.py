@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_EVENTS = 1_000_000
-"""What is kept at most; a long-lived server stops tracing then."""
+"""Most events kept; a long-lived server stops tracing there."""
 
 
 class Timeline:
-    """Collects events; `name` is what the process is called in the picture."""
+    """Events of one process; `name` is the process's name in the picture."""
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
@@ -24,7 +24,7 @@ class Timeline:
         ]
 
     def span(self, name: str, started: float, ended: float, **args: Any) -> None:
-        """Something that took from `started` to `ended` (monotonic seconds)."""
+        """Add an event that lasted from `started` to `ended` (monotonic seconds)."""
         if len(self._events) < MAX_EVENTS:
             times = {"ts": started * 1e6, "dur": (ended - started) * 1e6}
             self._events.append({"name": name, "ph": "X", **times, "args": args, "pid": self._pid, "tid": 0})

@@ -70,7 +70,7 @@ class OnnxBackend:
         return self._passes[num_places]
 
     def prepare(self) -> None:
-        """Build graphs ahead, so that the first pass over so many spans does not wait for it."""
+        """Build graphs ahead, so that the first pass over each number of spans does not wait for one."""
         ends = time.monotonic() + PREPARE_S
         for num_places in range(1, min(self.num_slots, MAX_PLACES) + 1):
             if time.monotonic() < ends:

@@ -4,7 +4,7 @@ Linear layers run over the flattened tokens of all spans. Attention runs span by
 places, each with its own keys and values, which the operator extends in place. (One batched attention operator will
 not do: ONNX Runtime's takes several new tokens per sequence only for one sequence at a time.)
 
-In int8 every span attends with a spare token behind its own, whose result is dropped: ONNX Runtime multiplies a matrix
+In int8 every span attends with a spare token after its own, whose result is dropped: ONNX Runtime multiplies a matrix
 of one row by another kernel, which adds in another order, and a difference in the last bit can move the next layer's
 input by one of its 255 steps. With the spare token a token's logits are the same bits at every width. In float32 the
 last bit matters only to logits that tie to 1e-5; there it would cost 8 % of a pass of the bundled models.
@@ -90,7 +90,7 @@ class DecoderGraph:
         self._multiply(last, "head", "logits")
 
     def _layer(self, layer: int, hidden: str, residual: str) -> tuple[str, str]:
-        """Return the next layer's normalized input and the residual stream behind it."""
+        """Return the next layer's normalized input and the residual stream after it."""
         qkv = self._linear("qkv", layer, hidden)
         if self._shape.normalizes_heads:
             qkv = self._normalize_heads(layer, qkv)

@@ -33,7 +33,7 @@ CONSTANTS: dict[str, np.ndarray[Any, Any]] = {
     "smallest_scale": np.array(SMALLEST_SCALE, np.float32),
     "last_axis": np.array([-1], np.int64),
 }
-"""What the nodes below need beside weights."""
+"""Constants that the nodes below need beside weights."""
 
 
 def weight_levels() -> int:

@@ -18,7 +18,7 @@ import onnxruntime  # type: ignore[import-untyped]
 LAYOUT_VERSION = 5  # of what this module writes
 GRAPH_FILE, WEIGHTS_FILE, SHAPE_FILE, PROBE_FILE = "decoder.onnx", "weights.bin", "shape.json", "probe.npz"
 CONFIG_FILE = "config.json"
-LOCK_FILE = "lock"  # held by whoever reads or makes the folder
+LOCK_FILE = "lock"  # held by each process that reads or makes the folder
 MAKING = "making-"  # how the names of unfinished folders begin
 
 
@@ -37,14 +37,14 @@ def session_options(num_threads: int) -> onnxruntime.SessionOptions:
 
 
 class FolderLock:
-    """A lock on a folder, until it is closed or forgotten, or its process ends however it ends.
+    """Lock on a folder, until it is closed or collected, or its process ends in any way.
 
     Args:
-        folder: exists.
-        exclusive: nobody else has any; else others may share it, and the folder may be one that only others write.
+        folder: existing folder.
+        exclusive: no other lock may exist; else locks are shared, and the folder may be read-only to this process.
 
     Raises:
-        OSError: it cannot be had now.
+        OSError: the lock is not free, or its file cannot be opened.
     """
 
     def __init__(self, folder: Path, *, exclusive: bool = False) -> None:
@@ -56,7 +56,7 @@ class FolderLock:
             raise
 
     def close(self) -> None:
-        """Let it go."""
+        """Release the lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -69,19 +69,19 @@ class FolderLock:
 def _opened(file: Path, *, read_only: bool) -> int:
     try:
         return os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError:  # a cache of another user's, or of an image: whoever made it made the file
+    except OSError:  # another user's cache, or an image's: its maker made the file
         if not read_only:
             raise
         return os.open(file, os.O_RDONLY)
 
 
 def remove_unused(folder: Path, *, min_age_s: float = 0.0) -> None:
-    """Delete a folder that nobody has locked, and that is not younger than so many seconds."""
+    """Delete a folder that no process has locked and that is at least `min_age_s` old."""
     with suppress(OSError):  # others may delete it, too
         if time.time() - folder.stat().st_mtime < min_age_s:
             return
         lock = FolderLock(folder, exclusive=True)
-        # Under another name: with the file of the lock gone, somebody could lock, and read, what is left.
+        # Renamed first: once the lock's file is gone, another process could lock and read the rest.
         condemned = folder.rename(folder.with_name(f"{MAKING}{folder.name}-{secrets.token_hex(4)}"))
         shutil.rmtree(condemned, ignore_errors=True)
         lock.close()

@@ -5,8 +5,8 @@ the same bytes in a file that it wrote before (`session.save_external_prepacked_
 file instead and drops its own: all graphs of a process, and all processes of a machine, share one copy in memory. The
 file holds each matrix in both forms, because the search goes by the result of rearranging. The form belongs to one
 version of the library on one kind of processor, and to the very contents of the checkpoint: all are part of the
-folder's name. Graphs are built when they are first needed, so whoever reads a folder holds a lock on it to its end, and
-nobody deletes what is locked.
+folder's name. Graphs are built when they are first needed, so a process holds a lock on the folder that it reads until
+it ends, and no process deletes a locked folder.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> Packe
 
     make(path, folder, dtype, sequence_length)
     if _cache_folder(path, dtype) != folder:
-        remove_unused(folder)  # of which nobody can tell whose weights it has
+        remove_unused(folder)  # its weights may be of the old files or of the new
         raise ConfigError(f"model {path}: its files were replaced while they were being read")
     return _read(folder, dtype)
 
@@ -119,7 +119,7 @@ def _digest(value: object) -> str:
 
 
 def _facts(path: Path) -> list[object]:
-    """What the packed form depends on: the checkpoint's files, the library and the processor."""
+    """Return the facts that the packed form depends on: the checkpoint's files, the library and the processor."""
     return [LAYOUT_VERSION, onnxruntime.__version__, instruction_sets(), *contents(path)]
 
 
@@ -145,7 +145,7 @@ def _read_locked(folder: Path, dtype: str, lock: FolderLock) -> PackedDecoder:
 
 
 def _require_all(weights: Iterable[onnx.TensorProto], file: Path) -> None:
-    """Raise where the file is shorter than its references say: reading mapped memory behind its end kills a process."""
+    """Raise ValueError if the file is too short for its references: reading mapped memory past its end is fatal."""
     size = file.stat().st_size
     for tensor in weights:
         entries = {entry.key: entry.value for entry in tensor.external_data}

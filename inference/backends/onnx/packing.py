@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 NUM_PROBE_TOKENS = 8
 SETTLED_S = 60.0
-"""A younger folder may belong to somebody who has not locked it yet."""
+"""Seconds after which a folder counts as settled; the maker of a younger one may not have locked it yet."""
 NamedArray: TypeAlias = "tuple[str, np.ndarray[Any, Any]]"
 
 
@@ -70,8 +70,8 @@ def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> N
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Put the folder in its place; remove what nobody uses any more: earlier states, and builds that were killed."""
-    (made / LOCK_FILE).touch()  # whoever may only read the cache cannot make it
+    """Put the folder in its place; remove unused ones: earlier states, and builds that were killed."""
+    (made / LOCK_FILE).touch()  # a process that may only read the cache cannot make it
     try:
         made.rename(folder)
     except OSError:
@@ -103,7 +103,7 @@ def _weights(model: PreTrainedModel, shape: DecoderShape, dtype: str) -> Iterato
 
 
 def _write_plain(weights: Iterable[NamedArray], file: Path) -> list[onnx.TensorProto]:
-    """Write arrays behind one another; return references to them."""
+    """Write arrays one after another; return references to them."""
     references = []
     with file.open("wb") as out:
         for name, array in weights:

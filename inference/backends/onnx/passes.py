@@ -103,7 +103,7 @@ class OnnxPass:
         for span, end in zip(spans, ends, strict=True):
             self._slots.note_length(span.slot, end)
         num_filling = self._num_filling(len(token_ids), ends[-1])
-        token_ids += [0] * num_filling  # behind the last span, where nobody looks
+        token_ids += [0] * num_filling  # after the last span, where no row is read
         widths[-1] += num_filling
         ends[-1] += num_filling
         wanted = wanted_rows(spans)

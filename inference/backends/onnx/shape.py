@@ -1,4 +1,4 @@
-"""What distinguishes one Llama-shaped decoder from another, as far as its ONNX graph must know.
+"""Shape of a Llama-shaped decoder: the facts that its ONNX graph depends on.
 
 Owns the reading of those facts from a Transformers model, and the layout of padded heads. Knows no graph.
 """
@@ -80,7 +80,7 @@ class DecoderShape:
 
 
 def require_llama_shaped(config: Config) -> None:
-    """Raise UnsupportedModelError if the graph cannot express this model; weights are not needed to tell."""
+    """Raise UnsupportedModelError if the graph cannot express this model; needs no weights."""
     name = architecture_name(config)
     if config.model_type not in SUPPORTED_TYPES:
         raise UnsupportedModelError(

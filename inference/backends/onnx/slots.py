@@ -13,7 +13,7 @@ from inference.errors import ConfigError
 
 
 class OnnxSlots:
-    """Room for `num_slots` sequences of `max_length` positions each, and for the graph's spare token behind them.
+    """Room for `num_slots` sequences of `max_length` positions each, and for the graph's spare token after them.
 
     Raises:
         ConfigError: there is not enough memory.

@@ -55,7 +55,7 @@ def _stacked(attention: Any, field: str, shape: DecoderShape) -> torch.Tensor:
 
 
 def _pad_heads(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
-    """[num_heads * head_dim, ...] -> [num_heads * head_room, ...], zeros behind each half of a head."""
+    """[num_heads * head_dim, ...] -> [num_heads * head_room, ...], zeros after each half of a head."""
     half, room = shape.head_dim // 2, shape.head_room // 2
     halves = rows.reshape(-1, half, *rows.shape[1:])
     padded = rows.new_zeros(halves.shape[0], room, *rows.shape[1:])

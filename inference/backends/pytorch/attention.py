@@ -2,7 +2,7 @@
 
 Owns the function that Transformers calls in place of its own attention, and what that function needs to know about a
 pass. Not every family hands extra keyword arguments down to its attention (GPT-2 in 4.57 does not), so each attention
-module carries a `PassHolder` that says which pass is running. Knows nothing of tokens or logits.
+module carries a `PassHolder` with the running pass. Knows nothing of tokens or logits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNSUPPORTED_OPTIONS = {
 }
 
 Options: TypeAlias = dict[str, Any]
-"""What a layer asks of its attention function beside queries, keys, values and scaling."""
+"""Further arguments of a layer's attention function, beside queries, keys, values and scaling."""
 
 
 class LayerAttention(Protocol):
@@ -46,7 +46,7 @@ class LayerAttention(Protocol):
         """Attend to all positions up to each token's own.
 
         Args:
-            module: the layer; its `layer_idx` says which.
+            module: layer with index `layer_idx`.
             query: [1, num_heads, num_tokens, dim]
             key, value: [1, num_kv_heads, num_tokens, dim]
             scaling: factor of the scores; None is one over the square root of dim.
@@ -58,7 +58,7 @@ class LayerAttention(Protocol):
 
 
 class PassHolder:
-    """Which pass is running, shared by all attention modules of one model."""
+    """Holder of the running pass, shared by all attention modules of one model."""
 
     __slots__ = ("current",)
 

@@ -54,7 +54,7 @@ class TorchBackend:
         require_supported_config(model.config, max_length)
         require_supported_model(model)
         self._model = model.eval()
-        # Transformers 4 counts positions from an empty cache unless it is told them by this name too.
+        # Transformers 4 counts positions from an empty cache unless they are passed by this name too.
         self._takes_cache_position = "cache_position" in forward_arguments(model)
         self._holder = PassHolder()
         attach(self._model, self._holder)

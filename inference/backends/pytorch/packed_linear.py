@@ -40,7 +40,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> None:
-    """Replace the linear layers of a float32 model on CPU, if that changes nothing; the log says why not.
+    """Replace the linear layers of a float32 model on CPU, if that changes nothing; else log the reason.
 
     Args:
         logits: runs some tokens through the model as it is when called.

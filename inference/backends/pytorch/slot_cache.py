@@ -1,7 +1,7 @@
 """Keys and values of every layer, for a fixed number of sequences.
 
 Owns the memory: one tensor of keys and one of values per layer, reserved once and written in place. Knows nothing of
-tokens, masks or which positions are valid: a reader says how far a slot counts, and what lies beyond is stale.
+tokens, masks or which positions are valid: a reader passes a slot's valid length, and the rest is stale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inference.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps per position."""
+    """Shape of the keys and values that one layer keeps per position."""
 
     num_kv_heads: int
     key_dim: int
@@ -29,7 +29,7 @@ class SlotCache:
     """Room for `num_slots` sequences of `max_length` positions each.
 
     Args:
-        num_spare: further positions behind each slot, for what fills up passes of fixed shapes; never read.
+        num_spare: further positions after each slot, for what fills up passes of fixed shapes; never read.
 
     Raises:
         ConfigError: the device has not enough memory.

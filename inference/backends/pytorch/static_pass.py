@@ -44,7 +44,7 @@ class StaticPass:
     Args:
         batch: spans.
         width: tokens of each.
-        length: positions that attention reads; no span may end behind them.
+        length: positions that attention reads; no span may end after them.
     """
 
     def __init__(self, cache: SlotCache, *, batch: int, width: int, length: int) -> None:
@@ -59,7 +59,7 @@ class StaticPass:
         self._all_positions = torch.arange(length, device=device)
 
     def fill(self, spans: Sequence[Span]) -> None:
-        """Say what the next pass is about. What fills up writes to the slots' spare position and sees position 0."""
+        """Write the next pass into the buffers. Filling tokens write to the spare position and see position 0."""
         batch, width = self._shape
         token_ids = torch.zeros(batch, width, dtype=torch.long)
         positions = torch.zeros(batch, width, dtype=torch.long)
@@ -116,7 +116,7 @@ class StaticPasses:
 
     Args:
         run_model: computes logits, attending through the pass it is given.
-        cache: with a spare position behind each slot.
+        cache: slots with a spare position after each.
     """
 
     def __init__(self, run_model: RunModel, cache: SlotCache) -> None:

@@ -1,4 +1,4 @@
-"""What people and programs see of the results. Text and JSON go to stdout, everything else to stderr."""
+"""Output of results for people and programs. Text and JSON go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Is shown results one after another."""
+    """Output that receives results one after another."""
 
     def begin(self, result: Result) -> None: ...
 
@@ -32,7 +32,7 @@ class Sink(Protocol):
 
 
 class TextSink:
-    """The prompt, its continuation as it streams, and a line of figures."""
+    """Output as text: the prompt, its continuation as it streams, and a line of figures."""
 
     def begin(self, result: Result) -> None:
         print(f"\n>>> {result.prompt}", flush=True)
@@ -56,7 +56,7 @@ class TextSink:
 
 
 class TokenSink(TextSink):
-    """Each token on a line of its own, then the text."""
+    """Output of each token on a line of its own, then the text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -75,9 +75,9 @@ class TokenSink(TextSink):
 
 
 class JsonSink:
-    """One object per prompt, one line each, and nothing else on stdout.
+    """Output as JSON: one object per prompt, one line each, and nothing else on stdout.
 
-    Shows on stderr how far the run is: a bar on a terminal, a line per prompt otherwise.
+    Progress goes to stderr: a bar on a terminal, a line per prompt otherwise.
     """
 
     def __init__(self, num_prompts: int) -> None:
@@ -104,7 +104,7 @@ class JsonSink:
 
 
 def print_summary(results: Sequence[Result]) -> None:
-    """A table of figures per prompt, on stderr; as narrow as the narrowest usual terminal."""
+    """Print a table of figures per prompt to stderr, which fits into 80 columns."""
     table = Table(title="profile", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("prompt", no_wrap=True, max_width=13)
     for name in ("tokens", "tok/s", "TTFT ms", "TPOT ms", "accepted", "tok/pass", "B/tok"):

@@ -1,4 +1,4 @@
-"""What became of one prompt."""
+"""Result of one prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inference.workers.status import code_name
 
 @dataclass(slots=True)
 class Result:
-    """Grows with the events of one completion."""
+    """Result of one completion, which grows with its events."""
 
     prompt: str
     text: str = ""
@@ -24,7 +24,7 @@ class Result:
     error: SpecDecError | None = None
 
     def record(self, event: Event) -> None:
-        """Take in what has just arrived."""
+        """Add an event that has just arrived."""
         self.stats.take(event)
         if isinstance(event, Started):
             self.seed = event.seed
@@ -35,7 +35,7 @@ class Result:
             self.finish_reason = event.reason
 
     def to_json(self) -> dict[str, Any]:
-        """The object that --format json prints; times in seconds."""
+        """Return the object that --format json prints; times are in seconds."""
         stats = self.stats
         fields: dict[str, Any] = {
             "prompt": self.prompt,

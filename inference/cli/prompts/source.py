@@ -1,4 +1,4 @@
-"""What is to be completed: prompts, from a flag or from a file with one per line, and how."""
+"""Prompts to complete, from a flag or from a file with one per line, and the parameters of their requests."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from inference.workers.completion import CompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class PromptJob:
-    """Prompts to complete.
+    """Prompts to complete, and how.
 
     Attributes:
-        template: the request of each prompt, but for the prompt.
+        template: request of each prompt, without the prompt.
         concurrency: prompts in flight at once.
         as_json: one object per prompt on stdout; else text as it streams.
-        observe: what to write at the end.
-        deadline_s: seconds that each may take, with all that it is asked again.
+        observe: reports to write at the end.
+        deadline_s: seconds that each prompt may take, retries included.
     """
 
     prompts: tuple[str, ...]
@@ -46,12 +46,12 @@ class PromptJob:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSettings:
-    """What the output must look like, by one flag at most.
+    """Grammar of the output, by one flag at most.
 
     Attributes:
         json_schema: the output is JSON that fits this schema.
-        regex: the output matches this as a whole.
-        choice: the output is this text, or another one: give it several times.
+        regex: the output as a whole matches this expression.
+        choice: the output is one of these texts; may be given several times.
         grammar: the output keeps to this grammar, in Lark or GBNF.
     """
 
@@ -63,7 +63,7 @@ class GrammarSettings:
     grammar: Path | None = setting(None, "--grammar FILE", exclusive=True)
 
     def read(self) -> Grammar | None:
-        """Return the grammar of the one flag that is given.
+        """Return the grammar of the flag that is given, None without one.
 
         Raises:
             ConfigError: a file cannot be read.
@@ -81,7 +81,7 @@ class GrammarSettings:
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """Prompts, and what is asked of each.
+    """Settings of prompts and of their requests.
 
     Attributes:
         prompt: one prompt.
@@ -106,7 +106,7 @@ class PromptSettings:
     def job(
         self, *, concurrency: int, observe: ObserveConfig, gamma: int | None = None, deadline_s: float = math.inf
     ) -> PromptJob:
-        """Return the prompts to complete, and how.
+        """Return the prompts to complete, with the template of their requests.
 
         Raises:
             ConfigError: a file cannot be read.
@@ -128,11 +128,11 @@ class PromptSettings:
 
 
 def read_prompts(prompt: str | None, file: Path) -> list[str]:
-    """The prompt itself, or every line of the file that is not blank.
+    """Return the prompt itself, or every line of the file that is not blank.
 
     Raises:
         ConfigError: the file cannot be read as UTF-8, or has no prompt.
-        InvalidRequestError: the prompt itself is no UTF-8.
+        InvalidRequestError: the prompt is not valid UTF-8.
     """
     if prompt is not None:
         check_unicode(prompt, "prompt")
@@ -148,7 +148,7 @@ def read_prompts(prompt: str | None, file: Path) -> list[str]:
 
 
 def text_of(path: Path) -> str:
-    """Return the grammar that a file holds; ConfigError if it cannot be read."""
+    """Return the grammar in a file; raise ConfigError if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:

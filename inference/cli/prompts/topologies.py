@@ -1,4 +1,4 @@
-"""Completing prompts and ending: with a draft here and a remote target, at any server, or with one model alone."""
+"""Completion of a job's prompts: with a draft here and a remote target, at any server, or with one model alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Deltas = asyncio.Queue[Delta | None]
 
 
 async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig) -> int:
-    """Complete prompts with a local draft and a remote target; returns the exit code."""
+    """Complete prompts with a local draft and a remote target; return the exit code."""
     async with connected(draft.connection) as fleet:
         await card_of_target(fleet)
         loaded = await load_proposer(proposer)
@@ -41,13 +41,13 @@ async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig
 
 
 async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:
-    """Complete prompts at any GenerationService; returns the exit code."""
+    """Complete prompts at any GenerationService; return the exit code."""
     async with connected(connection) as fleet:
         return await _complete(job, FailoverCompleter(fleet, connection), TextSink())
 
 
 async def run_alone(job: PromptJob, model: ModelConfig) -> int:
-    """Complete prompts with one model of this process; returns the exit code."""
+    """Complete prompts with one model of this process; return the exit code."""
     async with target_engine(model, max_waiting=len(job.prompts), lookup=False) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         with timeline(job.observe, running.engine):
@@ -70,7 +70,7 @@ async def _complete(job: PromptJob, completer: Completer, text_sink: Sink) -> in
 
 
 async def run_prompts(completer: Completer, job: PromptJob, sink: Sink) -> list[Result]:
-    """Complete every prompt; a failed one does not stop the others. The sink is shown them in their order."""
+    """Complete every prompt and show the results in order; a failed prompt does not stop the others."""
     places = asyncio.Semaphore(job.concurrency)
     results = [Result(prompt) for prompt in job.prompts]
     queues = [_Deltas() for _ in job.prompts]
@@ -95,7 +95,8 @@ async def _run(completer: Completer, job: PromptJob, places: asyncio.Semaphore, 
         ends_at = time.monotonic() + job.deadline_s
         try:
             while (refusal := await _attempt(completer, request, result, queue)) is not None:
-                pause_s = refusal.retry_after_s * random.uniform(0.5, 1.5)  # or all who were refused come back at once
+                # Random, so that refused requests do not return all at once.
+                pause_s = refusal.retry_after_s * random.uniform(0.5, 1.5)
                 if time.monotonic() + pause_s > ends_at:
                     raise refusal
                 logger.info("the server is full; the next attempt is in %.1f s", pause_s)
@@ -108,7 +109,7 @@ async def _run(completer: Completer, job: PromptJob, places: asyncio.Semaphore, 
 async def _attempt(
     completer: Completer, request: CompletionRequest, result: Result, queue: _Deltas
 ) -> CapacityError | None:
-    """Complete one request; what the server said if it was full."""
+    """Complete one request; return the server's refusal if it was full."""
     result.stats = RequestStats()  # the clock starts when the request is sent
     try:
         async with aclosing(completer.complete(request)) as events:

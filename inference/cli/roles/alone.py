@@ -1,4 +1,4 @@
-"""--role verify_target and verify_draft: one model alone, no server, each token as it comes."""
+"""Roles verify_target and verify_draft: one model without a server; each token is printed as it comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--role artifacts: what lies in a folder of compiled models, whether it is whole, and what of it can go."""
+"""Role artifacts: lists, verifies or cleans a folder of compiled models."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class ArtifactSettings:
     """Settings of --role artifacts.
 
     Attributes:
-        action: ls: each with all that it was compiled for; verify: read every file; clean: delete what nobody loads.
-        older_than_h: clean spares what was begun less than this ago: it may not be finished yet.
+        action: ls: list each model with the settings it was compiled for; verify: read every file; clean: delete
+            models that no process can load.
+        older_than_h: clean spares folders that were begun less than this ago: they may not be finished yet.
     """
 
     action: str = setting(REQUIRED, "action", choices=("ls", "verify", "clean"), section=SECTION)
@@ -28,7 +29,7 @@ class ArtifactSettings:
 
 
 async def run(settings: ArtifactSettings) -> int:
-    """Print a report; 1 if a model is damaged, or the store lets nothing be deleted."""
+    """Print a report; return 1 if a model is damaged, or the store does not allow deletion."""
     return int(not await asyncio.to_thread(_report, settings.action, settings.root, settings.older_than_h))
 
 

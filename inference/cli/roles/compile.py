@@ -1,4 +1,4 @@
-"""--role compile: compile models ahead of time for the servers that will load them, and end."""
+"""Role compile: compiles models ahead of time for the servers that will load them, and ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CompileSettings:
 
 
 async def run(settings: CompileSettings) -> int:
-    """Compile one model, or both: into one graph if the method is a fused one, else each for itself."""
+    """Compile one model or both; a fused method makes one graph of both, others make one of each."""
     models, loading = settings.models, settings.models.loading
     method = loading.method_of_pair(has_draft=models.target is not None and models.draft is not None)
 
@@ -44,10 +44,10 @@ async def run(settings: CompileSettings) -> int:
 
 
 async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -> int:
-    """Compile what is not compiled yet, a pair or a model alone; returns the exit code.
+    """Compile a pair or a single model, unless it is compiled already; return the exit code.
 
     Raises:
-        ConfigError: there is no model, a backend compiles nothing, or a model cannot be used.
+        ConfigError: no model is given, a backend compiles nothing, or a model cannot be used.
     """
     if target is None and draft is None:
         raise ConfigError("nothing to compile: name --target_model, --draft_model or both")

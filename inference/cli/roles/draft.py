@@ -1,4 +1,4 @@
-"""--role draft: the draft model. Completes prompts at the edge, serves clients there, or joins the pool of targets."""
+"""Role draft: the draft model completes prompts at the edge, serves clients there, or joins the pool of targets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from inference.settings import group, same, setting
 
 SERVICE = "service (instead of prompts)"
 OF_TARGETS = ("port", "lookup", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
-"""Flags of a server that a draft worker lacks."""
+"""Flags of `ServerConfig` that a draft worker lacks."""
 
 TARGET_HOST = same(ConnectionConfig, "host", help=f"host of the target{REPLICAS}")
 
@@ -36,10 +36,10 @@ class DraftSettings:
     """Settings of --role draft.
 
     Attributes:
-        branches: run-ahead: prepare so many branches beside a chain at most, where the round trip makes them pay;
-            each takes a slot of the draft model, 0 is none.
-        attach: draft for these targets' sessions until stopped; dns:///NAME:PORT: all of a name, file:///PATH: of a
-            list.
+        branches: in run-ahead, most branches prepared beside a chain, where the round trip makes them pay; each takes
+            a slot of the draft model; 0 for none.
+        attach: draft for these targets' sessions until stopped; dns:///NAME:PORT: all addresses of a name;
+            file:///PATH: all of a list.
     """
 
     model: DraftModel = group(DraftModel)
@@ -78,7 +78,7 @@ async def run(settings: DraftSettings) -> int:
 
 
 def proposer_config(settings: DraftSettings) -> ProposerConfig:
-    """Return the configuration of the draft, with branches where they are of use."""
+    """Return the configuration of the draft, with branches if it runs ahead and its backend can fork slots."""
     from inference.backends.registry import CANNOT_FORK
 
     config = settings.model.config()

@@ -1,4 +1,4 @@
-"""--role fused_client: a thin client of any of our servers."""
+"""Role fused_client: a client that completes prompts at any server of this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--role fused_target: both models in one process."""
+"""Role fused_target: serves both models from one process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def run(settings: FusedSettings) -> int:
 
 
 def _fused_config(settings: FusedSettings) -> FusedConfig:
-    """Both models may use all cores: one process runs one of them at a time."""
+    """Return the configuration of both models. Each may use all cores: the process runs one of them at a time."""
     models, loading, gamma = settings.models, settings.models.loading, settings.gamma
     method = loading.method_of_pair(has_draft=models.draft != NGRAM)
     if gamma is None:

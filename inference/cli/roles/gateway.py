@@ -1,4 +1,4 @@
-"""--role gateway: OpenAI's HTTP API in front of any of our servers."""
+"""Role gateway: serves OpenAI's HTTP API in front of any server of this project."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inference.settings import group, same
 
 OF_GRPC = ("port", "max_waiting", "drain", "tls_client_ca", "mtls_port")
 OF_MODELS = ("lookup", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
-"""Flags of a server that a gateway lacks."""
+"""Flags of `ServerConfig` that a gateway lacks."""
 
 
 @dataclass(frozen=True, slots=True)

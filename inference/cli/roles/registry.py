@@ -1,4 +1,4 @@
-"""All roles: values of --role, each with its settings, what it runs, and the parser of its flags."""
+"""Registry of the roles: each value of --role with its summary, its settings, its function and its parser."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Role:
     """One value of --role.
 
     Attributes:
-        settings: the dataclass that its flags are made of, with an `ObserveConfig` named `observe`; imports nothing
-            that is slow.
-        run: from settings to an exit code; imports what it needs.
+        settings: dataclass that declares its flags, with an `ObserveConfig` named `observe`; its module imports no
+            slow library.
+        run: function from settings to an exit code; imports slow libraries itself.
     """
 
     summary: str
@@ -57,7 +57,7 @@ ROLES = {
 
 
 def settings_of(name: str, arguments: Sequence[str]) -> Any:
-    """Return the settings that a role's arguments say, an instance of its `Role.settings`.
+    """Return the settings that a role's arguments describe, an instance of its `Role.settings`.
 
     Raises:
         ConfigError, InvalidRequestError: a value is out of range.
@@ -67,7 +67,7 @@ def settings_of(name: str, arguments: Sequence[str]) -> Any:
 
 
 def parser_of(name: str) -> ConfigFileParser:
-    """A parser of one role's flags alone."""
+    """Return the parser of one role's flags."""
     role = ROLES[name]
     parser = ConfigFileParser(
         role=name,

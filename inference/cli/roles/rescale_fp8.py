@@ -1,4 +1,4 @@
-"""--role rescale_fp8: a public fp8 checkpoint made into one that Neuron can read."""
+"""Role rescale_fp8: makes a public fp8 checkpoint into one that Neuron can read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from inference.settings import REQUIRED, group, setting
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints(Models):
-    """A checkpoint to read, and one to write.
+    """Checkpoint to read, and checkpoint to write.
 
     Attributes:
         model: directory of a checkpoint in OCP's E4M3 (safetensors, with scales), or its hub id.
-        output: directory to write: as large again. A run that was killed goes on there.
+        output: directory to write, which takes as much room as the input; a run that was killed continues there.
     """
 
     SECTION: ClassVar = "checkpoints"
@@ -37,7 +37,7 @@ class RescaleSettings:
 
 
 async def run(settings: RescaleSettings) -> int:
-    """Print a line per file. Ctrl-C ends it behind the file that is being written."""
+    """Print a line per file. Ctrl-C ends the run after the file that is being written."""
     from inference.backends.registry import rescale_fp8
 
     lines = rescale_fp8(settings.checkpoints.model, settings.checkpoints.output)

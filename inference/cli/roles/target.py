@@ -1,4 +1,4 @@
-"""--role target: the target model, for draft workers and for clients without any draft."""
+"""Role target: serves the target model to draft workers, and to clients without any draft."""
 
 from __future__ import annotations
 

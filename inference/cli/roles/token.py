@@ -1,4 +1,4 @@
-"""--role token: a new token, shown once; the auth file gets its hash."""
+"""Role token: makes a token and prints it once; the auth file gets its hash."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ class TokenSettings:
     """Settings of --role token.
 
     Attributes:
-        auth_file: file of those who may do something; made if it is not there (docs/security.md).
-        name: whose token it is, for the log.
-        grant: what its owner may do; give it several times.
-        speaks_for_others: for a gateway or a serving draft: servers believe the account that it names with each
-            request.
+        auth_file: file of callers and their rights; created if it does not exist (docs/security.md).
+        name: owner of the token, for the log.
+        grant: right of the token's owner; may be given several times.
+        speaks_for_others: for a gateway or a serving draft: servers trust the account that it names in each request.
     """
 
     auth_file: Path = setting(REQUIRED, "--auth_file FILE", section=SECTION)
@@ -40,7 +39,7 @@ class TokenSettings:
 
 
 async def run(settings: TokenSettings) -> int:
-    """Print the token, and nothing else, to stdout; running servers know it from their next request on."""
+    """Print the token, and nothing else, to stdout; running servers accept it from their next request on."""
     token = f"specdec-{secrets.token_urlsafe(32)}"
     digest, rights = hashlib.sha256(token.encode()).hexdigest(), json.dumps(list(dict.fromkeys(settings.grant)))
     entry = f'\n[[token]]\nname = "{settings.name}"\nsha256 = "{digest}"\nroles = {rights}\n'
@@ -50,10 +49,10 @@ async def run(settings: TokenSettings) -> int:
 
 
 def _add(file: Path, entry: str) -> None:
-    """Append in one step, so that no server reads half of it.
+    """Append to the file in one step, so that no server reads half of an entry.
 
     Raises:
-        ConfigError: the file would not be one that servers can use.
+        ConfigError: the file cannot be written, or servers could not use the result.
     """
     from grpc_comm.watched import UnusableError
     from inference.workers.auth_file import read_auth_file
@@ -63,7 +62,7 @@ def _add(file: Path, entry: str) -> None:
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
             out.write(before + entry)
-        if file.exists():  # a server that may read it, as another user perhaps, still may
+        if file.exists():  # keep owner and mode, so that a server that runs as another user can still read it
             os.chown(part, file.stat().st_uid, file.stat().st_gid)
             part.chmod(stat.S_IMODE(file.stat().st_mode))
         read_auth_file(part)
