@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 REDIAL_S = 0.25
 MAX_REDIAL_S = 2.0
-"""Limit in seconds of the random wait before dialling again. It doubles from `REDIAL_S`, lest clients dial in step."""
+"""Limit in seconds of the random wait before dialling again, doubling from `REDIAL_S`: none may dial in step."""
 MAX_BARREN_RESUMES = 3
 """Limit of streams in a row that servers opened and broke without a token: the request may be what breaks them."""
 
