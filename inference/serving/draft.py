@@ -116,7 +116,7 @@ class UpstreamTarget:
         self._fleet = fleet
         self._vocabulary = vocabulary  # of the draft
         self.card: ModelCard | None = None
-        self._serves = True  # an earlier connection has shown it
+        self._serves = True  # it has been reached at start
         self._fault = ""  # reason why it cannot be used, as logged
 
     async def ask(self) -> ModelCard | None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOVE_AFTER_S = 1.0
-"""Seconds from a drain's begin to its moves; a moved request's prompt is read again, which a short rest is not worth."""
+"""Seconds from a drain's start to its moves. A move makes another server read the prompt: too dear for a short rest."""
 
 
 async def _always() -> bool:

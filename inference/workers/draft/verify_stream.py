@@ -197,7 +197,7 @@ async def verify_stream(
     """Open a Verify stream; leaving the block cancels it, which frees the target's slot.
 
     Args:
-        can_move: whether the session would go on at another target.
+        can_move: whether the session could continue at another target.
     """
     stub = rpc.VerificationServiceStub(target.channel)
     call = stub.Verify(timeout=deadline_s, metadata=CAN_MOVE if can_move else None)
