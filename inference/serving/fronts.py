@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOVE_AFTER_S = 1.0
-"""Seconds from a drain's start to its moves. A move makes another server read the prompt: too dear for a short rest."""
+"""Seconds from a drain's start to its moves. Shorter requests stay, as a move means to read the prompt twice."""
 
 
 async def _always() -> bool:
