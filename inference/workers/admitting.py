@@ -26,7 +26,7 @@ _NOTED = (ASSIST, DRAIN)
 
 
 def admission(access: Access) -> Admit:
-    """Return the function that admits calls as `access` says, and makes their callers known while they are served."""
+    """Return the function that admits calls by `access`, and makes their callers known while they are served."""
 
     def admit(
         method: str, headers: Mapping[str, str], names: Sequence[str] | None

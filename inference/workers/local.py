@@ -47,7 +47,7 @@ _END_TOKENS = 16
 """Number of last tokens of a prompt that are searched for the mark of a reasoning."""
 REPLAY_TOKENS = 256
 """Tokens of a resumed output that become text in one go: a few milliseconds in which no other request is served."""
-SCORED_TOKENS = 32  # prompt tokens whose log-probabilities get their texts in one go, for the same reason
+SCORED_TOKENS = 32  # prompt tokens that get the texts of their log-probabilities in one go, for the same reason
 
 
 class LocalCompleter:

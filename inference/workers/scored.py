@@ -30,7 +30,7 @@ class ScoreWriter:
     async def write(
         self, call: Call, convert: Callable[[_In], Any], item: _In, scores: Sequence[TokenLogprobs]
     ) -> None:
-        """Convert an item and write it; return when the peer has taken it, as far as gRPC can tell.
+        """Convert an item and write it; return when the peer has taken it, as far as gRPC knows.
 
         Args:
             scores: the prompt's scores in the item.
