@@ -219,7 +219,7 @@ def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: in
 def _check_rest(resume: Resume, why_none: str) -> None:
     """Refuse to continue after tokens if there is a reason why nothing can follow."""
     if why_none:
-        message = f"committed_token_ids: nothing can follow these {len(resume.token_ids)}: {why_none}"
+        message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
         raise InvalidRequestError(message, field="committed_token_ids")
 
 
