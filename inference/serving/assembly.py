@@ -1,4 +1,4 @@
-"""Puts a worker's parts together: model, decoder, engine. Each function is a context that stops what it started."""
+"""Assembly of a worker's parts: model, decoder, engine. A context stops what it started."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """What drafts, the tokenizer of its directory, the vocabulary it drafts in, and whether prefixes are kept."""
+    """Loaded proposer, the tokenizer of its directory, its vocabulary, and whether prefixes are kept."""
 
     proposer: Proposer
     tokenizer: Tokenizer
@@ -51,14 +51,14 @@ class LoadedDraft:
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """An engine that runs, the tokenizer of its model, and what its logits depend on beside the weights."""
+    """Running engine, the tokenizer of its model, and what its logits depend on beside the weights."""
 
     engine: TargetEngine
     tokenizer: Tokenizer
     arithmetic: str = ""
 
     def model_id(self, model: ModelConfig) -> str:
-        """Return the id that all servers of this target have, alone or with a draft beside it, and no other model."""
+        """Return the id that all servers of this target share, with or without a draft, and no other model has."""
         ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too
         return model_id_of(model.path, self.arithmetic, ends)
 
@@ -67,10 +67,10 @@ class RunningTarget:
 async def target_engine(
     config: ModelConfig | FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S, lookup: bool = True
 ) -> AsyncGenerator[RunningTarget, None]:
-    """Run an engine over one model, or over a target and what drafts for it.
+    """Run an engine over one model, or over a target and its draft.
 
     Raises:
-        IncompatibleDraftError: they do not share a vocabulary.
+        IncompatibleDraftError: target and draft do not share a vocabulary.
     """
     loaded = await (_load_pair(config) if isinstance(config, FusedConfig) else _load_alone(config))
     eos, caching = loaded.tokenizer.eos_token_ids, target_of(config).prefix_caching
@@ -87,7 +87,7 @@ def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """A decoder, its tokenizer, what its logits depend on beside the weights, and most draft tokens of one pass."""
+    """Decoder, its tokenizer, what its logits depend on beside the weights, and most draft tokens of one pass."""
 
     decoder: Decoder
     tokenizer: Tokenizer
@@ -115,10 +115,10 @@ async def _load_pair(config: FusedConfig) -> _LoadedTarget:
 
 
 async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamma: int) -> _LoadedTarget | None:
-    """Load a model, or two in one graph, as a decoder, if the backend has that and the configuration wants it.
+    """Load one model, or two in one graph, as a compiled decoder; None if the backend or the configuration has none.
 
     Raises:
-        IncompatibleDraftError: they do not share a vocabulary.
+        IncompatibleDraftError: target and draft do not share a vocabulary.
     """
     started = time.monotonic()
     decoder = await asyncio.to_thread(load_decoder, target, draft, decide)
@@ -133,7 +133,7 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
 
 
 def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
-    """Return what the logits depend on beside the weights; the settings, of a model that does not say."""
+    """Return what the logits depend on beside the weights: the model's `arithmetic`, or else its settings."""
     return str(getattr(model, "arithmetic", f"{config.backend} {config.dtype} {config.device} {config.neuron}"))
 
 
@@ -179,7 +179,7 @@ async def draft_worker(
 
 
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
-    """An engine over what drafts, not running yet."""
+    """Return an engine over a loaded draft, not running yet."""
     grammars = Grammars(GrammarCompiler(draft.tokenizer, draft.vocabulary.size))
     caching = draft.prefix_caching
     return DraftEngine(draft.proposer, max_waiting=max_waiting, grammars=grammars, prefix_caching=caching)

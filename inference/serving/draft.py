@@ -1,4 +1,4 @@
-"""The life of a draft worker that serves: at the edge for clients, or in the pool for targets."""
+"""Life cycle of a draft worker that serves: at the edge for clients, or in the pool for targets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def serve_draft(
     Raises:
         ConfigError: the draft cannot be loaded, or a port is taken.
         UnavailableError: no target answers.
-        IncompatibleDraftError: what answers is no target.
+        IncompatibleDraftError: the server that answers is no target.
     """
     ports = Ports(server, observe, http)
     with observed(observe) as observers:
@@ -89,10 +89,10 @@ async def _switch_model(
     ports: Ports,
     target: ModelCard,
 ) -> None:
-    """Answer for `target` from now on, in its name; conversations are written as its chat template says.
+    """Serve `target` from now on, under its name and with its chat template.
 
     Args:
-        tokenizer: of the draft, in the directory `path`.
+        tokenizer: tokenizer of the draft, from the directory `path`.
 
     Raises:
         ConfigError: the chat template is too long.
@@ -109,21 +109,21 @@ class UpstreamTarget:
     """Target at a fleet's addresses, which another model may replace at any time.
 
     Attributes:
-        card: of the model that it served last; None if it gives none.
+        card: card of the model that it served last; None if it gives none.
     """
 
     def __init__(self, fleet: Fleet, vocabulary: Vocabulary) -> None:
         self._fleet = fleet
         self._vocabulary = vocabulary  # of the draft
         self.card: ModelCard | None = None
-        self._serves = True  # or it would not have been dialled
-        self._fault = ""  # why it is of no use, as the log has it
+        self._serves = True  # it has been reached at start
+        self._fault = ""  # reason why it cannot be used, as logged
 
     async def ask(self) -> ModelCard | None:
-        """Return its card; None if the target has none, or does not answer.
+        """Return the target's card; None if it has none, or does not answer.
 
         Raises:
-            IncompatibleDraftError: it is no target, or one of another vocabulary.
+            IncompatibleDraftError: the server is no target, or has another vocabulary.
         """
         card = await card_of_target(self._fleet)
         if card is not None:
@@ -131,10 +131,10 @@ class UpstreamTarget:
         return card
 
     async def follow(self, switch_model: Callable[[ModelCard], Awaitable[None]]) -> AsyncGenerator[bool, None]:
-        """Yield whether it serves, and the draft fits it, now and whenever that changes; for ever.
+        """Yield whether the target serves and the draft fits it, now and at each change, without end.
 
         Args:
-            switch_model: called before with its card, if that has changed.
+            switch_model: called first with the target's card, if that has changed.
         """
         async with aclosing(self._fleet.serves()) as changes:
             async for serves in changes:
@@ -148,19 +148,19 @@ class UpstreamTarget:
             if card is not None and card != self.card:
                 await switch_model(card)
                 self.card = card
-            may_change = card is None  # it did not answer, and may be another one
+            may_change = card is None  # it did not answer, and may serve another model
         except SpecDecError as exc:
             fault = str(exc)
             if fault != self._fault:
                 logger.error("not ready until another target is at %s: %s", self._fleet.label, exc)
-            may_change = not isinstance(exc, IncompatibleDraftError)  # such as a token that it does not take at present
+            may_change = not isinstance(exc, IncompatibleDraftError)  # such as a token that it does not accept now
         if may_change:
             self._fleet.look_again()
         self._fault = fault
         return not fault
 
     async def is_serving(self) -> bool:
-        """Return what `follow` yielded last."""
+        """Return the latest value that `follow` yielded."""
         return self._serves
 
 

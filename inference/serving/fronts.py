@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOVE_AFTER_S = 1.0
-"""Requests that end so soon after a drain begins stay: another server would have to read their prompts again."""
+"""Seconds from a drain's start to its moves. Shorter requests stay, as a move means to read the prompt twice."""
 
 
 async def _always() -> bool:
@@ -40,7 +40,7 @@ async def _always() -> bool:
 
 
 class GrpcFront(Server):
-    """A gRPC server that says in the log where it serves."""
+    """Server of gRPC, which logs its addresses."""
 
     def __init__(self, config: ServerConfig, servicers: Sequence[Servicer], gate: Gate) -> None:
         self._host = config.host
@@ -64,14 +64,14 @@ class GrpcFront(Server):
             logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
 
     async def refuse_new(self) -> None:
-        """See `Front`. Requests that can go on elsewhere do, unless they end in a moment."""
+        """See `Front`. Requests that another server can continue move there after `MOVE_AFTER_S`."""
         await super().refuse_new()
         if self._moves:
             asyncio.get_running_loop().call_later(MOVE_AFTER_S, self.move)
 
 
 class Ports:
-    """All ports of a server, and what protects them. Made before a model is loaded for minutes.
+    """Ports of a server, with their certificates and access rights. Loading a model takes minutes: make it before.
 
     Raises:
         ConfigError: a port cannot be listened on, or a file of certificates or tokens cannot be used.
@@ -92,12 +92,12 @@ class Ports:
         is_healthy: Callable[[], Awaitable[bool]] = _always,
         changes: AsyncGenerator[bool, None] | None = None,
     ) -> list[Front]:
-        """The fronts of a server, in the order in which they open.
+        """Return the fronts of a server, in the order in which they open.
 
         Args:
-            servicers: of gRPC; a `GenerationServicer` among them is served over HTTP too, if that is asked for.
-            is_healthy: whether a server serves without which nothing can be served here.
-            changes: the same, now and whenever it changes; None: there is no such server.
+            servicers: gRPC services; a `GenerationServicer` among them is served over HTTP too, if configured.
+            is_healthy: returns whether the servers that this one needs are serving.
+            changes: yields the same, now and at each change; None if this server needs no other.
         """
         fronts = self.side_fronts(observers, metrics, is_healthy)
         for servicer in servicers:
@@ -115,7 +115,7 @@ class Ports:
     def side_fronts(
         self, observers: Observers, metrics: Metrics, is_healthy: Callable[[], Awaitable[bool]] = _always
     ) -> list[Front]:
-        """Ports for Prometheus and for probes, each if it is asked for; `is_healthy` as in `fronts`."""
+        """Return the ports for Prometheus and for probes, each if configured; `is_healthy` as in `fronts`."""
         self.show_security(metrics)
         port, probes = observers.config.metrics_port, self.probe_fronts(is_healthy)
         if port is None:
@@ -129,7 +129,7 @@ class Ports:
         return [SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls), *probes]
 
     def probe_fronts(self, is_healthy: Callable[[], Awaitable[bool]]) -> list[Front]:
-        """Return the port for probes if it is asked for; `is_healthy` as in `fronts`."""
+        """Return the port for probes if it is configured; `is_healthy` as in `fronts`."""
         if self.server.probe_port is None:
             return []
         from inference.gateway.port import Probes, SidePort, nothing
@@ -141,7 +141,7 @@ class Ports:
         metrics.watch_security(self._tls, self._access)
 
     def http_front(self, gateway: Gateway) -> Front:
-        """OpenAI's API."""
+        """Return the front of OpenAI's API."""
         from inference.gateway.server import HttpFront  # FastAPI takes a third of a second to import
 
         self._web = HttpFront(gateway, self.server, self._tls, self._access)
@@ -179,12 +179,12 @@ def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig |
     """Refuse ports that cannot be listened on, before a model is loaded for minutes.
 
     Raises:
-        ConfigError: naming the address, and why.
+        ConfigError: a port cannot be listened on; the message names its address and the reason.
     """
     ports = [server.port, observe.metrics_port, None if http is None else http.port]
     ports += [server.probe_port, server.security.mtls_port]
     try:
-        with ExitStack() as stack:  # all held until the last is tried, so that none is named twice
+        with ExitStack() as stack:  # hold all until the last is tried: a port named twice must fail
             for port in filter(None, ports):
                 stack.enter_context(listener(server.host, port))
     except PortTakenError as exc:

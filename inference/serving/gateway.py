@@ -1,4 +1,4 @@
-"""The life of a gateway: OpenAI's HTTP API in front of a remote GenerationService."""
+"""Life cycle of a gateway: OpenAI's HTTP API in front of a remote GenerationService."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from inference.workers.remote import CARD_TIMEOUT_S
 logger = logging.getLogger(__name__)
 
 ATTEMPT_S, RETRY_S = 10.0, 1.0
-"""How long servers are dialled at start before their names are looked up again, and the pause before that."""
+"""Seconds of dialling at start before names are looked up again, and seconds of the pause before that."""
 
 
 async def serve_gateway(
@@ -35,7 +35,7 @@ async def serve_gateway(
 
     Raises:
         ConfigError: the port is taken.
-        UnavailableError: no server behind it answers.
+        UnavailableError: no upstream server answers.
     """
     ports = Ports(server, observe)
     fleet: Fleet | None = None
@@ -71,10 +71,10 @@ async def _reached(
 
 
 async def _dialled(connection: ConnectionConfig, headers: Headers, stack: AsyncExitStack) -> Fleet:
-    """Dial until a server answers. A name may not be known, or lead elsewhere, until its server has been started.
+    """Dial until a server answers. A name may be unknown, or lead elsewhere, until its server has been started.
 
     Raises:
-        UnavailableError: no server answers within the connection's time for it, or one that does is not trusted.
+        UnavailableError: no server answers within the connection's timeout, or the one that does is not trusted.
     """
     loop, complaint = asyncio.get_running_loop(), ""
     ends_at = loop.time() + connection.connect_timeout_s
@@ -100,7 +100,7 @@ async def _serve(
     probes: Sequence[Front],
     stopped: asyncio.Task[Signals],
 ) -> None:
-    """Serve with servers that are there."""
+    """Serve over a fleet that has been reached."""
     remote = FailoverCompleter(fleet, connection)
     card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
     metrics = Metrics(card.name, role="gateway")
@@ -124,5 +124,5 @@ async def _follow_model(gateway: Gateway, remote: FailoverCompleter, fleet: Flee
                 try:
                     card = await remote.model(timeout_s=CARD_TIMEOUT_S)
                     gateway.card = card.named(gateway.config.served_model_name)
-                except SpecDecError:  # whether it left again, or was busy: it may be another one
+                except SpecDecError:  # it left or was busy, and may serve another model
                     fleet.look_again()

@@ -1,8 +1,8 @@
-"""Life of every server: open its fronts, wait for a signal, drain, close.
+"""Life cycle of every server: open its fronts, wait for a signal, drain, close.
 
-A drain has this order: all fronts report that they are not ready; after a delay, in which balancers notice, they take
-no new requests; running requests get the grace period, and the rest fails with a message; then the fronts close. The
-process ends even if something hangs. Roles without a port of their own live so, too.
+A drain has this order. All fronts report that they are not ready. After a delay, in which balancers notice, they take
+no new requests. Running requests get the grace period, and the rest fail with a message. Then the fronts close. The
+process ends even if something hangs. Roles without a port have the same life cycle.
 """
 
 from __future__ import annotations
@@ -28,59 +28,59 @@ from inference.workers.operation import Operation
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.1
-"""How often a host looks at its work, and at how late it comes to do so."""
+"""Seconds between checks of the work; a check that comes late measures the event loop's lag."""
 FORCE_AFTER_S = 2.0
-"""Seconds after the grace, when a process that still has not ended ends at once."""
+"""Seconds after the grace period, at which a process that still runs ends at once."""
 
 
 class Front(Protocol):
-    """A port that requests come in by."""
+    """Port on which requests arrive."""
 
     @property
     def ports(self) -> dict[str, int]:
-        """What it listens on, by name, once it is open."""
+        """Port numbers by name, once the front is open."""
 
     async def open(self) -> None:
-        """Listen, and say that requests are welcome."""
+        """Listen, and report that requests are welcome."""
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Tell who asks whether requests are welcome, and whether a restart would help; takes them either way."""
+        """Set what health checks report: `ready` for requests, `alive` unless a restart would help; refuse nothing."""
 
     async def refuse_new(self) -> None:
-        """Take no more; those that run go on."""
+        """Take no new requests; running ones continue."""
 
     async def close(self) -> None:
-        """End what is left of them."""
+        """End the remaining requests, and close the port."""
 
 
 class Work(Protocol):
-    """What a host drains: an engine, or whatever else runs requests."""
+    """Runner of requests, such as an engine, which a host watches and drains."""
 
     @property
     def fault(self) -> str | None:
-        """Why nothing is served at the moment; None: all is well."""
+        """Reason why nothing is served at the moment; None if all is well."""
 
     @property
     def hangs(self) -> bool:
-        """Whether that is a thread which may never end."""
+        """Whether the fault is a thread that may never end."""
 
     @property
     def broken(self) -> str | None:
-        """Why nothing will ever be served again."""
+        """Reason why nothing will ever be served again; None if there is none."""
 
     async def stop(self, *, grace_s: float) -> None:
-        """Take nothing new, let what runs finish for `grace_s` seconds, fail the rest."""
+        """Take no new requests, let running ones finish for `grace_s` seconds, fail the rest."""
 
 
 class Host:
-    """A process that serves.
+    """Server process: its work, its ports, and their life cycle.
 
     Args:
-        work: is watched, and drained.
-        fronts: in the order in which they open.
-        config: how long draining takes.
-        metrics: record how late the event loop is.
-        operation: may tell it to drain.
+        work: runner of requests, which is watched and drained.
+        fronts: ports, in the order in which they open.
+        config: durations of a drain.
+        metrics: record the event loop's lag.
+        operation: source of drain calls; None has none.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class Host:
         self._operation = operation
 
     async def run(self, until: Awaitable[object] | None = None) -> None:
-        """Serve until a signal, or what stands for one, or until something ends by which all work has ended.
+        """Serve until a signal, a call of Drain, the end of stdin (`lifeline`), the end of `until`, or broken work.
 
         Raises:
-            Exception: what `until` ended with, or who watches the work.
+            Exception: the error that `until`, or the watch of the work, ended with.
             InternalError: the work broke.
         """
         async with AsyncExitStack() as stack:
             for front in self._fronts:
                 await stack.enter_async_context(opened(front))
-            # What has been loaded by now stays: to look through it for garbage would stop the loop for 40 ms each time.
+            # Objects loaded by now stay. Each search for garbage among them would stop the loop for 40 ms.
             gc.collect()
             gc.freeze()
             stack.callback(gc.unfreeze)
@@ -137,7 +137,7 @@ class Host:
         await self._work.stop(grace_s=self._config.grace_s)
 
     def _last_resort(self) -> threading.Timer:
-        """Ends the process however busy its event loop and its threads are, once draining should long be over."""
+        """Start a timer that ends the process, however busy its threads are, once the drain should long be over."""
         delay_s = self._config.drain_delay_s + self._config.grace_s + FORCE_AFTER_S
         timer = threading.Timer(delay_s, _give_up)
         timer.daemon = True
@@ -166,7 +166,7 @@ class Host:
             watching.result()
 
     async def _watch(self) -> None:
-        """Tell the fronts what becomes of the work, until it breaks."""
+        """Report the state of the work to the fronts, until it breaks."""
         told = (True, True)
         while self._work.broken is None:
             fault, alive = self._work.fault, not self._work.hangs
@@ -183,7 +183,7 @@ class Host:
 
 
 def _end_at_next(first: asyncio.Task[Signals]) -> None:
-    """After the first signal, which may come while something else has us drain, the second one ends at once."""
+    """Make a second signal end the process at once; the first one may come during a drain that a call began."""
     if not first.cancelled():
         end_at_once_on_signal()
 
@@ -197,7 +197,7 @@ def _give_up() -> None:
 
 @asynccontextmanager
 async def opened(front: Front) -> AsyncGenerator[None, None]:
-    """A front that is open while the block runs."""
+    """Keep a front open during the block."""
     await front.open()
     try:
         yield

@@ -14,19 +14,19 @@ from inference.errors import ConfigError
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 ELSEWHERE = ["*/*"]
-"""Subfolders hold the same weights in other formats."""
+"""Patterns that are not downloaded: subfolders hold the same weights in other formats."""
 
 
 def is_hub_id(name: str) -> bool:
-    """NAMESPACE/NAME, unless there is such a path here."""
+    """Whether a name has the form NAMESPACE/NAME and is no path here."""
     return _ID.fullmatch(name) is not None and not Path(name).exists() and name.split("/")[0] not in (".", "..")
 
 
 def model_directory(model_id: str, revision: str | None = None) -> Path:
-    """The model's directory in the hub's cache, complete.
+    """Return the model's directory in the hub's cache, complete.
 
     Raises:
-        ConfigError: it cannot be had, and why.
+        ConfigError: the model cannot be had; the message names the reason.
     """
     from huggingface_hub import constants, errors, snapshot_download
 

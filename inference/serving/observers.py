@@ -1,4 +1,4 @@
-"""What watches the requests of a process, each if it is asked for: metrics, profile, spans, time-line."""
+"""Observers of the requests of a process, each if it is configured: metrics, profile, spans, time-line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Profile and spans of one process; each is None unless it was asked for."""
+    """Profile and spans of one process; each is None unless it is configured."""
 
     config: ObserveConfig
     profile: Profile | None
@@ -49,11 +49,11 @@ class Observers:
     def open_span(
         self, name: str, headers: Mapping[str, str], attributes: dict[str, str]
     ) -> AbstractContextManager[object]:
-        """Open the span of an incoming call, if spans are asked for; see `OpenSpan`."""
+        """Open the span of an incoming call, if spans are configured; see `OpenSpan`."""
         return nullcontext() if self.spans is None else self.spans.serving(name, headers, attributes)
 
     def headers(self) -> dict[str, str]:
-        """What makes the receiver of a call continue the current span, if there are any."""
+        """Return the headers that make the receiver of a call continue the current span, if there is one."""
         return {} if self.spans is None else self.spans.headers()
 
 
@@ -80,7 +80,7 @@ def observed(config: ObserveConfig) -> Generator[Observers, None, None]:
 
 @contextmanager
 def _profiled(config: ObserveConfig) -> Generator[Profile | None, None, None]:
-    """A profile that is written when the block ends, however it does."""
+    """Yield a profile, which is written however the block ends."""
     if not config.profile:
         yield None
         return
@@ -92,7 +92,7 @@ def _profiled(config: ObserveConfig) -> Generator[Profile | None, None, None]:
 
 
 def report_profile(profile: Profile) -> None:
-    """Write the profile's files into the current directory, and say where they are."""
+    """Write the profile's files into the current directory, and log their paths."""
     logger.info("profile: %s", " and ".join(str(path) for path in profile.write(Path())))
 
 
@@ -101,7 +101,7 @@ def _exported(config: ObserveConfig) -> Generator[Spans | None, None, None]:
     """Export spans while the block runs; None, and nothing is imported, unless a collector is named.
 
     Raises:
-        ConfigError: the URL is none, or the packages are not installed.
+        ConfigError: the URL is neither http nor https, or the packages are not installed.
     """
     endpoint = config.otlp_endpoint
     if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINTS):

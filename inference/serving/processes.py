@@ -1,6 +1,6 @@
-"""Starts servers of this project as processes of their own, for the demo, the comparison and the tests.
+"""Server processes of this project, for the demo, the comparison and the tests.
 
-Owns the processes: none outlives its context, however that is left. Needs no torch.
+None outlives its context, however that is left. Needs no torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ServerProcess:
     """A running server.
 
     Attributes:
-        name: for messages.
+        name: name in messages.
         address: HOST:PORT it listens on.
         log: file with its stdout and stderr.
     """
@@ -48,18 +48,18 @@ class ServerProcess:
         return int(self.address.rpartition(":")[2])
 
     def log_tail(self, num_lines: int | None = 5) -> str:
-        """Return the last lines of its log; None: all."""
+        """Return the last lines of its log; None returns all."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines if num_lines is None else lines[-num_lines:])
 
 
 def free_port() -> int:
-    """A TCP port that is free now, on every address, and never the same twice.
+    """Return a TCP port that is free now on every address, and never the same twice.
 
-    It is none of those that systems give to outgoing connections, one of which could take it before its server does.
+    Systems give no such port to an outgoing connection, which could take it before its server does.
 
     Raises:
-        UnavailableError: none is left.
+        UnavailableError: no port is left.
     """
     for port in _untried_ports:
         with suppress(OSError), socket.socket() as probe:
@@ -72,7 +72,7 @@ async def finished_process(name: str, role: str, *flags: str) -> None:
     """Run `main.py --role ROLE FLAGS` until it ends.
 
     Raises:
-        UnavailableError: it ended with an error; the message has the end of its log.
+        UnavailableError: the process ended with an error; the message has the end of its log.
     """
     with NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
         process = await _started(role, *flags, log=log.fileno())
@@ -98,13 +98,13 @@ async def server_process(
     """Run `main.py --role ROLE FLAGS` until the block is left.
 
     Args:
-        port: the one that the flags make it listen on.
-        cores: CPU cores to pin it to; none: all.
-        ready_line: what a process that listens nowhere writes to its log when it is ready; then `port` means nothing.
-        log_file: where its log stays; None: a temporary file.
+        port: port that the flags make it listen on.
+        cores: CPU cores to pin it to; empty means all.
+        ready_line: line that a process without a port logs when it is ready; `port` then has no meaning.
+        log_file: file that keeps its log; None uses a temporary one.
 
     Raises:
-        UnavailableError: it ended, or was not SERVING in time; the message has the end of its log.
+        UnavailableError: the process ended, or was not SERVING in time; the message has the end of its log.
     """
     with log_file.open("wb") if log_file else NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
         process = await _started(role, *flags, log=log.fileno())

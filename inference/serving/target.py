@@ -1,4 +1,4 @@
-"""The life of a server that holds a target: alone, to verify for draft workers, or fused with its draft."""
+"""Life cycle of a server that holds a target: alone, to verify for draft workers, or fused with its draft."""
 
 from __future__ import annotations
 

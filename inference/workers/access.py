@@ -1,7 +1,7 @@
-"""Who may do what: the one decision, for calls of gRPC and requests of HTTP alike.
+"""Access rights of callers: the one decision for gRPC calls and HTTP requests alike.
 
-Without an auth file, every client of a port may do everything, except help with others' prompts over a network. With
-one, a client may do only what the file says.
+Without an auth file, every client of a port may do everything, except draft for others' prompts over a network. With
+one, a client may do only what the file allows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _METHODS = {
     DRAIN: {Right.ADMIN},  # without an auth file, on loopback alone: `Operation`
     f"{_VERIFICATION}Verify": {Right.DRAFT},
     ASSIST: {Right.WORKER},
-    f"{_HEALTH}Check": ALL_RIGHTS,  # of all that are known: it says nothing but whether there is service
+    f"{_HEALTH}Check": ALL_RIGHTS,  # every known caller: it reports health only
     f"{_HEALTH}Watch": ALL_RIGHTS,
 }
 _PATHS = {
@@ -38,30 +38,30 @@ _PATHS = {
     "/ping": ALL_RIGHTS,
 }
 PAGE = "/"
-"""A form, which asks its user for a token; it shows nothing of the server."""
+"""Path of a form, which asks its user for a token and shows nothing of the server."""
 
 
 def rights_of_call(method: str) -> frozenset[Right]:
-    """Any of which lets one call a method; what is not listed is operation."""
+    """Return the rights, any of which allows calls of a method; unlisted methods need OPS."""
     return frozenset(_METHODS.get(method, {Right.OPS}))
 
 
 def rights_of_path(path: str) -> frozenset[Right] | None:
-    """Any of which lets one ask for a path; what is not listed is operation, /metrics among it. None is for all."""
+    """Return the rights, any of which allows a path; None allows all. Unlisted paths, such as /metrics, need OPS."""
     if path == PAGE:
         return None
     return frozenset(next((rights for name, rights in _PATHS.items() if path.startswith(name)), {Right.OPS}))
 
 
 class Access:
-    """Who may do what at one server.
+    """Access control of one server.
 
     Args:
-        auth_file: names the callers; None: all are welcome.
+        auth_file: file that names the callers; None admits all.
         on_loopback: whether only this machine reaches the server.
 
     Raises:
-        UnusableError: the file is not as it must be; only now, later the last good version stays.
+        UnusableError: the file is invalid at start; later, its last good version stays in use.
     """
 
     def __init__(self, auth_file: Path | None = None, *, on_loopback: bool = True) -> None:
@@ -70,7 +70,7 @@ class Access:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the file has changed into what cannot be used."""
+        """Whether the file has changed and cannot be used."""
         if self._file is None:
             return False
         self._file.get()
@@ -81,7 +81,7 @@ class Access:
 
         Raises:
             UnauthenticatedError: the token is unknown, or there is none.
-            ForbiddenError: its owner has none of the rights.
+            ForbiddenError: the caller has none of the rights.
         """
         if self._file is None:
             return _with_any(rights, self._anybody)
@@ -98,7 +98,7 @@ class Access:
 
         Raises:
             UnauthenticatedError: a token came with it.
-            ForbiddenError: it is not in the file, or has none of the rights.
+            ForbiddenError: the caller is not in the file, or has none of the rights.
         """
         if authorization:
             raise UnauthenticatedError("a token came to the port of client certificates: send it to the other one")

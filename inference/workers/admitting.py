@@ -26,7 +26,7 @@ _NOTED = (ASSIST, DRAIN)
 
 
 def admission(access: Access) -> Admit:
-    """Return the function that admits calls as `access` says, and makes their callers known while they are served."""
+    """Return the function that admits calls by `access`, and makes their callers known while they are served."""
 
     def admit(
         method: str, headers: Mapping[str, str], names: Sequence[str] | None
@@ -100,7 +100,7 @@ def _while_welcome(identify: Callable[[], Caller]) -> Generator[None, None, None
 
 @contextmanager
 def _audited(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
-    """Serve a call; one of ours that fails without a line in the audit log gets one."""
+    """Serve a call, and write its audit line if it failed without one."""
     with serving(who, id_):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
         try:
@@ -123,6 +123,6 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
 
 
 def passed_on() -> dict[str, str]:
-    """Headers of a call that serves a request: its id, and who asks."""
+    """Return the headers of a call that serves a request: its id and its caller's account."""
     headers = {REQUEST_ID: request_id(), USER: caller().account}
     return {name: value for name, value in headers.items() if value}

@@ -2,7 +2,7 @@
 
     [[token]]
     name = "alice"
-    sha256 = "..."               # of the token; the token itself is nowhere here
+    sha256 = "..."               # hash of the token, which is not in the file itself
     roles = ["client"]           # client, draft, worker, ops, admin
     limits = { in_flight = 4, max_tokens = 1024, n = 2, logprobs = 5 }
 
@@ -13,9 +13,9 @@
 
     [[prefix_group]]
     name = "shop"
-    accounts = ["alice", "bob"]            # share what slots hold of their prompts; all others keep it apart
+    accounts = ["alice", "bob"]            # share cached prefixes of their prompts; all others keep theirs apart
 
-`speaks_for_others = true` is for gateways: they may say for whom they ask.
+`speaks_for_others = true` is for gateways: they may name the user of a request.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read_auth_file(path: Path) -> AuthFile:
     """Return the callers of the file.
 
     Raises:
-        UnusableError: something in it is not as it must be; nothing of a half-written file is used.
+        UnusableError: the file is invalid; nothing of a half-written file is used.
     """
     try:
         return _parsed(tomllib.loads(path.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""What may be asked of any topology, what answers it (`Completer`), and how a served model describes itself."""
+"""Requests of every topology, the `Completer` that answers them, and the card of a served model."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class ModelCard:
     model_id: str = ""
 
     def named(self, name: str | None) -> ModelCard:
-        """The card under another name, if there is one."""
+        """Return the card under another name; None keeps its own."""
         return self if name is None else replace(self, name=name)
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """How far another server came with a request, for the one that goes on.
+    """Progress of a request at another server, for the server that continues it.
 
     Attributes:
-        token_ids: of the output, committed so far.
-        provenance: of them, as the other server's Started said.
+        token_ids: output tokens committed so far.
+        provenance: their origin, from the other server's Started.
     """
 
     token_ids: tuple[int, ...]
@@ -55,7 +55,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What a client asks for.
+    """Request of a client.
 
     Attributes:
         prompt: text, token ids taken as they are, or a conversation.
@@ -68,7 +68,7 @@ class CompletionRequest:
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
         min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
-        resume: go on behind what is committed; all else is as it was asked of the first server. None begins.
+        resume: committed tokens to continue after; all else is as in the first server's request. None is a new one.
 
     Raises:
         InvalidRequestError: `stop` is beyond its limits.
@@ -100,7 +100,7 @@ class CompletionRequest:
             raise InvalidRequestError(message, field="max_new_tokens")
 
     def resolved(self, defaults: RequestDefaults) -> CompletionRequest:
-        """The same request with a server's defaults in the place of what it leaves open, as far as its caller may."""
+        """Return the request with a server's defaults for what it leaves open, within its caller's limits."""
         if not self.unsaid and self.max_new_tokens is not None:
             return self
         values = {name: value for name, value in defaults.sampling.items() if name in self.unsaid}
@@ -113,17 +113,17 @@ class CompletionRequest:
 
 
 class Completer(Protocol):
-    """Serves completion requests."""
+    """Server of completion requests, local or remote."""
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request."""
 
 
 class Codec(Protocol):
-    """Prompts to token ids, and back."""
+    """Converter of prompts to token ids, and back."""
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """Token ids of a text or a conversation; `special`: with what the tokenizer adds to a text."""
+        """Return the token ids of a text or a conversation; `special` includes what the tokenizer adds to a text."""
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens by their names."""
+        """Return the text of token ids, with special tokens by their names."""

@@ -1,4 +1,4 @@
-"""Messages to dataclasses and back; nowhere else. Unset fields get their meaning here."""
+"""Conversion of messages to dataclasses and back, and the only one. Unset fields get their meaning here."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _Out = TypeVar("_Out")
 PROTOCOL_VERSION = 1
 
 MAX_BRANCHES_OF_MESSAGE = 1024
-"""Far more than any draft has use for; each is kept until its place in the tree is decided."""
+"""Most branches of one Propose, far more than a draft needs; each is kept until its place in the tree is decided."""
 MAX_TOKENS_OF_MESSAGE = 4096
-"""Draft tokens that one Propose may hold, over all its branches."""
+"""Most draft tokens of one Propose, over all its branches."""
 MAX_TOKENS_OF_PASS = MAX_TREE_TOKENS + 1
-"""Tokens that one pass can commit: the longest path of a draft tree, and one of the target's own."""
+"""Most tokens that one pass can commit: the longest path of a draft tree, and one of the target's own."""
 MAX_CHARACTERS_OF_PASS = 1024 * MAX_TOKENS_OF_PASS
-"""Text of one pass. No known vocabulary has a token of half that length."""
+"""Longest text of one pass in characters. No known vocabulary has a token of half that length."""
 
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
-    """An enumeration's numbers on the wire, where its names have a prefix."""
+    """Return an enumeration's numbers on the wire, where its names have a prefix."""
     return {each: getattr(pb, f"{prefix}_{each.name}") for each in kind}
 
 
@@ -87,32 +87,32 @@ def _to_message(values: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _from_message(message: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Fields by their names; None is one that says something also where it is 0 or empty, and is not set."""
+    """Return fields by their names; None stands for an unset field with presence, as 0 or empty is a value there."""
     known = message.DESCRIPTOR.fields_by_name
     unset = {name for name in names if known[name].has_presence and not message.HasField(name)}
     return {name: None if name in unset else getattr(message, name) for name in names}
 
 
 def _check_count(values: Sized, limit: int, field: str) -> None:
-    """Compare a number of elements before any of them is touched: each becomes a Python object.
+    """Check a number of elements before any is read, since each becomes a Python object.
 
     Raises:
-        InvalidRequestError: naming the number and the limit.
+        InvalidRequestError: there are more than the limit; the message names both.
     """
     if len(values) > limit:
         raise InvalidRequestError(f"{field} has {len(values)} elements, the limit is {limit}", field=field)
 
 
 async def converted(convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
-    """An item that may hold the log-probabilities of a prompt: beside the loop, since thousands take 0.1 s and more."""
+    """Return a converted item. If it holds a prompt's scores, a thread converts it: thousands take 0.1 s and more."""
     return await asyncio.to_thread(convert, item) if scores else convert(item)
 
 
 def _known(values: dict[Any, _Out], number: int, what: str, field: str | None = None) -> _Out:
-    """Return what a number on the wire stands for.
+    """Return the value for a number on the wire.
 
     Raises:
-        InvalidRequestError: a newer peer sent it.
+        InvalidRequestError: the number is unknown, as from a newer peer.
     """
     if number not in values:
         raise InvalidRequestError(f"{what} {number} is not known here", field=field)
@@ -133,7 +133,7 @@ def sampling_to_message(
 
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
-    """Fields go by their names; unset ones are none, such as a temperature of 0."""
+    """Return sampling parameters; fields correspond by name, and unset ones get the dataclass's defaults."""
     _check_count(message.logit_bias, MAX_LOGIT_BIASES, "logit_bias")
     values = {field.name: value for field, value in message.ListFields() if field.name != "logit_bias"}
     return SamplingParams(**values, logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias))
@@ -201,7 +201,7 @@ def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
     """Return the fields that `Commit` and `Delta` have alike, with sizes that a pass over a tree can have.
 
     Raises:
-        InvalidRequestError: naming the field, its size and the limit.
+        InvalidRequestError: a field is too large; the message names its size and the limit.
     """
     token_ids, logprobs, timings = message.token_ids, message.logprobs, message.timings
     _check_count(token_ids, MAX_TOKENS_OF_PASS, "token_ids")
@@ -359,7 +359,7 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
         raise InvalidRequestError("sampling.seed is unset: draft and target need the same one", field="seed")
     _check_count(message.stop_token_ids, MAX_STOP_TOKEN_IDS, "stop_token_ids")
     sampling = sampling_from_message(message.sampling)
-    if message.vocab_size:  # unset where it was named already, in Attach
+    if message.vocab_size:  # unset if Attach has named it
         check_logit_bias(sampling, vocab_size=message.vocab_size)
     return GenerationRequest(
         prompt_token_ids=tuple(message.prompt_token_ids),

@@ -1,4 +1,4 @@
-"""What a process shows to servers, and whom it trusts: from its configuration to channels."""
+"""Credentials of a process for the servers that it dials, and its trust in them: from configuration to channels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from inference.workers.status import calls_to
 
 
 def credentials_of(security: DialSecurity) -> Credentials | None:
-    """What a channel is opened with; None: nothing but an address.
+    """Return the credentials of a channel; None for one without TLS and token.
 
     Raises:
-        ConfigError: a file of certificates, or with the token, cannot be used.
+        ConfigError: a certificate or token file cannot be used.
     """
     if security.ca is None and security.token_file is None:
         return None
@@ -32,7 +32,7 @@ def credentials_of(security: DialSecurity) -> Credentials | None:
 
 
 def named(security: DialSecurity, name: str | None) -> DialSecurity:
-    """For a server that was found by a name: its certificate has that name, and not the address."""
+    """Return the security for a server found by a name: its certificate has that name, not the address."""
     if security.ca is None or name is None:
         return security
     return replace(security, server_name=security.server_name or name)
@@ -45,10 +45,10 @@ def _tls_of(security: DialSecurity) -> ClientTls | None:
 
 
 async def check_link(address: str, security: DialSecurity) -> None:
-    """After a lost link: tell a server that is gone from one that can be reached and not be trusted.
+    """Raise after a lost link if the server can be reached but not trusted; return if it is gone.
 
     Raises:
-        HandshakeError: there is no TLS with it, for a reason that is named.
+        HandshakeError: the TLS handshake fails; the message names the reason.
     """
     tls = _tls_of(security)
     if tls is not None:

@@ -1,4 +1,4 @@
-"""Completions from any of several servers: what one began, another ends with the same tokens."""
+"""Completions from a fleet: what one server began, another can end with the same tokens."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from inference.workers.remote import RemoteCompleter
 from inference.workers.resuming import Resuming
 
 PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
-"""Of a prompt: by them the server is found that may have read it already."""
+"""Length of a prompt's beginning, which finds the server that may have read it already."""
 
 
 class FailoverCompleter:
-    """A `Completer` and a `Codec`, at whichever server of a fleet.
+    """`Completer` and `Codec` over the servers of a fleet.
 
     Args:
-        fleet: of servers of one model.
-        connection: how long a request may take, and be without a server.
+        fleet: servers of one model.
+        connection: limits of a request's time, and of its time without a server.
     """
 
     def __init__(self, fleet: Fleet, connection: ConnectionConfig) -> None:
@@ -32,7 +32,7 @@ class FailoverCompleter:
         self._connection = connection
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
-        """See `Completer`. A request that has begun waits for a server to go on at; a new one is refused without."""
+        """See `Completer`. A request that has begun waits for a server; a new one is refused if there is none."""
         answer = _Answer(request)
         resuming: Resuming[Event] = Resuming(answer, self._fleet, self._connection, deadline=request.deadline)
 
@@ -48,7 +48,7 @@ class FailoverCompleter:
         return RemoteCompleter(replica.channel, replica.address, deadline_s=deadline_s, can_move=can_move)
 
     async def model(self, *, timeout_s: float | None = None) -> ModelCard:
-        """What the servers serve.
+        """Return the card of the served model.
 
         Raises:
             SpecDecError: the call failed.
@@ -71,7 +71,7 @@ class _Answer:
     """`Progress` of a completion.
 
     Attributes:
-        answered: whether the server asked last was there.
+        answered: whether the latest server was ready when it was chosen.
     """
 
     def __init__(self, request: CompletionRequest) -> None:
@@ -107,13 +107,13 @@ class _Answer:
         return True
 
     def lost(self, exc: SpecDecError) -> None:
-        """See `Progress`; an answer that has begun can only go on where its model is known."""
+        """See `Progress`; an answer that has begun can only continue if its model is known."""
         if self._started is not None and not self._started.provenance.model_id:
             why = "no other server can go on: this one draws its noise on a device, or names no model"
             raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
 
     def rest(self) -> CompletionRequest:
-        """What to ask the next server: all parameters as the first one resolved them."""
+        """Return the request for the next server, with all parameters as the first one resolved them."""
         if self._started is None:
             return self._request
         defaults = self._started.defaults
@@ -123,7 +123,7 @@ class _Answer:
 
 
 def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:
-    """Hash of a prompt's first part, which a conversation keeps: its messages up to the user's first."""
+    """Return the hash of a prompt's first part, which a conversation keeps: its messages up to the user's first."""
     if isinstance(prompt, Chat):
         roles = [message.role for message in prompt.messages]
         end = roles.index("user") + 1 if "user" in roles else 1

@@ -1,7 +1,7 @@
-"""The servers of one model that a process dials: the one place that owns their channels.
+"""Fleet of servers of one model that a process dials, and only owner of their channels.
 
-A channel and a watch of health per server, so that a request can be sent to one of them and kept from another; which,
-is `inference/scheduling/replicas.py`. Knows no requests.
+Each server has its own channel and health watch, so that a request can use one server and avoid another. The choice is
+made in `inference/scheduling/replicas.py`. Knows no requests.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from inference.workers.status import calls_to
 logger = logging.getLogger(__name__)
 
 LATELY_S = 8.0
-"""Longer than a channel waits before it dials again (5 s, and its jitter): so long a server may be back unnoticed."""
+"""Seconds for which a server may be back unnoticed: a channel waits up to 5 s, and its jitter, before it redials."""
 LOOK_AGAIN_S = 5.0
 REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
-"""A server that does so refuses every request of this process, and at once: it would always be the least loaded."""
+"""Errors of a server that refuses all requests of this process. It does so at once, and would look least loaded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +44,11 @@ class Replica:
     """One server of a fleet.
 
     Attributes:
-        channel: to it; the fleet's to close.
-        security: what it is shown, and what its certificate must name.
-        following: reads its health.
-        num_leases: requests that are at it.
-        released: set when one of them leaves.
+        channel: channel to the server; the fleet closes it.
+        security: credentials for the server, and the name that its certificate must have.
+        following: task that reads its health.
+        num_leases: requests that it serves.
+        released: set when one of them ends.
     """
 
     address: str
@@ -63,9 +63,9 @@ class Fleet:
     """Servers by address. Enter it inside a running event loop.
 
     Args:
-        targets: HOST:PORT, dns:///NAME:PORT for all servers of a name, or file:///PATH for those of a list.
-        security: what they are shown, and whom to trust.
-        headers: of each call, beside what it says of the request that it serves.
+        targets: HOST:PORT, dns:///NAME:PORT for all servers of a name, or file:///PATH for the servers of a list.
+        security: credentials of this process, and authorities that it trusts.
+        headers: further headers of each call, beside those of the request that it serves.
     """
 
     def __init__(self, targets: Sequence[str], security: DialSecurity = PLAIN, headers: Headers = dict) -> None:
@@ -73,7 +73,7 @@ class Fleet:
         self._security = security
         self._headers = headers
         self.budget = RetryBudget()
-        """Of resumes, of all requests together."""
+        """Budget of resumes that all requests share."""
         self._policy = Replicas()
         self._replicas: dict[str, Replica] = {}
         self._served_at = -math.inf
@@ -85,8 +85,8 @@ class Fleet:
         """Open the channels.
 
         Raises:
-            ConfigError: a file of certificates, or with the token, cannot be used.
-            UnreachableError: a name is not known.
+            ConfigError: a certificate or token file cannot be used.
+            UnreachableError: a name cannot be resolved.
         """
         names = addresses_of(self._targets)
         self._take(await anext(names))
@@ -100,14 +100,14 @@ class Fleet:
             await _close(replica)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run until it ends, or the block is left; the event loop itself keeps no task alive."""
+        """Keep a task until it ends or the block is left; the event loop itself keeps no task alive."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     @property
     def label(self) -> str:
-        """Where the servers are, for messages."""
+        """Addresses as configured, for messages."""
         return ", ".join(self._targets)
 
     @property
@@ -115,10 +115,10 @@ class Fleet:
         return tuple(self._replicas)
 
     async def until_one_answers(self, timeout_s: float) -> None:
-        """Wait for a connection; for start-up only.
+        """Wait until one server is connected; for start-up only.
 
         Raises:
-            UnreachableError: there is none in time, or waiting is in vain at every address.
+            UnreachableError: no server is connected in time, or every address has failed for good.
         """
         waiting = {asyncio.create_task(self._until_ready(each, timeout_s)) for each in self._replicas.values()}
         try:
@@ -137,16 +137,16 @@ class Fleet:
         keys = credentials_of(replica.security)
         tls = None if keys is None else keys.tls
         await wait_until_ready(replica.channel, replica.address, timeout_s=timeout_s, tls=tls)
-        self._report(replica, True)  # until its health says otherwise
+        self._report(replica, True)  # until its health watch reports otherwise
 
     @contextmanager
     def lease(
         self, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
     ) -> Generator[Replica, None, None]:
-        """The server for a request, which is there while the block runs; see `Replicas.choose`.
+        """Lease a server for a request during the block; see `Replicas.choose`.
 
         Raises:
-            UnavailableError: none is left that is fit.
+            UnavailableError: no fit server is left.
         """
         address = self._policy.choose(time.monotonic(), prefix=prefix, failed=failed, unfit=unfit)
         if address is None:
@@ -166,11 +166,11 @@ class Fleet:
             self._policy.ended(address, time.monotonic(), failed=has_failed)
 
     def has_other(self, *than: str) -> bool:
-        """Whether a request could go elsewhere at once."""
+        """Whether another server could take a request at once."""
         return self._policy.has_other(time.monotonic(), than=than)
 
     def is_ready(self, replica: Replica) -> bool:
-        """Whether requests are welcome there."""
+        """Whether a server reports that it takes requests."""
         record = self._policy.records.get(replica.address)
         return record is not None and record.ready
 
@@ -180,24 +180,24 @@ class Fleet:
 
     @property
     def has_served_lately(self) -> bool:
-        """Whether a server is ready, or was so short a time ago that another may be there and not have been dialled."""
+        """Whether a server is ready, or was within `LATELY_S`, so that one may be back but not dialled yet."""
         return self._serves or time.monotonic() - self._served_at < LATELY_S
 
     async def serves(self) -> AsyncGenerator[bool, None]:
-        """Yield whether any of the servers is ready, now and whenever one of them reports a change; for ever."""
+        """Yield whether any server is ready, now and whenever a server reports a change, without end."""
         while True:
             changed = self._changed
             yield self._serves
             await changed.wait()
 
     def look_again(self) -> None:
-        """Have `serves` yield again in a while, for a caller whose question to a server failed."""
+        """Make `serves` yield again after `LOOK_AGAIN_S`, for a caller that could not reach a server."""
         if self._looking is not None:
             self._looking.cancel()
         self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._tell)
 
     async def is_serving(self) -> bool:
-        """Ask all servers at once; return at the first that serves."""
+        """Ask all servers for their health at once; return True at the first that serves."""
         asking = [asyncio.create_task(self._is_serving(replica)) for replica in self._replicas.values()]
         try:
             for answer in asyncio.as_completed(asking):
@@ -209,7 +209,7 @@ class Fleet:
                 task.cancel()
 
     async def _is_serving(self, replica: Replica) -> bool:
-        """Ask it; but where a question would wait behind requests for a stream, what it said last counts."""
+        """Ask a server for its health; if its streams may be used up, its latest report counts instead."""
         if replica.num_leases >= MAX_STREAMS_PER_CONNECTION // 2:
             return self.is_ready(replica)
         return await is_serving(replica.channel)
@@ -266,11 +266,11 @@ async def _close(replica: Replica) -> None:
 
 @asynccontextmanager
 async def connected(connection: ConnectionConfig, headers: Headers = dict) -> AsyncGenerator[Fleet, None]:
-    """The servers of a connection, once one of them answers.
+    """Open the fleet of a connection, and wait until one of its servers answers.
 
     Raises:
-        ConfigError: a file of certificates, or with the token, cannot be used.
-        UnavailableError: none does in time.
+        ConfigError: a certificate or token file cannot be used.
+        UnavailableError: no server answers in time.
     """
     async with AsyncExitStack() as stack:
         with calls_to(connection.host):

@@ -24,11 +24,11 @@ from inference.workers.scored import ScoreWriter
 
 
 class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
-    """Translates; owns no algorithm.
+    """Translator between GenerationService and a completer; owns no algorithm.
 
     Args:
-        codec: of the model's tokenizer; without it the server does not tokenize for others.
-        operation: of the server; without it, no call reports its load or ends it.
+        codec: codec of the model's tokenizer; without it the server does not tokenize for clients.
+        operation: load and drain of the server; without it, no call reports its load or ends it.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -59,27 +59,27 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
                 await self._writer.write(call, event_to_message, event, getattr(event, "prompt_logprobs", ()))
 
     async def GetModel(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
-        """Say what is served."""
+        """Return the card of the served model."""
         return card_to_message(self.card)
 
     async def Tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
-        """Token ids of a prompt."""
+        """Return the token ids of a prompt."""
         prompt, special = tokenize_from_message(request), not request.without_special_tokens
         return pb.TokenizeResponse(token_ids=await self._codec().encode(prompt, special=special))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
-        """Text of token ids."""
+        """Return the text of token ids."""
         return pb.DetokenizeResponse(text=await self._codec().decode(request.token_ids))
 
     async def GetLoad(self, request: pb.GetLoadRequest, call: Call) -> pb.GetLoadResponse:
-        """Say how busy the server is."""
+        """Return the load of the server."""
         operation = self._operated()
         load = operation.load
         counts = {name: getattr(load, name) for name in ("num_slots", "num_running", "num_waiting")}
         return pb.GetLoadResponse(**counts, draining=operation.is_draining)
 
     async def Drain(self, request: pb.DrainRequest, call: Call) -> pb.DrainResponse:
-        """Let the server drain, and end."""
+        """Make the server drain and end."""
         self._operated().drain()
         return pb.DrainResponse()
 

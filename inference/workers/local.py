@@ -1,4 +1,4 @@
-"""The completer of this process: a tokenizer around a generator."""
+"""Completer over a tokenizer and a generator of this process."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ from inference.workers.completion import CompletionRequest, Resume
 from inference.workers.prompt import LocalCodec
 
 _END_TOKENS = 16
-"""Of a prompt, in which the mark of a reasoning stands if it is the last that is said."""
+"""Number of last tokens of a prompt that are searched for the mark of a reasoning."""
 REPLAY_TOKENS = 256
 """Tokens of a resumed output that become text in one go: a few milliseconds in which no other request is served."""
-SCORED_TOKENS = 32  # of a prompt, whose log-probabilities are named in one go: likewise
+SCORED_TOKENS = 32  # prompt tokens that get the texts of their log-probabilities in one go, for the same reason
 
 
 class LocalCompleter:
-    """A tokenizer around a generator.
+    """`Completer` over a tokenizer and a generator.
 
     Args:
-        defaults: for requests that do not say.
-        model_id: of the target; empty if unknown, and then no other server can go on with its answers.
+        defaults: values for what requests leave open.
+        model_id: id of the target; if it is empty (unknown), no other server can continue the answers.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class LocalCompleter:
                     yield delta
                 if delta.finish_reason is not None:
                     yield Finished(delta.finish_reason)
-                    return  # a stop string ends the text here; what goes on underneath is cancelled
+                    return  # a stop string ends the text here; leaving the block cancels the generator
 
     def _started(
         self, request: CompletionRequest, generation: GenerationRequest, defaults: RequestDefaults | None
@@ -126,11 +126,11 @@ class LocalCompleter:
         )
 
     def _resumed(self, generation: GenerationRequest, resume: Resume) -> GenerationRequest:
-        """The rest of a request that another server began.
+        """Return the rest of a request that another server began.
 
         Raises:
-            IncompatibleDraftError: here it would become another text.
-            InvalidRequestError: there is no rest.
+            IncompatibleDraftError: this server would continue with other tokens.
+            InvalidRequestError: nothing is left to generate.
         """
         resume.provenance.require_same(self._provenance(generation))
         check_token_ids(resume.token_ids, vocab_size=self._generator.vocab_size)
@@ -194,11 +194,11 @@ class LocalCompleter:
             grammar=self._behind(prompt, request.grammar),
             cache_salt=caller().cache_salt(request.cache_salt),
         )
-        # Of use where the target is elsewhere: the draft must keep the law too, and only the tokenizer knows its ends.
+        # A draft of a remote target must follow the same sampling, and only the tokenizer knows the end tokens.
         return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))
 
     def _behind(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
-        """The grammar with the preamble that this prompt leaves: a function of the prompt, so that no state travels."""
+        """Return the grammar with the preamble that the prompt leaves; it depends on the prompt alone, on no state."""
         if grammar is None or grammar.preamble is Preamble.NONE:
             return grammar
         end = self._tokenizer.decode(prompt[-_END_TOKENS:], special=True)
@@ -208,7 +208,7 @@ class LocalCompleter:
 
 
 def _digest(token_ids: Sequence[int]) -> str:
-    """16 hex digits of SHA-256 over token ids, 32 bits each, little-endian."""
+    """Return 16 hex digits of SHA-256 over token ids, each as 32 bits, little-endian."""
     return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()[:16]
 
 
@@ -217,9 +217,9 @@ def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: in
 
 
 def _check_rest(resume: Resume, why_none: str) -> None:
-    """Refuse to go on behind tokens if there is a reason why nothing can follow."""
+    """Refuse to continue after tokens if there is a reason why nothing can follow."""
     if why_none:
-        message = f"committed_token_ids: behind these {len(resume.token_ids)} there is nothing more: {why_none}"
+        message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
         raise InvalidRequestError(message, field="committed_token_ids")
 
 
@@ -233,7 +233,7 @@ class _Text:
         self._stops = StopStrings(request.stop)
 
     async def replay(self, resume: Resume | None) -> None:
-        """Come to where another server left the text; lets the event loop run meanwhile.
+        """Restore the state of the text after resumed tokens; lets the event loop run meanwhile.
 
         Raises:
             InvalidRequestError: a stop string is complete, so that nothing can follow.
@@ -246,7 +246,7 @@ class _Text:
         _check_rest(resume, "a stop string is among them" if self._stops.found else "")
 
     def delta(self, commit: Commit) -> Delta:
-        """The commit with its text, cut behind the token that completed a stop string."""
+        """Return the commit with its text, cut after the token that completed a stop string."""
         pieces, lengths = self._pieces(commit.token_ids)
         rest = self._rest() if commit.finish_reason is not None else ""
         if pieces:
@@ -255,7 +255,7 @@ class _Text:
         return Delta(
             token_ids=commit.token_ids[: len(pieces)],
             text="".join(pieces) or rest,
-            # As behind a stop token: there is no place for draft tokens, so they count neither way.
+            # As after a stop token, there is no place for draft tokens, so they count neither way.
             num_draft_tokens=min(commit.num_draft_tokens, len(pieces)) if cut else commit.num_draft_tokens,
             num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
             timings=commit.timings,
@@ -268,9 +268,9 @@ class _Text:
         )
 
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
-        """What each token adds to the text, up to the one that completes a stop string.
+        """Return the text that each token adds, up to the one that completes a stop string.
 
-        Also how many characters it would add if no stop string held any back.
+        The second list counts the characters that each would add if no stop string held any back.
         """
         pieces: list[str] = []
         lengths: list[int] = []
@@ -283,5 +283,5 @@ class _Text:
         return pieces, lengths
 
     def _rest(self) -> str:
-        """What the end of the sequence makes certain."""
+        """Return the text that was held back until the end of the sequence."""
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()

@@ -16,7 +16,7 @@ from inference.observe.stats import RequestStats
 from inference.workers.status import code_name
 
 CLOCK_MARGIN_S = 0.01
-"""gRPC ends a call by its own clock, which is not the event loop's."""
+"""Seconds by which gRPC's clock, which ends a call, may be ahead of the event loop's."""
 Annotate: TypeAlias = Callable[[RequestStats], None]
 """Writes the cost of a request into its span, in the request's task, when the request ends."""
 

@@ -12,7 +12,7 @@ class Operation:
     """Load and drain of one server.
 
     Args:
-        load: of the server.
+        load: load of the server.
         may_drain: whether a call may end it.
     """
 

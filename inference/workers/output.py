@@ -1,6 +1,6 @@
-"""The output that one server gives, message by message: neither a gap nor a surplus may pass for an answer.
+"""Output of one server, checked message by message for gaps and surplus.
 
-TCP loses nothing, but proxies have dropped whole HTTP/2 frames. A server may also be faulty or hostile, and never end.
+TCP loses nothing, but proxies have dropped whole HTTP/2 frames. A faulty or hostile server may also send without end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Output:
 
     Args:
         address: HOST:PORT of the server.
-        limit: tokens that the output may have; None: as many as the server's defaults allow, which Started names.
-        position: of the next token; None: Started tells it.
-        num_committed: tokens of the output that another server gave.
+        limit: most tokens of the output; None takes the limit of the server's defaults, from Started.
+        position: position of the next token; None takes it from Started.
+        num_committed: output tokens that other servers committed before.
     """
 
     def __init__(self, address: str, *, limit: int | None, position: int | None = None, num_committed: int = 0) -> None:
@@ -39,7 +39,7 @@ class Output:
         """Convert a message; see `convert.converted`.
 
         Raises:
-            UnavailableError: it makes no sense, or is larger than any honest one. That is no fault of the request.
+            UnavailableError: the message is malformed or oversized, which is the server's fault, not the request's.
         """
         try:
             return await converted(convert, item, scores)
@@ -50,7 +50,7 @@ class Output:
         """Take the next event.
 
         Raises:
-            UnavailableError: one before it is missing, or it is more than was asked for.
+            UnavailableError: an event before it is missing, or it exceeds the request.
         """
         if self._ended:
             raise self._broken("the answer goes on after its end")
@@ -73,7 +73,7 @@ class Output:
             self._limit = (started.defaults or NO_DEFAULTS).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
 
     def take(self, piece: Commit | Delta) -> None:
-        """Take the next tokens. A piece without any counts as one, and a full output may end with one such piece.
+        """Take the next tokens. An empty piece counts as one token, and a full output may end with one such piece.
 
         Raises:
             UnavailableError: tokens before them are missing, or these exceed the limit or reach it without an end.

@@ -1,4 +1,4 @@
-"""From prompts to token ids and back, by a tokenizer of this process, with limits before work. Knows no requests."""
+"""Conversion of prompts to token ids and back, with limits that are checked before the work. Knows no requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from inference.text.chat import Chat
 from inference.text.tokenizer import Tokenizer
 
 MAX_INLINE_CHARACTERS = 20_000
-"""Longer prompts are tokenized on a thread: megabytes take seconds, which would hold up all other requests."""
+"""Longest prompt that the event loop tokenizes; others go to a thread, since megabytes take seconds."""
 MAX_INLINE_IDS = 4096
-"""More are made text there too."""
+"""Most token ids that the event loop decodes; more go to a thread."""
 MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
-"""So much is read whatever the context: a draft's own may be shorter than that of the target it serves."""
+"""Lengths that are read whatever the context: a draft's own may be shorter than its target's."""
 NUM_THREADS = 2
 MAX_READING = 16
-"""Long prompts that are read, or wait for it, at once: each takes up to 150 times its length in memory."""
+"""Limit of long prompts being read or waiting for it: each takes up to 150 times its length in memory."""
 RETRY_AFTER_S = 1.0
 Ids = TypeVar("Ids", bound=Sequence[int])
 _Out = TypeVar("_Out")
@@ -29,10 +29,9 @@ class LocalCodec:
     """A `Codec` over a tokenizer of this process.
 
     Args:
-        tokenizer: of the model; another one of the same vocabulary, which writes conversations in another way, may
-            take its place.
-        vocab_size: token ids beyond it are refused.
-        max_length: tokens of the context; a text that is longer than so many of the longest token is refused unread.
+        tokenizer: tokenizer of the model; one with the same vocabulary and another chat template may replace it.
+        vocab_size: number of token ids; others are refused.
+        max_length: tokens of the context; a text longer than that many of the longest token is refused unread.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
@@ -48,7 +47,7 @@ class LocalCodec:
         """See `Codec`.
 
         Raises:
-            InvalidRequestError: it is longer than any prompt of this context, or the chat template refuses it.
+            InvalidRequestError: the prompt is too long for any context here, or the chat template refuses it.
             CapacityError: too many long prompts are being read.
         """
         num_characters = len(prompt) if isinstance(prompt, str) else prompt.check()
@@ -58,7 +57,7 @@ class LocalCodec:
         is_slow = isinstance(prompt, Chat) and self.tokenizer.is_slow_to_chat
         if is_slow or num_characters > MAX_INLINE_CHARACTERS:
             return self.checked(await self._beside_the_loop(self._read, prompt, special))
-        async with self._inline:  # others have their turn between so many: a body may ask for 128 answers to one prompt
+        async with self._inline:  # others get a turn in between: a body may ask for 128 answers to one prompt
             self._num_inline += num_characters
             if self._num_inline > MAX_INLINE_CHARACTERS:
                 self._num_inline = num_characters
@@ -66,7 +65,7 @@ class LocalCodec:
             return self._read(prompt, special)
 
     def checked(self, token_ids: Ids) -> Ids:
-        """The ids, if they are not more than any context here holds; else raises ContextLengthError unread."""
+        """Return the ids; raise ContextLengthError, unread, if they are more than any context here holds."""
         if len(token_ids) > self._max_ids:
             message = f"{len(token_ids)} token ids are more than any context here holds ({self._max_ids})"
             raise ContextLengthError(message, field="prompt")
@@ -78,7 +77,7 @@ class LocalCodec:
             raise CapacityError(message, retry_after_s=RETRY_AFTER_S)
         self._num_reading += 1
         reading = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-        reading.add_done_callback(lambda _: self._leave())  # a client that goes takes a prompt out only if it waits
+        reading.add_done_callback(lambda _: self._leave())  # cancelling ends only a reading that still waits
         return await reading
 
     def _leave(self) -> None:

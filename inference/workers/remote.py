@@ -35,17 +35,17 @@ CARD_TIMEOUT_S = 5.0
 TARGET = "target"
 """Topology of a server that verifies for draft workers."""
 MAX_DEADLINE_S = 1e8
-"""gRPC takes much longer ones for times that are over."""
+"""Longest deadline in seconds; gRPC takes much longer ones for times in the past."""
 
 
 class RemoteCompleter:
-    """A `Completer` at HOST:PORT, and a `Codec`.
+    """`Completer` and `Codec` at one server.
 
     Args:
-        channel: to the server; stays open.
+        channel: channel to the server; stays open.
         address: HOST:PORT, for messages.
-        deadline_s: seconds a request may take.
-        can_move: whether its caller would go on elsewhere.
+        deadline_s: seconds that a request may take.
+        can_move: whether its caller could continue at another server.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str, *, deadline_s: float, can_move: bool = False) -> None:
@@ -81,7 +81,7 @@ class RemoteCompleter:
         return min(self._deadline_s, max(0.0, request.deadline - asyncio.get_running_loop().time()))
 
     async def model(self, *, timeout_s: float | None = None) -> ModelCard:
-        """What the server serves.
+        """Return the card of the served model.
 
         Raises:
             SpecDecError: the call failed.
@@ -104,10 +104,10 @@ class RemoteCompleter:
 
 
 async def card_of_target(fleet: Fleet) -> ModelCard | None:
-    """The card of a fleet's targets; None of those that only verify.
+    """Return the card of a fleet's target; None if it only verifies, or gives none at the moment.
 
     Raises:
-        IncompatibleDraftError: it is another kind of server, whose requests have their draft already.
+        IncompatibleDraftError: another kind of server answers, which has its draft already.
     """
     with fleet.lease() as replica:
         try:

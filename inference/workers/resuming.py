@@ -1,7 +1,7 @@
-"""The resume loop: one request's answer, over as many servers as it takes.
+"""Resume loop of one request, whose answer may come from several servers in turn.
 
-A gateway, a client and a draft worker use the same loop. It decides whether, when, where and how often the rest of an
-answer is asked for after a server was lost; the `attempt` knows what to ask a server, and how to check its events.
+A gateway, a client and a draft worker share this loop. It decides whether, when, where and how often the rest of an
+answer is requested after a server was lost. The `attempt` makes the request of one server and checks its events.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 REDIAL_S = 0.25
 MAX_REDIAL_S = 2.0
-"""Waits before dialling again are drawn from 0 to this, doubling from `REDIAL_S`: a crowd must not dial in step."""
+"""Limit in seconds of the random wait before dialling again, doubling from `REDIAL_S`: none may dial in step."""
 MAX_BARREN_RESUMES = 3
-"""Streams in a row that a server took and broke without a token: the request may be what breaks the servers."""
+"""Limit of streams in a row that servers opened and broke without a token: the request may be what breaks them."""
 
 RESUMABLE = (UnavailableError, CapacityError, InternalError, DeadlineError)
 
@@ -53,37 +53,37 @@ class Progress(Protocol[EventT]):
 
     @property
     def answered(self) -> bool:
-        """Whether the latest server has, or would have: if the stream broke then, it was not for want of a server."""
+        """Whether the latest server answered or was known to be ready, so that its loss counts against the request."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether no token is missing."""
+        """Whether the answer is complete."""
 
     @property
     def closing(self) -> EventT | None:
-        """The last event of an answer that has ended, if no server has sent it."""
+        """Final event of a complete answer; None if the client has it already."""
 
     def take(self, event: EventT) -> bool:
-        """Note an event; return False if the client has it already."""
+        """Record an event; return False if the client does not need it."""
 
     def lost(self, exc: SpecDecError) -> None:
-        """Note that the latest server was lost.
+        """Record that the latest server was lost.
 
         Raises:
-            SpecDecError: no other server can go on.
+            SpecDecError: no other server can continue.
         """
 
 
 class Resuming(Generic[EventT]):
-    """One request's attempts.
+    """Attempts to complete one request, at one server after another.
 
     Args:
-        progress: of the request.
-        fleet: the servers that it may go to.
-        connection: how long it may take, and be without a server.
-        waits_to_begin: for a server, also before any has answered; otherwise it is refused then, unless one was there
-            lately.
-        deadline: the event loop's time at which it ends, if that is before the connection's own.
+        progress: answer so far.
+        fleet: servers that may take the request.
+        connection: limits of the request's time, and of its time without a server.
+        waits_to_begin: True lets a new request wait for a server; otherwise it is refused without one, unless a server
+            was ready lately.
+        deadline: event-loop time at which the request ends, if that is before the connection's limit.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Resuming(Generic[EventT]):
         self._num_dials = self._num_barren = 0
         self._has_tokens = False
         self._latest: Replica | None = None
-        self._failed: set[str] = set()  # where, since its latest token
-        self._unfit: set[str] = set()  # who cannot go on with it
+        self._failed: set[str] = set()  # addresses that failed since the latest token
+        self._unfit: set[str] = set()  # addresses that cannot continue the request
 
     @property
     def left_s(self) -> float:
@@ -119,7 +119,7 @@ class Resuming(Generic[EventT]):
 
     @property
     def _goes_on_at_once(self) -> bool:
-        """Whether there is a server where it has not failed."""
+        """Whether a server is ready at which the request has not failed."""
         return self._fleet.has_other(*self._failed, *self._unfit)
 
     async def events(
@@ -128,11 +128,11 @@ class Resuming(Generic[EventT]):
         """Yield the answer's events to the last one.
 
         Args:
-            attempt: asks one server for what is missing, and yields its events.
+            attempt: requests the rest from one server, and yields its events.
             prefix: hash of the prompt's beginning; a server that has read it is preferred.
 
         Raises:
-            SpecDecError: no server can go on, or the request's time is over.
+            SpecDecError: no server can continue, or the request's time is over.
         """
         while not self._progress.has_ended:
             try:
@@ -152,14 +152,14 @@ class Resuming(Generic[EventT]):
 
     @contextmanager
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:
-        """Lease the server to ask now; a failure in the block is one of RESUMABLE if another one may do better."""
+        """Lease the next server; an error in the block is one of RESUMABLE if another server may succeed."""
         replica: Replica | None = None
         self._latest = None
         try:
             with self._fleet.lease(prefix=prefix, failed=self._failed, unfit=self._unfit) as replica:
                 self._latest = replica
                 yield replica
-        except RequestError as exc:  # of one that cannot go on: another model, too short a context, no trust in us
+        except RequestError as exc:  # this server cannot: another model, a shorter context, no trust in us
             if replica is None or not (self._progress.has_begun or isinstance(exc, REFUSES_US)):
                 raise
             self._exclude(replica, exc)
@@ -170,7 +170,7 @@ class Resuming(Generic[EventT]):
             raise
 
     def _progressed(self) -> None:
-        """Note that a token has come."""
+        """Record that a token has arrived, and forget the failures before it."""
         self._has_tokens = True
         if self._lost_at is not None:
             logger.info("a request goes on after %.1f s", time.monotonic() - self._lost_at)
@@ -180,13 +180,13 @@ class Resuming(Generic[EventT]):
         self._failed.clear()
 
     async def _pause(self, exc: SpecDecError) -> None:
-        """Wait before the next attempt, after one of RESUMABLE: not at all if another server is there, but for a turn.
+        """Wait before the next attempt; if another server is ready, only the retry budget can delay it.
 
         Raises:
-            SpecDecError: there is no sense in another one, or it has taken too long.
+            SpecDecError: another attempt cannot succeed, or the request has been without a server for too long.
         """
         self._require_hope(exc)
-        if not self._goes_on_at_once:  # a time drawn at random, behind what a full server asks for
+        if not self._goes_on_at_once:  # wait as long as a full server requests, and a random time
             await self._check_trust(exc)
             asked_s = min(exc.retry_after_s, MAX_REDIAL_S) if isinstance(exc, CapacityError) else 0.0
             await asyncio.sleep(asked_s + random.uniform(0.0, min(MAX_REDIAL_S, REDIAL_S * 2**self._num_dials)))
@@ -194,7 +194,7 @@ class Resuming(Generic[EventT]):
         refused = isinstance(exc, CapacityError) and not self._has_begun
         while not self._fleet.budget.take(time.monotonic(), spare=SIZE / 2 if refused else 0.0):
             if refused and self._lost_at is not None and time.monotonic() - self._lost_at > MAX_REDIAL_S:
-                raise exc  # where all servers are full, that is to be heard
+                raise exc  # all servers are full, and the client must learn it
             self._check_patience(exc)
             await asyncio.sleep(random.uniform(0.0, 4 * REDIAL_S))
 
@@ -210,20 +210,20 @@ class Resuming(Generic[EventT]):
             raise exc
         if self._num_barren >= MAX_BARREN_RESUMES:
             last = _last(exc)
-            last.is_final = True  # or the caller of this server would break as many others with it
+            last.is_final = True  # else the caller of this server would resume, and break as many others
             raise last
         if self._goes_on_at_once:
             return
-        # A full server refuses a new request, but a resume waits for its place, which its own lost stream may hold.
+        # A full server refuses a new request. A resume waits for a slot, which its own lost stream may still hold.
         if not self._has_begun and (is_full or not (self._waits_to_begin or self._fleet.has_served_lately)):
             raise exc
         self._check_patience(exc)
 
     async def _check_trust(self, exc: SpecDecError) -> None:
-        """A server that is not trusted is not lost.
+        """Exclude the latest server if it can be reached but not trusted.
 
         Raises:
-            HandshakeError: no other one is left.
+            HandshakeError: no other server is left.
         """
         if self._latest is None or not isinstance(exc, UnavailableError):
             return
@@ -233,7 +233,7 @@ class Resuming(Generic[EventT]):
             self._exclude(self._latest, fault)
 
     def _exclude(self, replica: Replica, exc: SpecDecError) -> None:
-        """Ask this server no more; raise `exc` if it is the last."""
+        """Exclude a server from further attempts; raise `exc` if it is the last."""
         self._unfit.add(replica.address)
         if self._unfit.issuperset(self._fleet.addresses):
             raise exc
@@ -244,5 +244,5 @@ class Resuming(Generic[EventT]):
 
 
 def _last(exc: SpecDecError) -> SpecDecError:
-    """Return the client's error: a fault stays one, all else is a server that is not there."""
+    """Return the client's error: an InternalError as it is, any other as UnavailableError."""
     return exc if isinstance(exc, InternalError) else UnavailableError(exc.message, address=exc.address)

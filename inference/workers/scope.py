@@ -1,7 +1,7 @@
 """Request scope: everything that a process does around a request, entered once per request and process.
 
-The order, outermost first: the request's span; metrics, profile and audit line; the limits of its caller; its deadline
-and the drain of the process. `SupervisedCompleter` is the only place that fixes this order.
+The parts nest in this order, outermost first: the request's span; metrics, profile and audit line; the limits of its
+caller; its deadline and the drain of the process. Only `SupervisedCompleter` fixes this order.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class RequestScope:
-    """One request in this process, and the context manager around each wait for its next event.
+    """One request in this process, and context manager of each wait for its next event.
 
-    `end` makes the present wait and all later ones raise, and nothing that the consumer of the events awaits between
-    them. One timer serves all waits of a request: `asyncio.timeout` around each event would cost 3 us per token.
+    `end` interrupts these waits only, never what the consumer of the events awaits between them. One timer serves all
+    waits of a request: `asyncio.timeout` around each event would cost 3 us per token.
 
     Args:
-        deadline: the event loop's time at which the request ends with DeadlineError; None sets none.
-        observation: takes the request's events; None takes none.
-        span: current during each wait; None traces nothing.
+        deadline: event-loop time at which the request ends with DeadlineError; None sets none.
+        observation: counts the request's events; None counts none.
+        span: span that is current during each wait; None traces nothing.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RequestScope:
         self._timer = None if deadline is None else loop.call_at(deadline, self.end, late)
 
     def take(self, event: Event) -> None:
-        """Note an event that is about to be passed on."""
+        """Record an event before it is passed on."""
         self.has_started = self.has_started or isinstance(event, Started)
         if self._observation is not None:
             self._observation.take(event)
@@ -64,7 +64,7 @@ class RequestScope:
             self._span.finished(event.reason.value)
 
     def end(self, error: SpecDecError) -> None:
-        """Raise `error` from the present wait, or from the next one; a first error stays."""
+        """Raise `error` from the current wait and all later ones; only the first error counts."""
         if self._error is not None:
             return
         self._error = error
@@ -100,13 +100,13 @@ class RequestScope:
 
 
 class SupervisedCompleter:
-    """The completer that a process serves: every request passes through one `RequestScope`.
+    """Completer of a process, which passes every request through one `RequestScope`.
 
-    Also what a gateway drains (`Work` of inference/serving/host.py), since its requests live in other servers.
+    A gateway drains it as its `Work` (inference/serving/host.py), since its requests run in other servers.
 
     Args:
-        observer: watches every request.
-        spans: makes a span of every request; None makes none.
+        observer: observes every request.
+        spans: makes a span for every request; None makes none.
         model: name of the model, for spans.
     """
 
@@ -127,12 +127,12 @@ class SupervisedCompleter:
 
     @property
     def num_running(self) -> int:
-        """Requests that have started."""
+        """Number of requests that have started."""
         return sum(scope.has_started for scope in self._scopes)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have not started yet."""
+        """Number of requests that have not started yet."""
         return len(self._scopes) - self.num_running
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
@@ -183,7 +183,7 @@ class SupervisedCompleter:
         return self._spans.generation(attributes)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Let requests finish for `grace_s` seconds, then fail what still runs, and whatever comes later."""
+        """Let requests finish for `grace_s` seconds, then fail the rest and all later ones."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._scopes:
@@ -196,7 +196,7 @@ class SupervisedCompleter:
 
 
 class InFlight:
-    """Requests in flight of each caller, within the limits of the auth file; each choice of an HTTP request counts."""
+    """Requests in flight per caller, within the limits of the auth file; each choice of an HTTP request counts."""
 
     def __init__(self) -> None:
         self._num: Counter[str] = Counter()
@@ -230,7 +230,7 @@ class InFlight:
 
 
 def _check(request: CompletionRequest, who: Caller) -> None:
-    """Refuse a value above a limit; `CompletionRequest.resolved` keeps what a request leaves open within them."""
+    """Refuse a value above the caller's limit; `CompletionRequest.resolved` caps what a request leaves open."""
     limits = who.limits
     asked = {
         "max_new_tokens": (request.max_new_tokens, limits.max_tokens),

@@ -1,4 +1,4 @@
-"""Messages that may hold the log-probabilities of a prompt: written within a budget, for peers that may not read."""
+"""Writer of messages with a prompt's log-probabilities, within a budget, since peers may leave them unread."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from inference.errors import CapacityError
 from inference.workers.convert import converted
 
 MAX_UNREAD_SCORES = 1_000_000
-"""Of all calls together; each takes some 250 bytes, as it came, as a message and as bytes."""
+"""Limit of unread scores of all calls together. Each takes about 250 bytes, in its three forms up to the wire."""
 RETRY_AFTER_S = 5.0
 
 _In = TypeVar("_In")
 
 
 class ScoreWriter:
-    """Writes messages of a service, and refuses those whose scores too many others leave unread.
+    """Writer of a service's messages, which refuses new scores while too many others are unread.
 
-    A prompt of 2000 tokens, with the 20 best of each, is 10 MB that stand until they are read: a call that asked for
-    one token holds no slot meanwhile, so that there could be as many as one liked.
+    A prompt of 2000 tokens, with the 20 best of each, takes 10 MB until the peer has read them. A call that asked for
+    one token holds no slot meanwhile, so slots do not limit the number of such calls.
     """
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class ScoreWriter:
     async def write(
         self, call: Call, convert: Callable[[_In], Any], item: _In, scores: Sequence[TokenLogprobs]
     ) -> None:
-        """Convert an item and write it; return when the peer has taken it, as far as gRPC can tell.
+        """Convert an item and write it; return when the peer has taken it, as far as gRPC knows.
 
         Args:
-            scores: what the item says of its prompt.
+            scores: the prompt's scores in the item.
 
         Raises:
-            CapacityError: it has no room. One that is alone always has.
+            CapacityError: the budget has no room for the scores. A call that is alone always has room.
         """
         if not scores:
             return await call.write(convert(item))

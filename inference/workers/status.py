@@ -1,4 +1,4 @@
-"""Our exceptions as gRPC statuses, and back. The only such table."""
+"""Conversion of this project's exceptions to gRPC statuses and back, by the only such table."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
 REFUSED_BEHIND = "the server behind this one does not take its credentials"
 _OF_A_PROXY = "http2 header with status"  # gRPC's words for HTTP's own 404; a gRPC server answers 200 and a grpc-status
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
-_NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's own words; what OpenSSL said comes last
+_NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's message, which ends with OpenSSL's
 
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
-"""What a peer may ask us to wait; it may say anything."""
-_TOO_LONG = "message larger than max"  # how gRPC's own refusal reads; no retry makes the message shorter
+"""Bounds in seconds of the delay that a peer may request; a peer may send any value."""
+_TOO_LONG = "message larger than max"  # gRPC's own refusal; no retry makes the message shorter
 
 
 def to_status(error: Exception) -> Status | None:
-    """Status of one of our exceptions, or of grpc_comm's; None for anything else."""
+    """Return the status of one of our exceptions, or of grpc_comm's; None for anything else."""
     if isinstance(error, StatusError):
         return error.status
     code = _CODES.get(type(error))  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def to_status(error: Exception) -> Status | None:
 
 
 def client_status(error: Exception) -> Status | None:
-    """As `to_status`, for a client: that the server behind does not take our credentials is no fault of its own."""
+    """Return the status for a client, which is not at fault if an upstream server refuses our credentials."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the server behind: %s", error)
         return Status(grpc.StatusCode.UNAVAILABLE, REFUSED_BEHIND)
@@ -65,7 +65,7 @@ def client_status(error: Exception) -> Status | None:
 
 
 def code_name(error: Exception) -> str:
-    """The status name of an exception, as JSON output shows it."""
+    """Return the status name of an exception, as JSON output shows it."""
     status = to_status(error)
     return "INTERNAL" if status is None else status.code.name
 
@@ -88,7 +88,7 @@ def calls_to(address: str) -> Generator[None, None, None]:
 
 
 def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
-    """The exception that a failed call to `address` stands for."""
+    """Return the exception for a failed call to `address`."""
     status = status_of(error)
     found = _from_status(status, address)
     found.is_final = status.reason == _BREAKS_SERVERS

@@ -46,19 +46,19 @@ logger = logging.getLogger(__name__)
 REDIAL_S = 1.0
 REFUSED_S = 60.0
 MAX_OUTBOX = 256
-"""Messages that may wait for a target; further drafts wait for room, and notices are dropped."""
+"""Limit of messages queued for a target; further drafts wait for room, and further notices are dropped."""
 
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a worker offers a target.
+    """Offer of a worker to a target.
 
     Attributes:
-        vocabulary: of the draft.
-        gamma: most draft tokens of one pass, in sessions that name no number.
-        num_slots: sessions to offer room for.
+        vocabulary: vocabulary of the draft.
+        gamma: most draft tokens of one pass, in sessions that set no gamma.
+        num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
     """
 
@@ -72,9 +72,9 @@ class PoolWorker:
     """Draft worker of several targets, each with an equal share of the slots. Start it inside a running event loop.
 
     Args:
-        engine: drafts.
-        targets: HOST:PORT of each, dns:///NAME:PORT for all of a name, or file:///PATH for those of a list.
-        offer: to all targets together.
+        engine: draft engine.
+        targets: HOST:PORT, dns:///NAME:PORT for all targets of a name, or file:///PATH for the targets of a list.
+        offer: offer to all targets together.
         metrics: count the sessions.
     """
 
@@ -110,7 +110,7 @@ class PoolWorker:
         await asyncio.shield(self._task)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Leave at once: the sessions live at their targets, and go on there."""
+        """Leave at once; the sessions live at their targets, and continue there."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -121,7 +121,7 @@ class PoolWorker:
                     async for addresses in addresses_of(targets):
                         self._take(addresses, group)
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the first ends the others
+            raise failures.exceptions[0] from None  # the first failure ends the other streams
 
     def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
         """Replace the set of targets."""
@@ -137,7 +137,7 @@ class PoolWorker:
             self._streams[address] = stream, group.create_task(self._run(stream))
 
     async def _run(self, stream: PoolStream) -> None:
-        """Serve one target; while another one takes the worker, a target that refuses it is asked again later."""
+        """Serve one target. A target that refuses the worker is dialled again later, unless all of them refuse."""
         while True:
             try:
                 await stream.run()
@@ -153,7 +153,7 @@ class PoolStream:
     """Assist stream to one target, opened again whenever it is lost.
 
     Args:
-        engine: drafts, also for other targets.
+        engine: draft engine, which other targets share.
         address: HOST:PORT of the target.
         metrics: count the sessions.
 
@@ -175,8 +175,8 @@ class PoolStream:
         """Draft for the target's sessions, redialling for ever when the link is lost.
 
         Raises:
-            RequestError: the target refuses this worker; one that cannot be reached, or fails, is dialled again.
-            HandshakeError: it is reached, and not trusted.
+            RequestError: the target refuses this worker. A target that fails or is out of reach is dialled again.
+            HandshakeError: the target can be reached but not trusted.
         """
         lost = False
         async with open_channel(self.address, credentials_of(self._offer.security)) as channel:
@@ -201,7 +201,7 @@ class PoolStream:
             self._notify(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
 
     def _notify(self, message: pb.AssistRequest) -> None:
-        """Queue a notice that the target can do without."""
+        """Queue a notice, which is dropped if the queue is full."""
         if not self._outbox.full():
             self._outbox.put_nowait(message)
 
@@ -257,7 +257,7 @@ class PoolStream:
             self._close(message.close.session_id)
 
     def _try(self, session_id: str, action: Callable[[], None]) -> None:
-        """Run an action of one session. If the target's message makes no sense, that session alone is declined."""
+        """Run an action of one session; if it fails, decline that session only."""
         try:
             action()
         except (CapacityError, RequestError, UnavailableError) as exc:
@@ -272,7 +272,7 @@ class PoolStream:
 
     def _commit(self, message: pb.AssistCommit) -> None:
         commit = commit_from_message(message.commit)
-        # The draft step is shared with other targets.
+        # A token outside the vocabulary would fail a draft step that other targets share.
         check_token_ids(commit.token_ids, vocab_size=self._offer.vocabulary.size)
         self._sessions[message.session_id].commit(commit)
 
@@ -295,10 +295,10 @@ class PoolSession:
     """Draft of one session that lives at a target.
 
     Attributes:
-        context: names the request in log records.
+        context: context variables that name the request in log records.
 
     Raises:
-        CapacityError, UnavailableError: the engine takes no session.
+        CapacityError, UnavailableError: the engine accepts no session.
     """
 
     def __init__(
@@ -317,14 +317,14 @@ class PoolSession:
             self._tasks.append(asyncio.create_task(self._learn(request.grammar)))
 
     async def _learn(self, grammar: Grammar) -> None:
-        """Draft within a grammar from when it is compiled."""
+        """Compile the grammar, and draft within it from then on."""
         try:
             self._draft.grammar = await self._engine.compiled(grammar)
-        except SpecDecError as exc:  # the target took it: another version, or no room here
+        except SpecDecError as exc:  # accepted by the target: versions differ, or no room here
             logger.warning("a session is drafted for without its grammar: %s", exc)
 
     def commit(self, commit: Commit) -> None:
-        """Apply a commit; one that crossed the opening on its way may repeat tokens that the opening had.
+        """Apply a commit. If the target sent it while it opened the session, it may repeat tokens of the opening.
 
         Raises:
             InvalidRequestError: tokens before it are missing, or it exceeds the session's limit.

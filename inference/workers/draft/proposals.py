@@ -1,4 +1,4 @@
-"""How draft tokens become branches: both sides number nodes in the order of their tokens, so no number is sent."""
+"""Sender of draft tokens as branches. Both sides number nodes in the order of their tokens, so no number is sent."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from inference.workers.convert import branch_to_message
 
 
 class ProposalSender:
-    """Sends the drafts of one session.
+    """Sender of one session's drafts.
 
     Args:
-        send: takes each message to the target.
-        round_trip: learns from the commits that answer.
+        send: sends one message to the target.
+        round_trip: estimate, which the commits update.
     """
 
     def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], round_trip: RoundTrip) -> None:
@@ -28,7 +28,7 @@ class ProposalSender:
         self._num_nodes = 0
 
     async def propose(self, prefix_length: int, token_ids: Sequence[int]) -> None:
-        """Send a chain behind the first `prefix_length` tokens; an empty one asks for the target's own token."""
+        """Send a chain after the first `prefix_length` tokens; an empty one requests the target's own token."""
         await self._propose([Branch(None, prefix_length, token_ids)] if token_ids else [])
 
     async def run(self, draft: DraftSession) -> None:
@@ -45,5 +45,5 @@ class ProposalSender:
         await self._send(pb.Propose(branches=map(branch_to_message, branches)))
 
     def answered(self, commit: Commit) -> None:
-        """A commit of the session has arrived."""
+        """Record the arrival of a commit."""
         self._echoes.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())

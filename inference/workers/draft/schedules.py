@@ -3,8 +3,8 @@
 A round drafts gamma tokens, sends them and waits for the verdict. A draft that runs ahead never waits: while the target
 verifies, it goes on extending its chain, up to a window past the last commit, and sends every token as it comes. A
 commit that agrees with the chain shortens it; any other one begins a new chain. The target verifies what has arrived,
-and decodes by itself if nothing has, so the draft can only help. Where a round trip is long, branches go along: if the
-target leaves the chain for one of them, it has the branch's next tokens already.
+and decodes by itself if nothing has, so the draft can only help. On a long round trip, branches are sent as well: if
+the target leaves the chain for one of them, it has the branch's next tokens already.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from inference.scheduling.round_trip import RoundTrip
 from inference.workers.draft.verify_stream import VerifyStream
 
 _NUM_PASSES = 15
-"""Of the latest passes the median counts: the first one reads the prompt."""
+"""Number of latest passes whose median time counts: a mean would include the first pass, which reads the prompt."""
 PROBE_AFTER = 16
-"""Commits without an echo, after which anything is sent: only a message measures the round trip again."""
+"""Commits without an echo, after which a draft is sent whatever its gain: only a message measures the round trip."""
 
 
 async def rounds(
@@ -54,7 +54,7 @@ async def rounds(
 async def run_ahead(
     engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int
 ) -> AsyncGenerator[Commit, None]:
-    """Yield the commits of an opened session to the last one; gamma 0 leaves the target to itself."""
+    """Yield the commits of an opened session to the last one; gamma 0 sends no drafts."""
     runner = Runner(engine, draft, target.proposals.round_trip, gamma=gamma)
     sender = asyncio.create_task(target.proposals.run(draft))
     try:
@@ -64,7 +64,7 @@ async def run_ahead(
             yield target.with_figures(commit, wait_s=now - before, counts=runner.commit(commit))
             if commit.finish_reason is not None:
                 return
-            if isinstance(draft.error, UnavailableError):  # this server ends; without drafts alone it would go on
+            if isinstance(draft.error, UnavailableError):  # this server ends; a mere lack of drafts ends nothing
                 raise draft.error
             before, commit = now, await target.commit()
     finally:
@@ -74,12 +74,12 @@ async def run_ahead(
 
 
 class Runner:
-    """Sets how far and how broadly one session runs ahead, from measured times and round trip.
+    """Controller of how far and how broadly one session runs ahead, from measured times and round trip.
 
     Args:
-        engine, draft: what runs.
-        round_trip: to the session's target.
-        gamma: draft tokens of one pass at most; 0 means no drafts.
+        engine, draft: engine and session that it controls.
+        round_trip: round trip to the session's target.
+        gamma: most draft tokens of one pass; 0 means no drafts.
     """
 
     def __init__(self, engine: DraftEngine, draft: DraftSession, round_trip: RoundTrip, *, gamma: int) -> None:
@@ -88,11 +88,11 @@ class Runner:
         self._round_trip = round_trip
         self._gamma = gamma
         self._passes_s: deque[float] = deque(maxlen=_NUM_PASSES)
-        self._num_unanswered = PROBE_AFTER  # the opening measured more than the way
+        self._num_unanswered = PROBE_AFTER  # the opening took longer than a round trip
         self._pace()
 
     def commit(self, commit: Commit, *, num_known: int = 0) -> Counts:
-        """Apply a commit, but for its first `num_known` tokens; return what became of the drafts."""
+        """Apply a commit except its first `num_known` tokens; return what became of the drafts."""
         draft = self._draft
         num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
         self._engine.commit(draft, commit.token_ids[num_known:])

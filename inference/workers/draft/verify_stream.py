@@ -31,15 +31,15 @@ _FRAME_BYTES = 5  # gRPC's length prefix of each message
 
 @dataclass(slots=True)
 class StreamState:
-    """`Progress` of a request of a draft worker: what each of its streams takes over from the one before it.
+    """`Progress` of a draft worker's request: state that each stream inherits from the one before it.
 
     Attributes:
-        provenance: of its tokens; fields are empty until the first target has named them.
-        draft: of the request, which outlives the streams.
+        provenance: origin of its tokens; fields are empty until the first target has named them.
+        draft: draft session of the request, which outlives the streams.
         has_begun: whether any target has opened the session.
-        answered: whether the latest stream was opened: if it breaks then, it was not for want of a target.
-        is_cautious: the next stream waits for the answer to Open. Drafting ahead of it saves a round trip, but a write
-            that meets a refusal takes its place (gRPC's 36066): a stream that broke so early is asked again, slowly.
+        answered: whether the latest target opened the session.
+        is_cautious: whether the next stream waits for the answer to Open. Drafting before it saves a round trip, but
+            a write that meets a refusal hides it (grpc issue 36066), so a stream that broke early is repeated slowly.
         has_opened: whether the client has the Opened event.
     """
 
@@ -53,7 +53,7 @@ class StreamState:
 
     @property
     def closing(self) -> None:
-        """See `Progress`; the last commit says that it is the last."""
+        """See `Progress`; the last commit marks itself as the last."""
         return None
 
     def take(self, event: Answer) -> bool:
@@ -65,10 +65,10 @@ class StreamState:
         return True
 
     def lost(self, exc: SpecDecError) -> None:
-        """See `Progress`; a draft session that was ended is no fault of the target's.
+        """See `Progress`; the target is not at fault if the draft session has ended.
 
         Raises:
-            SpecDecError: what the session ended with: this server is shutting down, or its draft fails on the request.
+            SpecDecError: the draft session has ended: this server is shutting down, or its draft fails on the request.
         """
         self.is_cautious = not self.answered
         if self.draft is not None and self.draft.slot is None:
@@ -91,12 +91,12 @@ class VerifyStream:
         self._bytes_up = 0
         self._bytes_down = 0
         self.opened: Opened | None = None
-        """Known from the first commit on."""
+        """Opened event of the session; None before the first commit."""
         self._has_grammar = False
         self._num_cached_tokens = 0
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
-        """Open the session; does not wait for the answer, unless it must, so that drafting begins at once."""
+        """Send Open; drafting begins at once, and only a cautious stream waits for the answer."""
         self._opened_at = time.monotonic()
         self._state.answered = False
         self._vocab_size, self._num_prompt_tokens = vocabulary.size, len(request.prompt_token_ids)
@@ -111,7 +111,7 @@ class VerifyStream:
             self._take_opened(await self._read())
 
     async def commit(self) -> Commit:
-        """The next commit."""
+        """Return the next commit."""
         message = await self._read()
         if message.WhichOneof("message") == "opened":
             self._take_opened(message)
@@ -126,7 +126,7 @@ class VerifyStream:
         return commit
 
     def _take_opened(self, message: pb.VerifyResponse) -> None:
-        """The target answers Open at once: a round trip."""
+        """Record the answer to Open, which the target sends at once: its time is a round trip."""
         self.proposals.round_trip.record(time.monotonic() - self._opened_at)
         opened = message.opened
         self._state.provenance = Provenance(opened.model_id, opened.grammar_version)
@@ -138,11 +138,11 @@ class VerifyStream:
             )
 
     def _check(self, commit: Commit) -> None:
-        """Compare a commit with what came before it: a lost one must not pass for an answer.
+        """Check a commit against the vocabulary and the commits before it.
 
         Raises:
-            UnavailableError: something is missing, too much, or no token of this vocabulary; a new stream begins behind
-                what was taken.
+            UnavailableError: tokens are missing, too many, or outside the vocabulary. A new stream continues after
+                the tokens taken.
         """
         if commit.token_ids and max(commit.token_ids) >= self._vocab_size:
             message = f"a commit holds token {max(commit.token_ids)}, outside the vocabulary of {self._vocab_size}"
@@ -152,12 +152,12 @@ class VerifyStream:
     def with_figures(
         self, commit: Commit, *, wait_s: float, draft_s: float = 0.0, counts: Counts = NOTHING_COUNTED
     ) -> Commit:
-        """Return the commit with its cost as the draft worker knows it; bytes of the link count from here on again.
+        """Return the commit with its cost as the draft worker knows it, and set the byte counts back to 0.
 
         Args:
-            wait_s: seconds waited for it: what the target did not spend of them, the way took.
+            wait_s: seconds waited for the commit; what the target did not spend of them was spent on the network.
             draft_s: seconds spent on drafting before.
-            counts: what became of the drafts.
+            counts: counts of what became of the drafts.
         """
         spent_us = commit.timings.queue_us + commit.timings.compute_us
         timings = replace(
@@ -178,7 +178,7 @@ class VerifyStream:
         try:
             with calls_to(self._address):
                 await self._call.write(message)
-        except asyncio.InvalidStateError:  # the call has ended already; reading says why
+        except asyncio.InvalidStateError:  # the call has ended already; reading raises the reason
             await self._read()
 
     async def _read(self) -> pb.VerifyResponse:
@@ -197,7 +197,7 @@ async def verify_stream(
     """Open a Verify stream; leaving the block cancels it, which frees the target's slot.
 
     Args:
-        can_move: whether the session would go on at another target.
+        can_move: whether the session could continue at another target.
     """
     stub = rpc.VerificationServiceStub(target.channel)
     call = stub.Verify(timeout=deadline_s, metadata=CAN_MOVE if can_move else None)

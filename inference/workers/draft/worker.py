@@ -1,6 +1,6 @@
-"""The draft worker: drafts here, verifies at a remote target.
+"""Draft worker, which drafts here and verifies at a remote target.
 
-Serves `Generator`, so that the command line and GenerationService cannot tell it from a target. Owns the link: when it
+It is a `Generator`, so that the command line and GenerationService use it like a target. It owns the link: when it
 breaks, the worker dials again and resumes, and the tokens do not change.
 """
 
@@ -25,14 +25,14 @@ from inference.workers.resuming import Resuming
 
 
 class DraftWorker:
-    """Generates with a local draft and a remote target.
+    """Generator with a local draft and a remote target.
 
     Args:
-        engine: drafts for all requests together.
-        fleet: of targets.
-        config: how patient it is with them; schedule and speculation length of requests that ask for none.
-        vocabulary: of the draft.
-        max_length: of the draft; the target's own limit decides where a request is refused.
+        engine: draft engine of all requests together.
+        fleet: fleet of targets.
+        config: limits of a connection, and schedule and gamma of requests that set none.
+        vocabulary: vocabulary of the draft.
+        max_length: context of the draft in tokens; the target's own limit decides which requests are refused.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DraftWorker:
             return self._stream(rest, draft, progress, replica, deadline_s=resuming.left_s)
 
         try:
-            await draft.admitted()  # a session at the target without a draft would hold a slot in vain
+            await draft.admitted()  # a session without a draft would waste a slot of the target
             async with aclosing(resuming.events(attempt, prefix_of(request.prompt_token_ids))) as events:
                 async for event in events:
                     yield event

@@ -21,15 +21,15 @@ from inference.workers.convert import branches_from_message, commit_to_message, 
 _numbers = itertools.count(1)
 MAX_OUTBOX = 1000
 MAX_OUTBOX_BYTES = 16 * 1024 * 1024
-"""Messages that may wait for a worker; one that lets more pile up is let go. Some hold a prompt."""
+"""Limit of messages queued for a worker, some of which hold a prompt. A worker that leaves more unread is detached."""
 MAX_WORKER_SLOTS = 4096
-"""Sessions that one worker of the pool may offer to draft for."""
+"""Most sessions that one worker of the pool may offer to draft for."""
 HEARTBEAT_S = 20.0
-"""Between signs of life. Proxies that count no PINGs end a stream in which nothing moves: the first after 30 s."""
+"""Seconds between messages on an idle stream. Proxies that count no PINGs end idle streams, some after 30 s."""
 
 
 class StreamWorker:
-    """An attached draft worker; messages to it are queued, so that the engine never waits for the network."""
+    """Attached draft worker; messages to it are queued, so that the engine never waits for the network."""
 
     def __init__(self, attach: pb.Attach) -> None:
         self.id = f"w{next(_numbers)}"
@@ -60,7 +60,7 @@ class StreamWorker:
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.help_id)))
 
     async def beat(self) -> None:
-        """Give signs of life while nothing else is on its way; for ever."""
+        """Queue an empty message at each interval if no other waits, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self.outbox.empty():
@@ -74,7 +74,7 @@ class StreamWorker:
         self.outbox.put_nowait(message)
 
     async def write(self, call: Call) -> None:
-        """Write what is queued; for ever."""
+        """Write queued messages until cancelled."""
         while True:
             message = await self.outbox.get()
             self._num_bytes -= message.ByteSize()
@@ -82,18 +82,18 @@ class StreamWorker:
 
 
 def checked_slots(num_slots: int) -> int:
-    """Return a worker's room; raise InvalidRequestError if it is out of range."""
+    """Return a worker's number of slots; raise InvalidRequestError if it is out of range."""
     if not 1 <= num_slots <= MAX_WORKER_SLOTS:
         raise InvalidRequestError(f"num_slots {num_slots} is outside 1..{MAX_WORKER_SLOTS}")
     return num_slots
 
 
 async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, *, pass_us: int) -> None:
-    """Lend the worker out until its stream ends.
+    """Let the pool use the worker until its stream ends.
 
     Raises:
-        InvalidRequestError: it sent what no draft may send.
-        UnavailableError: it does not read its messages.
+        InvalidRequestError: the worker sent a message that no draft may send.
+        UnavailableError: the worker does not read its messages.
     """
     await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pass_us)))
     pool.attach(worker)
@@ -120,7 +120,7 @@ async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
         elif kind == "propose":
             pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
         else:
-            raise InvalidRequestError("a worker attaches once; what follows must propose, decline or tell its slots")
+            raise InvalidRequestError("a worker attaches once; every later message must be propose, decline or slots")
 
 
 async def _overflow(worker: StreamWorker) -> None:

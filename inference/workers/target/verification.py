@@ -37,18 +37,18 @@ from inference.workers.scored import ScoreWriter
 from inference.workers.target.assist import StreamWorker, serve_worker
 
 LINGER_S = 2.0
-"""How long a finished stream stays open for drafts that are on their way, unless the draft ends it first. A write that
-meets a closed stream would fail the draft's call as a whole, with the last commits unread."""
+"""Seconds that a finished stream stays open for drafts under way, unless the draft ends it first. A write that meets a
+closed stream would fail the draft's call as a whole, with the last commits unread."""
 
 
 class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Translates; owns no algorithm.
+    """Translator between VerificationService and the engine; owns no algorithm.
 
     Args:
-        engine: verifies.
-        pool: takes in the draft workers that attach.
-        card: of the target; draft workers must have its vocabulary, and resumed sessions its model.
-        idle_timeout_s: seconds a session may hold its slot without a proposal.
+        engine: engine that verifies.
+        pool: pool of the draft workers that attach.
+        card: card of the target; draft workers must have its vocabulary, and resumed sessions its model.
+        idle_timeout_s: seconds that a session may hold its slot without a proposal.
         observer: observes every session.
     """
 
@@ -84,12 +84,12 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         """Serve one session from Open to its last Commit."""
         # 1. Open: check that draft and target fit, queue for a slot.
         session = await self._open((await _first(call, "open", of="a session")).open)
-        # 2. From here on three things happen at once: proposals come in, silence is watched, commits go out.
+        # 2. Three tasks run at once: one reads proposals, one watches for silence, this one writes commits.
         reading = asyncio.create_task(self._read_proposals(session, call))
         watching = asyncio.create_task(self._watch(session))
         try:
             await call.write(self._opened(session))
-            scores: tuple[TokenLogprobs, ...] = ()  # of the prompt, which go with the first commit
+            scores: tuple[TokenLogprobs, ...] = ()  # scores of the prompt, sent with the first commit
             async with aclosing(self._answer(session, call.deadline)) as events:
                 async for event in events:
                     if isinstance(event, Opened):
@@ -136,7 +136,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
 
     def _check_resumes(self, message: pb.Open) -> None:
-        """Refuse to go on with a sequence that another model began; a draft worker may leave the origin open."""
+        """Refuse to continue a sequence of another model; a draft worker may leave the origin open."""
         if message.num_committed_tokens:
             begun = Provenance(message.model_id or self._model_id, message.grammar.version or GRAMMAR_VERSION)
             begun.require_same(Provenance(self._model_id, GRAMMAR_VERSION))
@@ -165,7 +165,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             self._end(session, exc)
 
     async def _watch(self, session: TargetSession) -> None:
-        """End a session whose draft has gone silent, so that its slot serves others."""
+        """End a session after `idle_timeout_s` without a proposal, so that its slot serves others."""
         while True:
             left_s = self._idle_timeout_s - session.idle_s
             if left_s <= 0:
@@ -174,7 +174,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._end(session, UnavailableError(f"no proposal came for {self._idle_timeout_s:g} s"))
 
     def _end(self, session: TargetSession, error: Exception) -> None:
-        """Fail a session, and free its slot now: the write that reports the failure may hang."""
+        """Fail a session and free its slot now, since the write that reports the failure may hang."""
         session.fail(error)
         self._engine.close(session)
 
@@ -184,7 +184,7 @@ def _committed(scores: Sequence[TokenLogprobs], commit: Commit) -> pb.VerifyResp
 
 
 async def _first(call: Call, kind: str, *, of: str) -> Any:
-    """The first message of a stream, which must be of this kind."""
+    """Return the first message of a stream, which must be of this kind."""
     message = await call.read()
     if message == grpc.aio.EOF or message.WhichOneof("message") != kind:
         raise InvalidRequestError(f"the first message of {of} must be {kind.capitalize()}")
