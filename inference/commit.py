@@ -255,14 +255,34 @@ Event: TypeAlias = Started | Delta | Finished
 
 
 class Generator(Protocol):
-    """Source of committed tokens for a request: an engine, or a draft worker with a remote target."""
+    """Source of committed tokens for a tokenized request: an engine, or a draft worker with a remote target.
+
+    All methods run on the event loop, which computes nothing itself. Requests are independent: any number of iterators
+    may be open, and each is read by one task.
+
+        async with aclosing(generator.generate(GenerationRequest((5, 6, 7), max_new_tokens=8))) as events:
+            async for event in events:
+                if isinstance(event, Commit):
+                    print(event.position, event.token_ids)
+    """
 
     @property
     def max_length(self) -> int:
         """Limit of prompt and output tokens together."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Number of token ids: every id is below it."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
-        """Yield one Opened, then commits until one has a finish_reason; closing the iterator frees the slot."""
+        """Yield one Opened, then commits until one has a finish_reason; closing the iterator frees the slot.
+
+        Commits follow one another without a gap: the first has the position after the prompt, each later one the
+        position after the tokens before it. The tokens depend on model, prompt, parameters and seed alone.
+
+        Raises:
+            InvalidRequestError: the request is out of range for this model. Nothing was yielded.
+            CapacityError: slots and queue are full. Nothing was yielded.
+            UnavailableError: the generator is stopping, or its target is lost.
+            InternalError: the model failed on this request.
+        """

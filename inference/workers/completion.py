@@ -113,10 +113,26 @@ class CompletionRequest:
 
 
 class Completer(Protocol):
-    """Server of completion requests, local or remote."""
+    """Server of completion requests, local or remote: prompts and texts in place of token ids.
+
+    Runs on the event loop; any number of iterators may be open, and each is read by one task.
+
+        async with aclosing(completer.complete(CompletionRequest("1, 2, 3,", seed=7))) as events:
+            text = "".join([event.text async for event in events if isinstance(event, Delta)])
+    """
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
-        """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request."""
+        """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request.
+
+        Started comes with the first pass, so a request that is refused yields nothing.
+
+        Raises:
+            InvalidRequestError: a value is out of range; `field` names it.
+            CapacityError: there is no room now; `retry_after_s` says when to ask again.
+            DeadlineError: the request is not finished at its deadline.
+            UnavailableError: the server is lost or stopping, and no other one can go on.
+            SpecDecError: another failure, with the status that `inference/workers/status.py` gives it.
+        """
 
 
 class Codec(Protocol):
