@@ -161,7 +161,7 @@ class Stream:
 
 
 async def status_of(url: str) -> int | str:
-    """What a short request of a client without open connections comes to."""
+    """Return the outcome of a short request over a new connection."""
     try:
         async with httpx.AsyncClient(timeout=60) as client:
             return (await client.post(url, json=body("1, 2, 3,", 2))).status_code

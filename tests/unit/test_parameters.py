@@ -113,7 +113,7 @@ DEVICE_DECODERS: list[DeviceDecoder] = [
 ]
 """Two that sample on the device and two that are greedy only."""
 SERVED_ON_DEVICE = {"temperature", "top_k", "top_p", "seed"}
-"""Where the device samples; `inference.model.check_seed` looks at seeds."""
+"""Parameters that device samplers serve; `check_seed` of inference/model/decoder.py handles seeds."""
 
 
 @dataclass(frozen=True, slots=True)

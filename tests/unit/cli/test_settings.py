@@ -26,7 +26,7 @@ NEEDED = {
     "rescale_fp8": ["--model", "a", "--output", "b"],
     "token": ["--auth_file", "a", "--name", "n", "--grant", "client", "--grant", "ops"],
 }
-"""What a role asks for, by its name; others have a default for everything."""
+"""Required arguments by role; the other roles have a default for every setting."""
 CHANGED = {
     "target": ["--no-lookup", "--batch", "3", "--neuron_config", '{"a": {"b": "\\u00e9"}}', "--http_port", "1"],
     "draft": ["--serve", "7", "--schedule", "sync", "--stop", "a\n", "--stop", 'b"', "--emulate", "draft:3ms"],

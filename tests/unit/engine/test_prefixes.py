@@ -134,7 +134,7 @@ async def run(engine: TargetEngine, request: GenerationRequest, leaves_after: in
 async def cached(
     engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None
 ) -> tuple[int, list[Commit]]:
-    """How many tokens of the prompt were cached, and the commits up to where the client leaves."""
+    """Return the number of cached prompt tokens, and the commits up to where the client leaves."""
     commits: list[Commit] = []
     num_cached = 0
     async with aclosing(engine.generate(request)) as stream:

@@ -1,4 +1,4 @@
-"""Who may share what slots hold of prompts: the tokens of `cached_tokens` are the account's own, through every door."""
+"""Prefixes in slots belong to an account: `cached_tokens` never counts another account's prompt, over any port."""
 
 from __future__ import annotations
 

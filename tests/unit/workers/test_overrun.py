@@ -152,7 +152,7 @@ class Target(rpc.VerificationServiceServicer, rpc.GenerationServiceServicer):  #
 
 @asynccontextmanager
 async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
-    """What a gateway and a fused client ask a server with."""
+    """Yield the completer that a gateway and a fused client call a server with."""
     server = Server("127.0.0.1:0", [target], status_of=to_status)
     await server.open()
     try:

@@ -52,7 +52,7 @@ def write_placeholders(folder: Path) -> None:
 
 
 def write_information(folder: Path, package: str, version: str) -> None:
-    """What pip leaves beside an installed package."""
+    """Metadata folder of an installed package, as pip writes it."""
     information = folder / f"{package}-{version}.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")

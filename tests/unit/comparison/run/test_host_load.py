@@ -1,4 +1,4 @@
-"""How busy the host was by itself: what others used counts, what the run and its children used does not."""
+"""Load of the host: other processes count, the run and its children do not."""
 
 from __future__ import annotations
 
