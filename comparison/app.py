@@ -163,6 +163,8 @@ def _report(findings: Findings, console: Console) -> int:
     print_tables(console, findings)
     for difference in findings.agreement.differences:
         print(f"error: {difference}", file=sys.stderr)
+    for difference in findings.agreement.near_ties:
+        print(f"near-tie: {difference}", file=sys.stderr)
     print(f"report: {findings.config.output / 'report.html'}", file=sys.stderr)
     print(json.dumps(results, separators=(",", ":")), flush=True)
     if findings.num_failed:

@@ -126,6 +126,8 @@ class WorkloadConfig:
         max_new_tokens: output tokens per request.
         ignore_eos: let every answer have exactly --max_new_tokens tokens.
         temperature: sampling temperature; 0 is greedy.
+        near_tie: difference in log-probability up to which two tokens count as a near-tie of rounding, so that answers
+            that part there are no failure; 0.25 for bfloat16, 0 for none; needs --temperature 0.
         seed: key of the sampling noise, 0 .. 2^64-1.
         concurrencies: requests in flight at once; above 1 needs Locust (requirements-loadtest.txt).
         deadline_s: longest time that a request may take.
@@ -144,6 +146,7 @@ class WorkloadConfig:
     max_new_tokens: int = setting(96, "--max_new_tokens N")
     ignore_eos: bool = setting(False, "--ignore_eos")
     temperature: float = setting(0.0, "--temperature T", within=RANGES["temperature"])
+    near_tie: float = setting(0.0, "--near_tie NATS", within=Range(0.0, 10.0))
     seed: int = setting(0, "--seed N", within=RANGES["seed"])
     concurrencies: tuple[int, ...] = setting((1,), "--concurrency LIST", kind=list_of(int), within=Range(1, 4096))
     deadline_s: float = setting(120.0, "--deadline_s S", within=SECONDS)
@@ -160,6 +163,10 @@ class WorkloadConfig:
         _require(self.max_new_tokens >= 2, f"max_new_tokens {self.max_new_tokens} is below 2: there is no rate in one")
         _require_distinct("concurrency", self.concurrencies)
         _require_distinct("request_rate", self.request_rates or ("none",))
+        _require(
+            not self.near_tie or self.temperature == 0,
+            f"near_tie {self.near_tie:g}: at temperature {self.temperature:g} tokens part by noise too; use 0",
+        )
         _require(self.warm_up >= 1, f"warm_up {self.warm_up} is below 1: first requests are slower than all others")
 
     @property
@@ -262,6 +269,10 @@ class ComparisonConfig:
         _require_distinct("topology", [topology.value for topology in self.topologies] or self.endpoints)
         started = {contender.name for contender in self._started}
         _require_distinct("name", [*started, *(endpoint.name for endpoint in self.endpoints)])
+        _require(
+            not (self.workload.near_tie and self.one_at_a_time),
+            f"near_tie {self.workload.near_tie:g}: servers that run one_at_a_time cannot be asked about each other",
+        )
         for rtt_ms in self.network.rtts_ms:
             where = "the network to an endpoint is what it is; without --endpoint, others can be tried"
             _require(not self.endpoints or rtt_ms == 0, f"rtt_ms {rtt_ms:g}: {where}")
@@ -363,6 +374,11 @@ class ComparisonConfig:
         """Whether Locust sends concurrent requests, for all contenders or none: texts only, without endpoints."""
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
         return max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
+
+    @property
+    def trusts_weights(self) -> bool:
+        """Whether endpoints must answer alike because the user says so; samples depend on more than weights."""
+        return self.equal_weights and self.workload.temperature == 0
 
     @property
     def baseline(self) -> Contender:

@@ -15,6 +15,7 @@ from comparison.run.grpc_client import request_of
 from comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals
 from comparison.run.progress import Progress
 from comparison.run.record import RequestRecord
+from comparison.run.ties import with_margins
 from comparison.run.topologies import Deployment
 from inference.errors import SpecDecError, UnavailableError
 
@@ -38,7 +39,7 @@ async def measure(config: ComparisonConfig, servers: Deployment, progress: Progr
             servers.set_rtt(cell.rtt_ms)
             samples.append(await measurement.run(cell, repeat, prompts[cell.kind]))
             progress.measured(samples[-1])
-    return samples
+        return await with_margins(config, clients, samples) if config.workload.near_tie else samples
 
 
 def _warm_up(config: ComparisonConfig) -> list[Cell]:

@@ -57,7 +57,7 @@ class Laboratory:
         self._progress.phase(f"{self.budget.left_s:.0f} s left: {group.place}")
         config = comparison_of(self._config, group)
         samples = await measure(config, self._servers, self._progress)
-        self.differences += map(str, check_agreement(samples).differences)
+        self.differences += map(str, check_agreement(samples, near_tie=config.workload.near_tie).differences)
         summaries = list(Summarizer(config, samples).summaries())
         self.summaries += summaries
         by_contender = {summary.cell.contender: summary for summary in summaries}
