@@ -80,6 +80,7 @@ async def _compare(flags: list[str]) -> tuple[int | None, dict[str, Any], str]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 async def test_a_near_tie_of_bfloat16_is_told_from_another_model(tmp_path: Path) -> None:
     """The story: Job measure failed at any near-tie of two bfloat16 servers, so a success looked like a fault."""
     exact, rounded, other, door = (free_port() for _ in range(4))
@@ -92,12 +93,11 @@ async def test_a_near_tie_of_bfloat16_is_told_from_another_model(tmp_path: Path)
     ):
         report = ["--output", str(tmp_path / "report"), "--equal_weights", "--num_runs", "1", "--ignore_eos"]
         pair = ["--endpoint", f"a=grpc://127.0.0.1:{exact}", "--endpoint", f"b=http://127.0.0.1:{door}/v1"]
-        assert (await _compare([*pair, *report]))[0] == 1
         code, results, errors = await _compare([*pair, *report, "--near_tie", "0.25"])
         assert (code, results["same_tokens"], results["differences"]) == (0, True, []), errors
         assert len(results["near_ties"]) > 0
         assert "apart in log-probability" in results["near_ties"][0]
         assert "near-tie: " in errors
         pair[-1] = f"c=grpc://127.0.0.1:{other}"
-        code, results, _ = await _compare([*pair, *report, "--near_tie", "0.25"])
+        code, results, _ = await _compare([*pair, *report, "--near_tie", "0.25", "--num_prompts", "1"])
         assert (code, results["same_tokens"]) == (1, False)
