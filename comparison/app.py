@@ -152,7 +152,7 @@ async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]
         for part in config.parts:
             progress.phase(f"starting servers: {'; '.join(map(str, part.machines)) or 'none'}")
             async with deployment(part) as servers:
-                samples += await measure(part, servers, progress)
+                samples += await measure(part, servers, progress, samples)
                 progress.phase("stopping servers")
     return samples
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from comparison.plan import flags as comparison
+from comparison.study.flags import study_parser
 from inference.backends.neuron.graphs.parameters import KNOWN, check_names
 from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments, target_arguments
 from inference.cli.config_file import ConfigFileParser
@@ -70,7 +71,9 @@ def check_python(words: list[str]) -> None:
     if script == "main.py":
         check_role(arguments)
     elif script == "compare_architectures.py":
-        comparison.comparison_parser().parse_args([comparison.with_underscores(word) for word in arguments])
+        is_study = arguments[0] == "study"
+        parser = study_parser() if is_study else comparison.comparison_parser()
+        parser.parse_args([comparison.with_underscores(word) for word in arguments[is_study:]])
     else:
         assert script == "llmperf/token_benchmark_ray.py"
         values = dict(zip(arguments[::2], arguments[1::2], strict=True))

@@ -269,10 +269,6 @@ class ComparisonConfig:
         _require_distinct("topology", [topology.value for topology in self.topologies] or self.endpoints)
         started = {contender.name for contender in self._started}
         _require_distinct("name", [*started, *(endpoint.name for endpoint in self.endpoints)])
-        _require(
-            not (self.workload.near_tie and self.one_at_a_time),
-            f"near_tie {self.workload.near_tie:g}: servers that run one_at_a_time cannot be asked about each other",
-        )
         for rtt_ms in self.network.rtts_ms:
             where = "the network to an endpoint is what it is; without --endpoint, others can be tried"
             _require(not self.endpoints or rtt_ms == 0, f"rtt_ms {rtt_ms:g}: {where}")
@@ -305,15 +301,25 @@ class ComparisonConfig:
         )
         if Topology.FUSED in self.topologies and any(map(self.backend.one_graph, self.draft_models)):
             _require(
-                len(self.gammas) == 1,
+                self.one_at_a_time or len(self._graph_lengths) <= 1,
                 f"gamma {', '.join(map(str, self.gammas))}: speculation_method {method} is compiled for one: "
-                "name one, or use --speculation_method vanilla",
+                "name one, or use --one_at_a_time or --speculation_method vanilla",
             )
             _require(
                 self.workload.temperature == 0 or self.backend.keeps_seeds,
                 f"temperature {self.workload.temperature:g}: speculation_method {method} samples on the device, where "
                 "seeds are not kept: use --temperature 0, or fused or vanilla without --device_sampling",
             )
+
+    def _graph_length(self, contender: Contender) -> int | None:
+        """Return the gamma that a contender's server is compiled for; None if one server takes any."""
+        is_graph = contender.topology is Topology.FUSED and self.backend.one_graph(contender.draft or NGRAM)
+        return contender.gamma if is_graph else None
+
+    @property
+    def _graph_lengths(self) -> set[int]:
+        """All gammas that servers are compiled for."""
+        return {length for contender in self.contenders if (length := self._graph_length(contender)) is not None}
 
     def server_of(self, contender: Contender) -> Server:
         """Return the server that clients of a contender send requests to."""
@@ -360,14 +366,18 @@ class ComparisonConfig:
 
     @property
     def parts(self) -> tuple[ComparisonConfig, ...]:
-        """Comparisons to run one after the other: all contenders at once, or one for each topology and draft."""
+        """Comparisons to run one after the other: all contenders at once, or those that share their servers."""
         if not self.one_at_a_time:
             self.machines  # noqa: B018 - raises if the host has too few cores
             return (self,)
-        groups: dict[object, list[Contender]] = defaultdict(list)
+        groups: dict[tuple[object, object, int | None], list[Contender]] = defaultdict(list)
         for contender in self.contenders:
-            groups[contender.topology, contender.draft].append(contender)
-        return tuple(replace(self, one_at_a_time=False, chosen=tuple(group)) for group in groups.values())
+            draft = None if contender.topology is Topology.TARGET else contender.draft
+            groups[contender.topology, draft, self._graph_length(contender)].append(contender)
+        return tuple(
+            replace(self, one_at_a_time=False, chosen=tuple(group), gammas=self.gammas if length is None else (length,))
+            for (_, _, length), group in groups.items()
+        )
 
     @property
     def uses_locust(self) -> bool:

@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from comparison.plan.config import ComparisonConfig
+from comparison.plan.config import ComparisonConfig, Contender
 from comparison.plan.grid import Sample
 from comparison.report.agreement import Pair, first_difference, pairs
 from comparison.run.client import Step
 from comparison.run.connections import Clients
 
 
-async def with_margins(config: ComparisonConfig, clients: Clients, samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples, with a margin in every record that parts from its reference where one can be found."""
+async def with_margins(
+    config: ComparisonConfig, clients: Clients, samples: Sequence[Sample], before: Sequence[Sample] = ()
+) -> list[Sample]:
+    """Return the samples, with a margin in every record that parts from its reference where one can be found.
+
+    Args:
+        before: earlier samples; the first answers are among them.
+    """
     asking = _Asking(config, clients)
     margins = {
         id(pair.record): await asking.margin(pair)
-        for pair in pairs(samples, equal_weights=config.trusts_weights)
-        if pair.parting is not None
+        for pair in pairs([*before, *samples], equal_weights=config.trusts_weights)
+        if pair.parting is not None and pair.sample.cell.contender in clients
     }
     return [
         replace(sample, records=tuple(replace(record, margin=margins.get(id(record))) for record in sample.records))
@@ -32,13 +38,14 @@ class _Asking:
     def __init__(self, config: ComparisonConfig, clients: Clients) -> None:
         self._prompts = {each.kind: each.prompts for each in config.workload.prompt_sets}
         self._clients = clients
-        self._answers: dict[tuple[object, str], tuple[str, list[Step]]] = {}
+        self._answers: dict[tuple[Contender, str], tuple[str, list[Step]]] = {}
 
     async def margin(self, pair: Pair) -> float | None:
         """Return the margin by the reference, or else by the server that parted from it; None for conversations."""
         prompts = self._prompts[pair.sample.cell.kind]
-        for sample in (pair.reference, pair.sample) if all(isinstance(it, str) for it in prompts) else ():
-            key = sample.cell.contender, str(prompts[pair.record.prompt_index])
+        both = [it.cell.contender for it in (pair.reference, pair.sample) if it.cell.contender in self._clients]
+        for contender in both if all(isinstance(it, str) for it in prompts) else ():
+            key = contender, str(prompts[pair.record.prompt_index])
             if key not in self._answers:
                 self._answers[key] = await self._clients[key[0]].scored(key[1])
             if (margin := margin_of(*self._answers[key], pair.expected.text, pair.record.text)) is not None:

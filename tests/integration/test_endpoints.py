@@ -99,5 +99,5 @@ async def test_a_near_tie_of_bfloat16_is_told_from_another_model(tmp_path: Path)
         assert "apart in log-probability" in results["near_ties"][0]
         assert "near-tie: " in errors
         pair[-1] = f"c=grpc://127.0.0.1:{other}"
-        code, results, _ = await _compare([*pair, *report, "--near_tie", "0.25", "--num_prompts", "1"])
+        code, results, _ = await _compare([*pair, *report, "--near_tie", "0.25"])
         assert (code, results["same_tokens"]) == (1, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +131,15 @@ async def test_a_server_without_log_probabilities_is_no_failure(answer: object) 
     assert await over_http(answer)[0].scored("text") == ("", [])
 
 
-def test_near_ties_need_greedy_answers_and_servers_that_run_together(tmp_path: Path) -> None:
+async def test_a_server_that_has_ended_is_not_asked(tmp_path: Path) -> None:
+    clients: Any = {SD: Scripted(ANSWER, STEPS)}
+    before, samples = [answered(BASE, ANSWER)], [answered(SD, "The dog ran")]
+    (found,) = await with_margins(config(tmp_path), clients, samples, before)
+    assert found.records[0].margin == pytest.approx(0.1)
+
+
+def test_near_ties_need_greedy_answers() -> None:
     with pytest.raises(ConfigError, match=r"near_tie 0.25: at temperature 0.8 tokens part by noise too"):
         WorkloadConfig(near_tie=0.25, temperature=0.8)
     with pytest.raises(ConfigError, match=r"near_tie 11.0 is outside 0..10"):
         parse_config(["--near-tie", "11", "--endpoint", "a=grpc://127.0.0.1:1"])
-    greedy = replace(config(tmp_path).workload, near_tie=0.25)
-    with pytest.raises(ConfigError, match=r"near_tie 0.25: servers that run one_at_a_time cannot be asked"):
-        config(tmp_path, workload=greedy, one_at_a_time=True)
