@@ -85,9 +85,9 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
     """Return the client's limit of the length; else the target's default or `otherwise`, within the key's limit."""
-    said = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if said is not None:
-        return said
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if limit is not None:
+        return limit
     open_ = otherwise if defaults.max_new_tokens is None else defaults.max_new_tokens
     return min(open_, caller().limits.max_tokens or open_)
 

@@ -128,8 +128,8 @@ def sampling_to_message(
 ) -> pb.SamplingParams:
     """Return a message with all fields but the unsaid, so that the receiver's defaults do not matter."""
     biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
-    said = [name for name in _SAMPLING_NAMES if name not in unsaid]
-    return pb.SamplingParams(seed=seed, logit_bias=biases, **_to_message(sampling, said))
+    given = [name for name in _SAMPLING_NAMES if name not in unsaid]
+    return pb.SamplingParams(seed=seed, logit_bias=biases, **_to_message(sampling, given))
 
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:

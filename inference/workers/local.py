@@ -195,7 +195,7 @@ class LocalCompleter:
             cache_salt=caller().cache_salt(request.cache_salt),
         )
         # A draft of a remote target must follow the same sampling, and only the tokenizer knows the end tokens.
-        return replace(generation, sampling=generation.law(self._tokenizer.eos_token_ids))
+        return replace(generation, sampling=generation.effective_sampling(self._tokenizer.eos_token_ids))
 
     def _behind(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar with the preamble that the prompt leaves; it depends on the prompt alone, on no state."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.caller import Caller, serving
+from inference.caller import Caller, request_context
 from inference.engine.admission import Admission
 from inference.engine.prefixes import Prefix
 from inference.errors import CapacityError
@@ -43,7 +43,7 @@ class Desk:
     def ask(self, *names: str) -> None:
         for name in names:
             self.requests[name] = Request(name)
-            with serving(Caller(name[0]), name):
+            with request_context(Caller(name[0]), name):
                 self.admission.enqueue(self.requests[name])
 
     def running(self) -> list[str]:

@@ -356,8 +356,8 @@ async def test_a_body_above_the_limit_is_refused() -> None:
 
     async with client_of(ScriptedCompleter(PASSES), max_body_mib=500 / 2**20) as client:
         told = await client.post("/v1/completions", json={"prompt": "x" * 600})
-        untold = await client.post("/v1/completions", content=endless())
-    for response in (told, untold):
+        omissions = await client.post("/v1/completions", content=endless())
+    for response in (told, omissions):
         assert response.status_code == 413
         assert "500 bytes" in response.json()["error"]["message"]
 

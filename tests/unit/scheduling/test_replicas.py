@@ -45,10 +45,10 @@ def test_one_that_comes_back_is_not_held_to_what_broke_before() -> None:
     for _ in range(MAX_FAILURES):
         found.ended("a:1", 0.0, failed=True)
     assert not found.has_other(0.5, than=["b:1"])
-    assert found.told("a:1", ready=False)
-    assert found.told("a:1", ready=True)
+    assert found.set_ready("a:1", ready=False)
+    assert found.set_ready("a:1", ready=True)
     assert found.has_other(0.5, than=["b:1"])
-    assert not found.told("d:1", ready=True)
+    assert not found.set_ready("d:1", ready=True)
 
 
 def test_none_is_ready_and_a_request_finds_out() -> None:

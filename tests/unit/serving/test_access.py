@@ -16,7 +16,7 @@ from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.watched import UnusableError
-from inference.caller import Caller, Right, serving
+from inference.caller import Caller, Right, request_context
 from inference.config import ConnectionConfig, DialSecurity, PortSecurity
 from inference.errors import ForbiddenError, HandshakeError, InvalidRequestError, UnauthenticatedError
 from inference.workers import access, admitting
@@ -317,7 +317,7 @@ async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -
         async with connected(link) as fleet:
             remote = FailoverCompleter(fleet, link)
             for length in (64, 65):
-                with serving(Caller("a" * length), ""):
+                with request_context(Caller("a" * length), ""):
                     asking = remote.complete(CompletionRequest("x"))
                     if length == 64:
                         assert [event async for event in asking]
@@ -336,7 +336,7 @@ async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, capl
             link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of(name)))
             async with connected(link) as fleet:
                 remote = FailoverCompleter(fleet, link)
-                with serving(Caller("alice"), "id-of-alice"):
+                with request_context(Caller("alice"), "id-of-alice"):
                     _ = [event async for event in remote.complete(CompletionRequest("x"))]
         async with https(trust) as client:
             headers = {"Authorization": f"Bearer {token_of('client')}", "X-Request-Id": "id-of-bob"}
