@@ -137,6 +137,7 @@ def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> N
         ),
         st.builds(
             Delta,
+            position=lengths,
             token_ids=token_ids,
             text=st.text(),
             num_draft_tokens=counts,

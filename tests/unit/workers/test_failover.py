@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpc_comm.server import Server
-from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
+from inference.commit import Delta, Event, Finished, FinishReason, Started
 from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
@@ -64,14 +64,14 @@ class Counting:
         if self.refusal is not None:
             if self.refuses_late:
                 yield Started(3, 7, provenance=self.origin)
-                yield Delta((), "", 0, 0, Timings(), position=3)
+                yield Delta(3, ())
             raise self.refusal
         first = len(request.resume.token_ids) if request.resume is not None and self.resumes else 0
         yield Started(3, 7, provenance=self.origin)
         for token_id in range(first, NUM_TOKENS):
             is_last = token_id == NUM_TOKENS - 1
             reason = FinishReason.LENGTH if is_last else None
-            yield Delta((token_id,), str(token_id), 0, 0, Timings(), (1,), finish_reason=reason, position=3 + token_id)
+            yield Delta(3 + token_id, (token_id,), text=str(token_id), piece_lengths=(1,), finish_reason=reason)
             await self.go.wait()
         yield Finished(FinishReason.LENGTH)
 

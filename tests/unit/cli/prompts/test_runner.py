@@ -9,7 +9,7 @@ from dataclasses import replace
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.source import PromptJob
 from inference.cli.prompts.topologies import run_prompts
-from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
+from inference.commit import Delta, Event, Finished, FinishReason, Started
 from inference.config import ObserveConfig
 from inference.errors import CapacityError, UnavailableError
 from inference.workers.completion import CompletionRequest
@@ -69,7 +69,7 @@ class ScriptedCompleter:
 
 
 def _delta(token_id: int, text: str) -> Delta:
-    return Delta((token_id,), text, num_draft_tokens=2, num_accepted_tokens=0, timings=Timings())
+    return Delta(0, (token_id,), num_draft_tokens=2, text=text)
 
 
 async def test_results_are_shown_in_the_order_of_the_prompts() -> None:

@@ -32,7 +32,7 @@ def test_messages_survive_json() -> None:
     timings = Timings(compute_us=9)
     told: tuple[Event, ...] = (
         Started(4, 7, provenance=Provenance("model")),
-        Delta((1, 2), "ab", 3, 1, timings),
+        Delta(4, (1, 2), 3, 1, timings, text="ab"),
     )
     written = [(float(at), b64encode(event_to_message(it).SerializeToString()).decode()) for at, it in enumerate(told)]
     read = record_of_messages(2, 5.0, json.loads(json.dumps(written)), None)
