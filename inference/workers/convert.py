@@ -185,7 +185,7 @@ def _timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
 def _pass_to_message(piece: Commit) -> dict[str, Any]:
     """Return the fields that pb.Commit and pb.Delta have alike."""
     return {
-        "position": piece.position,
+        "position": piece.position if piece.position >= 0 else None,
         "token_ids": piece.token_ids,
         "num_draft_tokens": piece.num_draft_tokens,
         "num_accepted_tokens": piece.num_accepted_tokens,
