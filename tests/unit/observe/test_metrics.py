@@ -115,7 +115,7 @@ class Slots:
     num_running, num_waiting, num_slots = 3, 1, 4
 
 
-def test_an_engine_tells_how_much_of_its_cache_is_held() -> None:
+def test_an_engine_reports_its_cache_use() -> None:
     metrics = Metrics("tiny", role="target")
     metrics.watch(Slots())
     found = samples(metrics)

@@ -95,7 +95,7 @@ async def test_no_more_at_once_than_asked() -> None:
     assert completer.max_running == 2
 
 
-async def test_a_failed_prompt_keeps_what_came_and_does_not_stop_others() -> None:
+async def test_a_failed_prompt_does_not_stop_others() -> None:
     broken, fine = await run_prompts(ScriptedCompleter(), job(["broken", "fine"], concurrency=2), ListSink())
     fields = broken.to_json()
     assert (fields["text"], fields["token_ids"], fields["finish_reason"]) == ("a", [1], None)
@@ -110,7 +110,7 @@ async def test_a_full_server_is_asked_again() -> None:
     assert (result.text, completer.num_attempts) == ("ab", 2)
 
 
-async def test_a_server_that_stays_full_is_not_asked_for_ever() -> None:
+async def test_a_full_server_is_not_asked_for_ever() -> None:
     """The story: the deadline was each attempt's own. Behind a server that stayed full, the command never ended."""
     patient = replace(job(["patient"], concurrency=1), deadline_s=0.001)
     (result,) = await run_prompts(ScriptedCompleter(), patient, ListSink())
