@@ -141,8 +141,8 @@ def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False, n
             found.append(Difference(*place, label, *parting, record.margin))
     near = tuple(each for each in found if each.margin is not None and each.margin <= near_tie)
     known = {pair.sample.cell.contender.label for pair in compared}
-    everybody = dict.fromkeys(sample.cell.contender.label for sample in samples)
-    others = tuple(label for label in everybody if label not in known)
+    labels = dict.fromkeys(sample.cell.contender.label for sample in samples)
+    others = tuple(label for label in labels if label not in known)
     by_text = any(not pair.has_tokens for pair in compared)
     return Agreement(len(compared), tuple(each for each in found if each not in near), others, by_text, near)
 

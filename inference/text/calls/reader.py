@@ -82,7 +82,7 @@ class CallReader:
         while self._state():
             pass
         if is_last and self._state in (self._in_head, self._in_text):
-            self._say((self._opening if self._state == self._in_head else "") + self._buffer)
+            self._emit((self._opening if self._state == self._in_head else "") + self._buffer)
         pieces, self._text, self._calls = (self._text, self._calls), "", {}
         return pieces
 
@@ -90,17 +90,17 @@ class CallReader:
         """Look for the beginning of a call. Like every state, return whether another one goes on with the rest."""
         raise NotImplementedError
 
-    def _behind_call(self) -> bool:
+    def _after_call(self) -> bool:
         """Skip what belongs to a call after its arguments."""
         raise NotImplementedError
 
     def _no_call(self) -> bool:
         """Return to text: what looked like a call was none."""
-        self._say(self._opening)
+        self._emit(self._opening)
         self._state = self._in_text
         return True
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if self._drops_space:
             text = text.lstrip()
         if text:
@@ -138,7 +138,7 @@ class CallReader:
         self._buffer = self._buffer[len(piece) :]
         if end is None:
             return False
-        self._state = self._behind_call
+        self._state = self._after_call
         return True
 
     def _take_whole(self, end: int) -> bool:
@@ -148,7 +148,7 @@ class CallReader:
             return self._no_call()
         self._calls[self._num_calls] = CallPiece(*call)
         self._num_calls += 1
-        self._buffer, self._state = self._buffer[end:], self._behind_call
+        self._buffer, self._state = self._buffer[end:], self._after_call
         return True
 
 
