@@ -29,11 +29,12 @@ class Journal:
 
     def __init__(self, file: Path, asked: str) -> None:
         self._file = file
-        lines = [line for line in asked.splitlines() if line.partition(" =")[0] not in _FREE]
-        settings, *found = file.read_text(encoding="utf-8").splitlines() if file.exists() else [""]
-        done = [json.loads(line) for line in found] if settings == json.dumps(lines) else []
-        if not done:
-            file.write_text(json.dumps(lines) + "\n", encoding="utf-8")
+        settings = json.dumps([line for line in asked.splitlines() if line.partition(" =")[0] not in _FREE])
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        before, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]  # a line without an end was cut off
+        lines = lines if before == settings else []
+        file.write_text("\n".join([settings, *lines, ""]), encoding="utf-8")
+        done = [json.loads(line) for line in lines]
         self.trials = {(trial.place, trial.contender): trial for trial in (_trial(each["trial"]) for each in done)}
         self.differences = [difference for each in done for difference in each["differences"]]
 
@@ -52,7 +53,7 @@ class Journal:
         self.differences += differences
 
     def close(self) -> None:
-        """Remove the file: the study has ended, and another one begins anew."""
+        """Remove the file, since nothing is left to do: another study starts from the beginning."""
         self._file.unlink(missing_ok=True)
 
 

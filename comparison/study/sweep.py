@@ -39,7 +39,8 @@ async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
             laboratory, contender, [it.place for it in groups], alone, _taking(laboratory, journal, contender, alone)
         )
         budget.took(Group(space.usual, (contender,)), before_s - budget.left_s)
-    journal.close()
+    if not skipped:
+        journal.close()
     return skipped
 
 

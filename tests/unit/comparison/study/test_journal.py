@@ -97,6 +97,8 @@ async def test_an_interrupted_study_goes_on(servers: Servers, tmp_path: Path) ->
     with pytest.raises(UnavailableError, match="the compiler was killed"):
         await conducted(study(tmp_path))
     done, servers.started = servers.started[1:-1], []
+    with (tmp_path / "report" / FILE).open("a") as file:
+        file.write('{"trial": {"pla')  # the machine lost its power while this was written
     again = replace(
         study(tmp_path), comparison=replace(study(tmp_path).comparison, asked='budget = "9h"\ntemperature = 0\n')
     )
@@ -112,6 +114,8 @@ async def test_no_server_starts_for_a_trial_that_the_budget_does_not_allow(serve
     done = await conduct_study(hasty, Console(file=io.StringIO()))
     assert len(servers.started) <= 2
     assert len(done.evidence.skipped) + len(done.evidence.trials) == 12
+    assert len(await conducted(study(tmp_path))) == 6  # with time for the others
+    assert not (tmp_path / "report" / FILE).exists()
 
 
 async def test_trials_of_another_study_are_no_part_of_this_one(servers: Servers, tmp_path: Path) -> None:
