@@ -93,7 +93,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._watchers: set[asyncio.Event] = set()
 
     def set(self, name: str, status: int) -> None:
-        """Set the status of the service of this name; never waits."""
+        """Set the health status of the service called `name`, and return without waiting for the watchers."""
         self._statuses[name] = status
         for changed in self._watchers:
             changed.set()
@@ -106,7 +106,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Any, call: Call) -> None:
-        """Write the present status and, until the client leaves, every other one."""
+        """Write the present status, then each change of it until the client leaves."""
         if len(self._watchers) >= MAX_WATCHERS:
             text = f"{MAX_WATCHERS} others watch this server's health"
             raise StatusError(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text))

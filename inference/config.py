@@ -288,7 +288,7 @@ class DraftConfig(Checked):
     Attributes:
         connection: connection to the target.
         gamma: draft tokens per round, 0 for none.
-        schedule: async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait.
+        schedule: async: draft ahead while the target verifies or decodes; sync: draft, send, wait for the verdict.
         max_waiting: requests that may queue for a slot of the draft model.
     """
 

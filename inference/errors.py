@@ -28,7 +28,7 @@ class ConfigError(SpecDecError):
 
 
 class UnsupportedModelError(ConfigError):
-    """Architecture that slots and positions cannot serve: its cache is not plain keys and values."""
+    """Error for a model whose cache is not plain keys and values per position, so that slots cannot hold it."""
 
 
 class RequestError(SpecDecError):

@@ -166,7 +166,7 @@ NO_DEFAULTS = RequestDefaults()
 
 
 class GrammarKind(enum.Enum):
-    """Language that the text of a grammar is written in."""
+    """Language in which a grammar is written."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"

@@ -20,12 +20,12 @@ _SIMPLEST = (Topology.TARGET, Topology.FUSED, Topology.DISTRIBUTED, Topology.POO
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Measurement of a contender at one place.
+    """Measurement of a contender under the conditions of one `Place`.
 
     Attributes:
-        speedup: speed-up over the target alone in the same run; median and range of the runs.
-        tokens_per_s, alone_tokens_per_s: tokens/s of all clients, by the contender and by the target alone.
-        ttft_s, alone_ttft_s: median time to the first token.
+        speedup: speed-up over the target without a draft in the same run: median and range of the runs.
+        tokens_per_s, alone_tokens_per_s: tokens/s of all clients together, with the contender and without a draft.
+        ttft_s, alone_ttft_s: median time to the first token, with the contender and without a draft.
         acceptance_rate: share of accepted draft tokens; None if nothing was drafted.
     """
 

@@ -16,7 +16,9 @@ _RETRY_AFTER_S = 0.5
 
 
 class Grammars:
-    """Grammars of one model's requests; belongs to one event loop.
+    """Compilation of grammars on one thread of its own, one at a time, for the requests of one model.
+
+    All calls must come from the same event loop.
 
     Args:
         compiler: compiler for the model's tokenizer.
@@ -28,11 +30,11 @@ class Grammars:
         self._num_compiling = 0
 
     async def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Return a matcher at the beginning of an output.
+        """Compile a grammar; return a matcher for an output that has no tokens yet.
 
         Raises:
-            InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError: too many are being compiled.
+            InvalidRequestError: the grammar has a fault, or takes longer than `COMPILE_TIMEOUT_S`.
+            CapacityError: `MAX_COMPILING` others are being compiled, or this one waited too long for its turn.
         """
         if self._num_compiling >= MAX_COMPILING:
             raise self._busy(f"the limit is {MAX_COMPILING}")

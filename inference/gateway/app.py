@@ -102,7 +102,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
 def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/completions", responses=ANSWERS, response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
-        """Continue a text."""
+        """Complete a prompt."""
         _check_model(body, gateway.card)
         answer = TextFormat(gateway.card.name)
         return await _answer(gateway, request, body, completion_requests(body, gateway.card), answer)

@@ -70,7 +70,7 @@ class ApiError(Exception):
     retry_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body."""
+        """Return the body of the error response, in the form of OpenAI's API."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:

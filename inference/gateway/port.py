@@ -146,7 +146,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, then set `ready`."""
+        """Open the port as uvicorn's own method does, then set the event `ready`."""
         await super().startup(sockets)
         self.ready.set()
 

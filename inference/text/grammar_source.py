@@ -88,7 +88,7 @@ def _alternatives(text: str) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """Return `LIMITS` in the library's type."""
+    """Return `LIMITS` as the type that llguidance takes."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(**LIMITS)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
-"""Trial of a grammar in a process of its own, where it can be stopped: `try_out`, and what that process runs.
+"""Trial compilation of a grammar in a process of its own, which can be stopped, unlike a thread.
 
-Where several expressions must hold at once, the time and memory of one unit of llguidance's work are the product of
-their branches: 1 kB of JSON schema kept a core busy for ever, and took all memory. No thread can be stopped.
+`try_out` starts the process; the rest of this module runs in it. The limits of llguidance count units of work, and one
+unit has no limit of time or memory: where a text must match several expressions at once, it grows with the product of
+their branches. 1 kB of JSON schema kept a core busy for ever, and took all memory.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from inference.text.grammar_source import parser_limits
 
 TRIAL_S, TRIAL_CPU_S, TRIAL_BYTES = 8.0, 3, 1 << 30
 _MEETING = re.compile(r'[&~]|\\u|("(?:pattern|format|multipleOf|And|Not).*){2}', re.DOTALL)
-"""Signs that expressions must hold at once: an operator, an escape that may hide one, or two of these words."""
+"""Signs that a text must match several expressions at once: an operator, an escape that may hide one, or two words."""
 
 
 @lru_cache(maxsize=64)
 def try_out(source: str) -> None:
-    """Compile a grammar, in the library's own form, if expressions in it may have to hold at once; cache a success.
+    """Compile a grammar, in llguidance's own form, if a text may have to match several of its expressions at once.
+
+    A success is cached.
 
     Raises:
-        ValueError: it takes too much time or memory.
+        ValueError: the grammar takes too much time or memory.
         InternalError: no process can be started.
     """
     if not _MEETING.search(source):
