@@ -151,7 +151,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self.wake()
 
     def begin_help(self, session: TargetSession) -> None:
-        """Let a draft worker of the pool propose to a session that has decoded alone."""
+        """Begin to verify proposals of a pool worker for a session that has decoded alone."""
         session.follow(Schedule.ASYNC)
 
     def end_help(self, session: TargetSession) -> None:

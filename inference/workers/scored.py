@@ -11,7 +11,7 @@ from inference.errors import CapacityError
 from inference.workers.convert import converted
 
 MAX_UNREAD_SCORES = 1_000_000
-"""Limit of unread scores of all calls together. Each takes about 250 bytes, in its three forms up to the wire."""
+"""Limit of unread scores of all calls together. One takes about 250 bytes, as object, message and bytes."""
 RETRY_AFTER_S = 5.0
 
 _In = TypeVar("_In")
