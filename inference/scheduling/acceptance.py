@@ -1,8 +1,8 @@
 """Acceptance: the probability that the target agrees with draft tokens, learned from its verdicts. Pure.
 
 `Acceptance` is the mean rate of a session. `Confidence` estimates the rate of a single token from its margin, which is
-the lead of its score over the runner-up's: a draft is nearly always right in a text that repeats, and seldom where a sentence
-begins (compare AdaEDL, arXiv 2410.18351).
+the lead of its score over the runner-up's: a draft is nearly always right in a text that repeats, and seldom
+where a sentence begins (compare AdaEDL, arXiv 2410.18351).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parts of prompts: how many prompt tokens a pass reads while other sessions decode in it. Pure.
 
-Reading a part of a prompt makes a pass longer, and the sessions that decode in it wait for that. If a part takes as long
+Reading a part of a prompt makes a pass longer, and the sessions that decode in it wait. If a part takes as long
 as `share` passes that only decode, those sessions get tokens every 1 + share passes, and the prompt takes 1 + 1 / share
 times as long as without them. The idea is from Sarathi-Serve (arXiv 2403.02310), but here the budget is measured time
 instead of a number of tokens.
