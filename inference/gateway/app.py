@@ -231,7 +231,7 @@ def _add_operation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/ping", include_in_schema=False)
     @app.get("/ping", response_class=Response, responses={503: {"description": "Not serving."}})
     async def ping() -> Response:
-        """Answer as /health, under the name that SageMaker and vLLM have for it."""
+        """Answer as /health does; SageMaker and vLLM use this path."""
         return await health()
 
     @app.head("/metrics", include_in_schema=False)

@@ -51,7 +51,7 @@ _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
 
 @dataclass(eq=False)  # not frozen: handlers of exceptions set the traceback
 class ApiError(Exception):
-    """Failure as a client gets it.
+    """Failure that a client gets as an HTTP response.
 
     Attributes:
         status: HTTP status code.
@@ -80,12 +80,12 @@ class ApiError(Exception):
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
     def answer(self, **headers: str) -> JsonAnswer:
-        """Return the HTTP answer, with further headers."""
+        """Return the HTTP response, with further headers."""
         return JsonAnswer(self.body(), status_code=self.status, headers={**self.headers(), **headers})
 
 
 def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
-    """Return the failure of HTTP for one of our exceptions."""
+    """Return the HTTP failure for one of this project's exceptions."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)  # the client is not at fault
         error = errors.UnavailableError(REFUSED_UPSTREAM)
@@ -95,7 +95,7 @@ def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
 
 
 def _retry_after_s(error: errors.SpecDecError) -> float | None:
-    """Return the seconds until a retry has a fair chance; None if it has none, or if that is unknown."""
+    """Return the seconds after which a retry may succeed; None if it cannot, or if the time is unknown."""
     if isinstance(error, errors.CapacityError):
         return error.retry_after_s
     is_gone = type(error) is errors.UnavailableError and error.address is not None
@@ -116,7 +116,7 @@ def unexpected() -> ApiError:
 
 
 def _param(field: str | None, *, chat: bool) -> str | None:
-    """Return the endpoint's name for a field of ours."""
+    """Return the name that OpenAI's API has for a field of this project."""
     return "messages" if chat and field == "prompt" else _RENAMED.get(field or "", field)
 
 

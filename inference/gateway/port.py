@@ -109,7 +109,7 @@ class HttpPort:
         self._probes.is_ready, self._probes.is_alive = ready, alive
 
     async def refuse_new(self) -> None:
-        """Stop listening; requests that run go on."""
+        """Stop listening; running requests continue."""
         self._server.should_exit = True
 
     async def close(self) -> None:
@@ -119,7 +119,7 @@ class HttpPort:
 
 
 class SidePort(HttpPort):
-    """Port for metrics and probes. It may open before the server can serve, and stays open while the server drains."""
+    """Port for metrics and probes; it may open before the server is ready, and stays open while the server drains."""
 
     _is_open = False
 
@@ -130,7 +130,7 @@ class SidePort(HttpPort):
             await super().open()
 
     async def refuse_new(self) -> None:
-        """Do nothing: scrapes and probes are welcome to the end."""
+        """Do nothing: scrapes and probes are answered until the end."""
 
 
 class _Server(uvicorn.Server):
