@@ -17,7 +17,7 @@ from grpc_comm.watched import UnusableError, Watched
 
 AUTHORIZATION = "authorization"
 RETIRE_S = 3600.0
-"""Seconds that calls may go on with a certificate that has been replaced."""
+"""Seconds for which calls may continue on a certificate that has been replaced."""
 Headers = Callable[[], Mapping[str, str]]
 """Function that returns the headers of a call when it begins."""
 

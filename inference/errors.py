@@ -32,7 +32,7 @@ class UnsupportedModelError(ConfigError):
 
 
 class RequestError(SpecDecError):
-    """Fault of one request; the server goes on."""
+    """Fault of one request, after which the server serves all others."""
 
 
 class InvalidRequestError(RequestError):

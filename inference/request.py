@@ -215,7 +215,7 @@ class Schedule(enum.Enum):
 
     @property
     def runs_ahead(self) -> bool:
-        """True if the draft goes on without waiting for verdicts."""
+        """True if the draft continues without waiting for verdicts."""
         return self is Schedule.ASYNC
 
 
