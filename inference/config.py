@@ -82,7 +82,7 @@ def check_branches(branches: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Shortest time of a pass in seconds, slept as on a device whose host is idle; 0 emulates nothing."""
+    """Emulation of slower devices: the shortest time of a pass in seconds, which the process sleeps; 0 for none."""
 
     target_s: float = 0.0
     draft_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Advice from trials: what to serve with, and when it pays, in sentences with figures. Pure."""
+"""Advice from trials: which contender to use, and under which conditions it pays, in sentences with figures. Pure."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def _simplicity(trial: Trial) -> tuple[int, float]:
 
 
 def crossovers(trials: Mapping[float, Trial]) -> list[float]:
-    """Return the values at which speed-ups cross 1, interpolated on the logarithms of ascending positive values."""
+    """Return the values of a condition at which the speed-up crosses 1.
+
+    `trials` are by ascending positive values of the condition; between two of them, their logarithms are interpolated.
+    """
     found = []
     for (left, before), (right, after) in itertools.pairwise(trials.items()):
         above, below = before.speedup.median - 1.0, after.speedup.median - 1.0

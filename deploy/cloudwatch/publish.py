@@ -120,7 +120,7 @@ def put(namespace: str, metrics: Sequence[dict[str, Any]]) -> None:
 
 
 def publish(args: argparse.Namespace) -> None:
-    """Read the file and publish it, at the time of the file."""
+    """Read the results file and publish it, with the file's modification time."""
     cases = read_cases(args.results)
     at_s = args.results.stat().st_mtime
     if args.stdout:

@@ -58,7 +58,7 @@ def complete(schema: dict[str, Any], body: type[Body]) -> None:
 
 
 class Body(BaseModel):
-    """Base of bodies. Types are strict; unknown fields are refused. Nulls and values without effect are dropped."""
+    """Base class of request bodies: strict types, no unknown fields; nulls and values without effect are dropped."""
 
     model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=complete)
     no_ops: ClassVar[NoOps] = {}

@@ -105,7 +105,7 @@ class PrefixKeeper(Protocol):
 
     @property
     def slots(self) -> Backend | None:
-        """Return the backend that has the slots; None if no sequence may begin with what is there."""
+        """Return the backend that has the slots; None if no sequence may reuse their content."""
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """Give a slot to a new sequence; its first tokens, `token_ids`, are in `source_slot`.

@@ -23,7 +23,7 @@ class PromptParts:
     """Measured cost of reading prompt tokens, and the number of them that a pass has room for.
 
     Attributes:
-        share: time that reading may add to a pass in which others decode, in passes.
+        share: longest time that reading may add to a pass in which others decode, as a multiple of that pass.
     """
 
     share: float

@@ -232,7 +232,7 @@ class DecoderGraph:
 
 
 def rotary_tables(shape: DecoderShape, max_length: int) -> tuple[Weight, Weight]:
-    """Cosines and sines, float32 [max_length, head_room / 2]; padding is not turned."""
+    """Return cosines and sines, float32 [max_length, head_room / 2]; the angle of padded elements is 0."""
     frequencies = np.array(shape.inverse_frequencies, np.float32)
     angles = np.zeros((max_length, shape.head_room // 2), np.float32)
     angles[:, : len(frequencies)] = np.arange(max_length, dtype=np.float32)[:, None] * frequencies

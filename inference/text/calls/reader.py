@@ -40,7 +40,7 @@ class JsonEnd:
         self._in_string = self._is_escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """Return the length of the object's part of a piece; None if it has not ended. A "<" outside strings ends it."""
+        """Return the length of the object's part of a piece; None if it has not ended. "<" outside strings ends it."""
         for i, character in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False
