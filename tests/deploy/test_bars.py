@@ -29,7 +29,7 @@ from tests.support.servers import run_command
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 NUM_CLIENTS = 4
-QUESTIONS = questions(6, [150])
+QUESTIONS = questions(6, [100])
 SLOW = ("--emulate=target:30ms",)
 """So that an answer is under way for seconds, on any machine."""
 PAUSE_S = 5.0
@@ -105,7 +105,7 @@ async def running(*members: Member) -> AsyncGenerator[None]:
 async def learn(site: Site, target: Member) -> Load:
     """Return a load whose expected answers are those of a target alone."""
     async with site.client(target.http_port) as client:
-        answers = [await ask_http(client, question) for question in QUESTIONS]
+        answers = await asyncio.gather(*(ask_http(client, question) for question in QUESTIONS))
     assert [answer.words for answer in answers if answer.fault] == []
     return Load(dict(zip(QUESTIONS, answers, strict=True)))
 

@@ -36,7 +36,8 @@ def flags_of(name: str, replaced: Mapping[str, str], documents: Sequence[Manifes
     workloads = {each["metadata"]["name"]: each for each in of_kind(documents, "StatefulSet", "Deployment")}
     flags = {flag: replaced.get(flag, value) for flag, value in arguments_of(workloads[name], documents).items()}
     for folder in ("/access", "/tls"):
-        flags = {flag: value.replace(folder, replaced.get(folder, folder)) for flag, value in flags.items()}
+        here = replaced.get(folder, folder)
+        flags = {flag: value.replace(f"{folder}/", f"{here}/") for flag, value in flags.items()}
     role = flags.pop("--role")
     return [role, *(f"{flag}={value}" if value else flag for flag, value in flags.items())]
 
