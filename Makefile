@@ -41,7 +41,7 @@ ray-demo: install $(RAY)/.installed
 
 ray-test: install
 	@$(MAKE) $(RAY)/.installed || { echo "SKIPPED: ray[serve] cannot be installed here (requirements-ray.txt)"; exit 0; }; \
-	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m ray -W ignore -rs tests/deploy/test_ray.py
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m ray -W ignore -rs --timeout 600 tests/deploy/test_ray.py
 
 # deploy/images: lint of all three, and the cpu image built and asked for a completion; deploy/images/build.sh says how, and
 # what its variables are.

@@ -142,7 +142,7 @@ def test_nobody_is_sent_away_before_anybody_has_reported(metrics: dict[str, dict
 def test_every_command_line_is_one(application: dict[str, Any]) -> None:
     """Of hosts beyond loopback, too, where a server wants to be told who may read along."""
     args = application["args"]
-    words = [*OWN_FLAGS[application["name"]], *args["flags"], "--host", args.get("host", "10.0.0.1")]
+    words = [*OWN_FLAGS[application["name"]], "--probe_port=0", *args["flags"], "--host", args.get("host", "10.0.0.1")]
     check_role(words)
     server: ServerConfig = settings_of(words[1], words[2:]).server
     assert server.grace_s + FORCED_END_S < DRAIN_S
