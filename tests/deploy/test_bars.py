@@ -153,8 +153,8 @@ def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
             client = await stack.enter_async_context(site.client(port))
             await load.during(client, NUM_CLIENTS, work)
         with capsys.disabled():
-            counts = f"{load.num_same} | {len(load.refused)} | {load.num_cut} | {load.longest_gap_s:.1f} s"
-            print(f"\n| {what} | {counts} |")
+            counts = f"{load.num_same} | {len(load.refused)} | {load.num_cut} | {len(load.other)}"
+            print(f"\n| {what} | {counts} | {load.longest_gap_s:.1f} s |")
         assert load.refused == []
         assert load.other == []
         assert load.num_same > NUM_CLIENTS
@@ -223,7 +223,7 @@ async def test_a_node_is_lost_with_all_that_runs_on_it(site: Site, bar: Bar) -> 
         assert demo.load.num_cut <= NUM_CLIENTS
 
 
-async def test_drafts_come_and_go(site: Site, bar: Bar) -> None:
+async def test_pool_workers_come_and_go(site: Site, bar: Bar) -> None:
     """Scaled from two to none, and back to two."""
     async with cpu_demo(site) as demo:
 
@@ -235,7 +235,7 @@ async def test_drafts_come_and_go(site: Site, bar: Bar) -> None:
                 await draft.start()
             await asyncio.sleep(PAUSE_S)
 
-        await bar("drafts scaled from 2 to 0 and to 2", site, demo.gateways, demo.load, scale())
+        await bar("pool workers scaled from 2 to 0 and to 2", site, demo.gateways, demo.load, scale())
         assert demo.load.num_cut == 0
 
 
