@@ -95,11 +95,13 @@ async def running(*members: Member) -> AsyncGenerator[None]:
     async with AsyncExitStack() as stack:
         for member in members:
             stack.push_async_callback(member.stop)
-        await asyncio.gather(*(member.start() for member in members))
-        yield
-        for member in members:
-            if member.is_alive:
-                member.send(signal.SIGKILL)
+        try:
+            await asyncio.gather(*(member.start() for member in members))
+            yield
+        finally:
+            for member in members:
+                if member.is_alive:
+                    member.send(signal.SIGKILL)
 
 
 async def learn(site: Site, target: Member) -> Load:
@@ -239,7 +241,7 @@ async def test_pool_workers_come_and_go(site: Site, bar: Bar) -> None:
         assert demo.load.num_cut == 0
 
 
-async def shown(member: Member, port: int) -> str:
+async def shown(port: int) -> str:
     """Return the certificate that a server shows to a new connection."""
     return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=20)
 
@@ -253,11 +255,8 @@ async def test_certificates_are_renewed(tmp_path: Path, site: Site, bar: Bar) ->
     for name in names:
         secure.issue(name)
     async with cpu_demo(secure) as demo:
-        servers = [
-            *((target, target.port) for target in demo.targets),
-            *((each, each.http_port) for each in demo.gateways),
-        ]
-        before = [await shown(*server) for server in servers]
+        ports = [*(target.port for target in demo.targets), *(gateway.http_port for gateway in demo.gateways)]
+        before = [await shown(port) for port in ports]
 
         async def renew() -> None:
             await asyncio.sleep(PAUSE_S)
@@ -269,5 +268,5 @@ async def test_certificates_are_renewed(tmp_path: Path, site: Site, bar: Bar) ->
 
         await bar("new certificates for targets and gateways", secure, demo.gateways, demo.load, renew())
         assert demo.load.num_cut == 0
-        after = [await shown(*server) for server in servers]
+        after = [await shown(port) for port in ports]
         assert all(new != old for new, old in zip(after, before, strict=True))

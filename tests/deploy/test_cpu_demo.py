@@ -9,7 +9,6 @@ import signal
 import subprocess
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +54,19 @@ def member_of(
     name: str, folder: Path, replaced: Mapping[str, str], *more: str, documents: Sequence[Manifest] = ()
 ) -> Member:
     """Return a pod of a workload, not started, on free ports; see `flags_of`."""
-    grpc, http, probe = (free_port() for _ in range(3))
-    ports = {"--http_port": str(http), "--probe_port": str(probe)}
-    ports |= {"--port": str(grpc)} if name == "target" else {}
-    role, *flags = flags_of(name, {**ports, **replaced}, documents)
-    last_line = {"target": "serving on", "draft": "attached as", "gateway": "HTTP on http"}[name]
-    life = Member(f"{name}-{http}", role, (*flags, *more), folder, http_port=http, ready_line=last_line)
-    return replace(life, port=grpc if name == "target" else 0, probe_port=probe)
+    own = ("--http_port", "--probe_port", "--metrics_port", "--serve", *(["--port"] if name == "target" else []))
+    ports = {flag: free_port() for flag in own}
+    role, *flags = flags_of(name, {**{flag: str(port) for flag, port in ports.items()}, **replaced}, documents)
+    return Member(
+        f"{name}-{ports['--probe_port']}",
+        role,
+        (*flags, *more),
+        folder,
+        port=ports.get("--port", 0),
+        http_port=ports["--http_port"],
+        probe_port=ports["--probe_port"],
+        ready_line={"target": "serving on", "draft": "attached as", "gateway": "HTTP on http"}[name],
+    )
 
 
 @asynccontextmanager
