@@ -131,7 +131,9 @@ def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
         assert set(ours) <= {"specdec-cpu", "specdec-cuda", "specdec-neuron"}
         assert set().union(*ours.values()) <= {VERSION}, folder
         later = images_of(manifests(copy / "kubernetes" / folder))
-        assert {name: tags for name, tags in later.items() if name != "python"} == dict.fromkeys(ours, {"2.3.4-rc1"})
+        assert {name: tags for name, tags in later.items() if name != "python"} == {
+            name: {"2.3.4-rc1"} for name in ours
+        }
 
 
 def test_an_image_is_what_its_role_needs() -> None:
