@@ -297,7 +297,7 @@ def _grace_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 def _device_faults(pod: Manifest, arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
     """The logical cores of the claimed devices are those that the file of flags shards over."""
-    if "--config" not in arguments:
+    if "--config" not in arguments or arguments["--compile"] == "only":
         return
     settings = tomllib.loads((ROOT / arguments["--config"]).read_text())
     num_devices = _num_devices(pod, documents)
