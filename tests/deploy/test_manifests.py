@@ -152,7 +152,7 @@ def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
 
 
 def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
-    """The story: they asked for 16 CPUs where the guide's nodes have 16 less what every node runs, and stayed pending."""
+    """The story: they asked for 16 CPUs of nodes that have 16 less what every node runs, and stayed pending."""
     [pool] = of_kind(manifests(KUBERNETES / "nodes" / "drafts"), "NodePool")
     template = pool["spec"]["template"]
     sizes = {each["key"]: each["values"] for each in template["spec"]["requirements"]}
