@@ -250,7 +250,8 @@ def _port_faults(container: Manifest, arguments: Mapping[str, str]) -> Iterator[
     ports = {port["name"]: str(port["containerPort"]) for port in container.get("ports", [])}
     if ports and arguments.get("--host") != "0.0.0.0":
         yield "it listens on loopback"
-    flags = {"http": "--http_port", "grpc": "--port", "probes": "--probe_port"}
+    http = "--metrics_port" if "--attach" in arguments else "--http_port"
+    flags = {"http": http, "grpc": "--port", "probes": "--probe_port"}
     for name, number in ports.items():
         if arguments.get(flags[name]) != number:
             yield f"port {name} is {number}, {flags[name]} {arguments.get(flags[name])}"

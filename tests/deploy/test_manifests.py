@@ -172,7 +172,7 @@ def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
     for workload in of_kind(documents, "StatefulSet", "Deployment"):
         arguments = arguments_of(workload, documents)
         is_open = name == "cpu-demo" and arguments["--role"] == "gateway"  # a demo's curl needs no token
-        assert ("--auth_file" in arguments) == (arguments["--role"] != "draft" and not is_open)
+        assert ("--auth_file" in arguments) == (not is_open)
         assert ("--token_file" in arguments) == (arguments["--role"] in ("draft", "gateway"))
 
 
