@@ -16,6 +16,7 @@ pytestmark = pytest.mark.deploy
 PAGE = ROOT / "docs" / "deployment.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 FOREIGN = {
+    ".",
     "docker",
     "cd",
     "cp",

@@ -5,12 +5,14 @@ No cluster is needed, and none has taken these manifests: schemas and our own pa
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from inference import VERSION
 from inference.config import ROOT
 from tests.deploy.consistency import arguments_of, faults, pod_of
 from tests.deploy.kustomize import (
@@ -105,6 +107,39 @@ def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
     assert of_kind(compiling, "StatefulSet", "Deployment", "Service") == []
     assert pod_of(job)["containers"][0]["resources"]["requests"]["cpu"] == "190"
     assert pod_of(server)["containers"][0]["resources"]["requests"]["cpu"] == "90"
+
+
+def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
+    """Return the tags of our images, by name without the registry."""
+    tags: dict[str, set[str]] = {}
+    for workload in of_kind(documents, "StatefulSet", "Deployment", "Job"):
+        for container in (*pod_of(workload)["containers"], *pod_of(workload).get("initContainers", [])):
+            name, _, tag = container["image"].rpartition("/")[2].partition(":")
+            tags.setdefault(name, set()).add(tag)
+    return tags
+
+
+def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
+    """The story: tags were the variants (specdec:cpu, specdec:neuron), so `newTag` of an overlay made target, gateways
+    and drafts one image, and a push under the same tag was not seen by nodes that had it."""
+    copy = tmp_path / "deploy"
+    shutil.copytree(KUBERNETES.parent, copy)
+    (copy / "kubernetes" / "components" / "version" / "version.env").write_text("VERSION=2.3.4-rc1\n")
+    for folder in KUSTOMIZATIONS:
+        ours = images_of(manifests(KUBERNETES / folder))
+        ours.pop("python", None)
+        assert set(ours) <= {"specdec-cpu", "specdec-cuda", "specdec-neuron"}
+        assert set().union(*ours.values()) <= {VERSION}, folder
+        later = images_of(manifests(copy / "kubernetes" / folder))
+        assert {name: tags for name, tags in later.items() if name != "python"} == {
+            name: {"2.3.4-rc1"} for name in ours
+        }
+
+
+def test_an_image_is_what_its_role_needs() -> None:
+    assert set(images_of(manifests(KUBERNETES / "overlays" / "trn2-distributed"))) == {"specdec-cpu", "specdec-neuron"}
+    assert set(images_of(manifests(KUBERNETES / "overlays" / "gpu"))) == {"specdec-cuda"}
+    assert set(images_of(manifests(KUBERNETES / "compile" / "trn2-fused"))) == {"specdec-neuron"}
 
 
 def test_every_overlay_keeps_apart_from_the_others() -> None:
