@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -41,7 +40,9 @@ case $1 in *publish.py) echo "published $2 $3" >> "$TOLD"; exit 0 ;; esac
 for word in "$@"; do echo "$word"; done >> "$TOLD"
 echo "base $OPENAI_API_BASE" >> "$TOLD"
 sort -u "$LLMPERF_LINES" >> "$TOLD"
-for word in "$@"; do case $word in --results-dir=*) mkdir -p "${word#*=}"; touch "${word#*=}/a_summary.json" ;; esac; done
+for word in "$@"; do
+    case $word in --results-dir=*) mkdir -p "${word#*=}"; touch "${word#*=}/a_summary.json" ;; esac
+done
 """
 
 
@@ -182,7 +183,7 @@ def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
 
 def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> None:
     """The others are measured, published and kept; then the Job fails."""
-    failing = BENCHMARK.replace("\nfor word", '\ncase $* in *variant=SD,test_case=json*) exit 1 ;; esac\nfor word', 1)
+    failing = BENCHMARK.replace("\nfor word", "\ncase $* in *variant=SD,test_case=json*) exit 1 ;; esac\nfor word", 1)
     pod, done = told_to_llmperf(tmp_path, failing)
     assert done.returncode == 1
     told = (tmp_path / "told").read_text()
