@@ -78,7 +78,7 @@ class Server:
 
 
 @dataclass
-class Town:
+class Cluster:
     """All servers, by kind, and the gateway."""
 
     servers: dict[str, list[Server]]
@@ -133,7 +133,7 @@ def fused() -> Server:
 
 
 @asynccontextmanager
-async def town() -> AsyncGenerator[Town, None]:
+async def cluster() -> AsyncGenerator[Cluster, None]:
     targets = [target() for _ in range(3)]
     servers = {"target": targets, "draft": [draft(targets) for _ in range(2)], "fused": [fused() for _ in range(2)]}
     async with AsyncExitStack() as stack:
@@ -144,7 +144,7 @@ async def town() -> AsyncGenerator[Town, None]:
         flags = ("--target_host", where, "--http_port", str(http_port))
         gateway = server_process("gateway", "gateway", *flags, port=port, ready_line="HTTP")
         running = await stack.enter_async_context(gateway)
-        found = Town(servers, ServerProcess("gateway", f"127.0.0.1:{http_port}", running.process, running.log))
+        found = Cluster(servers, ServerProcess("gateway", f"127.0.0.1:{http_port}", running.process, running.log))
         try:
             yield found
         finally:
@@ -266,7 +266,7 @@ KINDS = {
 """Kinds of servers by entry: its streams may notice the death of one."""
 
 
-async def strike(where: Town, load: Load, num_kills: int, *, seed: int, ends_at: float) -> Counter[str]:
+async def strike(where: Cluster, load: Load, num_kills: int, *, seed: int, ends_at: float) -> Counter[str]:
     """Kill servers, each at a random token; return the number of kills by kind."""
     dice, killed = random.Random(seed), Counter[str]()
     while sum(killed.values()) < num_kills and time.monotonic() < ends_at:
@@ -285,7 +285,7 @@ async def strike(where: Town, load: Load, num_kills: int, *, seed: int, ends_at:
 
 
 async def measure(num_kills: int, num_streams: int, *, seed: int, minutes: float) -> tuple[Load, Counter[str]]:
-    async with town() as where, AsyncExitStack() as stack:
+    async with cluster() as where, AsyncExitStack() as stack:
         asking: dict[str, Asking] = {}
         for entry, kind in (("targets", "target"), ("drafts", "draft"), ("fused", "fused")):
             connection = ConnectionConfig(where.where(kind), 1)

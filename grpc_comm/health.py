@@ -110,15 +110,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         if len(self._watchers) >= MAX_WATCHERS:
             text = f"{MAX_WATCHERS} others watch this server's health"
             raise StatusError(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
-        changed, told = asyncio.Event(), None
+        changed, sent = asyncio.Event(), None
         self._watchers.add(changed)
         try:
             while True:
                 changed.clear()
                 status = self._statuses.get(request.service, _UNKNOWN)
-                if status != told:
+                if status != sent:
                     await call.write(health_pb2.HealthCheckResponse(status=status))
-                    told = status
+                    sent = status
                 await changed.wait()
         finally:
             self._watchers.discard(changed)

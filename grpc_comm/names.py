@@ -34,8 +34,8 @@ async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None
         UnreachableError: a name is not known, or a file names no server. Later on, the last servers stay.
     """
     sources = [_Source(target) for target in targets]
-    told = await _found(sources)
-    yield told
+    published = await _found(sources)
+    yield published
     while math.isfinite(every_s := min(source.every_s for source in sources)):
         await asyncio.sleep(every_s)
         try:
@@ -43,10 +43,10 @@ async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None
         except UnreachableError as exc:
             logger.warning("the servers are kept as they were: %s", exc)
             continue
-        if found != told:
+        if found != published:
             logger.info("the servers are now %s", ", ".join(found))
-            told = found
-            yield told
+            published = found
+            yield published
 
 
 class _Source:

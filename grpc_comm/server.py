@@ -122,7 +122,7 @@ class Server:
     async def open(self) -> None:
         """Listen, and report SERVING."""
         self._health.set(LIVENESS, SERVING)
-        self._tell()
+        self._publish_health()
         await self._server.start()
         if self._upstream is not None:
             self._following = asyncio.create_task(self._watch(self._upstream))
@@ -130,9 +130,9 @@ class Server:
     async def _watch(self, upstream: AsyncGenerator[bool, None]) -> None:
         async with aclosing(upstream) as changes:
             async for self._reachable in changes:
-                self._tell()
+                self._publish_health()
 
-    def _tell(self) -> None:
+    def _publish_health(self) -> None:
         for name in self._names:
             self._health.set(name, SERVING if self._fit and self._reachable else NOT_SERVING)
 
@@ -140,7 +140,7 @@ class Server:
         """Set whether requests are welcome, and whether a restart would help; calls go on either way."""
         self._fit = ready
         self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
-        self._tell()
+        self._publish_health()
 
     async def refuse_new(self) -> None:
         """Report NOT_SERVING, so that clients send no more; running calls go on."""

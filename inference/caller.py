@@ -85,7 +85,7 @@ ANYBODY = Caller()
 
 
 @dataclass(slots=True)
-class _Serving:
+class _Current:
     """Request that is being served; `is_audited`: its audit line is written."""
 
     caller: Caller
@@ -93,20 +93,20 @@ class _Serving:
     is_audited: bool = False
 
 
-_NOTHING = _Serving(ANYBODY, "")  # no request: nothing reads whether it is audited
-_SERVING: ContextVar[_Serving] = ContextVar("serving", default=_NOTHING)
+_NOTHING = _Current(ANYBODY, "")  # no request: nothing reads whether it is audited
+_CURRENT: ContextVar[_Current] = ContextVar("serving", default=_NOTHING)
 _log = logging.getLogger("specdec.audit")
 _HARMLESS = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def caller() -> Caller:
     """Return the caller of the current request."""
-    return _SERVING.get().caller
+    return _CURRENT.get().caller
 
 
 def request_id() -> str:
     """Return the id of the current request, the same in all processes that serve it; empty outside of a request."""
-    return _SERVING.get().request_id
+    return _CURRENT.get().request_id
 
 
 def harmless_id(given: str) -> str:
@@ -115,23 +115,23 @@ def harmless_id(given: str) -> str:
 
 
 @contextmanager
-def serving(who: Caller, id_: str) -> Generator[str, None, None]:
+def request_context(who: Caller, id_: str) -> Generator[str, None, None]:
     """Make this request the current one during the block; yield its id."""
-    token = _SERVING.set(_Serving(who, id_))
+    token = _CURRENT.set(_Current(who, id_))
     try:
         yield id_
     finally:
-        _SERVING.reset(token)
+        _CURRENT.reset(token)
 
 
 def is_audited() -> bool:
     """Return whether the current request's audit line is written."""
-    return _SERVING.get().is_audited
+    return _CURRENT.get().is_audited
 
 
 def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
     """Write the audit line of the current request or of one of its choices: never a text, a token id or a secret."""
-    _SERVING.get().is_audited = True
+    _CURRENT.get().is_audited = True
     who, line = caller(), "request=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
     _log.info(line, request_id(), who.name or "-", who.user or "-", model, num_tokens, seconds, status)
 

@@ -109,8 +109,8 @@ RANGES = {each.name: each.metadata[SETTING].within for each in fields(SamplingPa
 
 
 @dataclass(frozen=True, slots=True)
-class HoldingParams(SamplingParams):
-    """Sampling parameters of a request that must not end yet; `GenerationRequest.law` makes them, no client sends them.
+class MinLengthSampling(SamplingParams):
+    """Sampling parameters of a request that must not end yet, made by `GenerationRequest.effective_sampling`.
 
     Attributes:
         held_back: ids that cannot be chosen at positions below `until`.
@@ -321,7 +321,7 @@ class GenerationRequest:
             prompt_logprobs=None if token_ids else self.prompt_logprobs,  # they came with the first commit
         )
 
-    def law(self, eos_token_ids: frozenset[int] = frozenset()) -> SamplingParams:
+    def effective_sampling(self, eos_token_ids: frozenset[int] = frozenset()) -> SamplingParams:
         """Return the effective sampling parameters: tokens that end the sequence are held back until `min_new_tokens`.
 
         Args:
@@ -333,7 +333,7 @@ class GenerationRequest:
         ends = self.stop_token_ids | (eos_token_ids if self.stop_at_eos else frozenset())
         asked = {each.name: getattr(self.sampling, each.name) for each in fields(SamplingParams)}
         until = self.output_start + self.min_new_tokens
-        return HoldingParams(**asked, held_back=tuple(sorted(ends)), until=until)
+        return MinLengthSampling(**asked, held_back=tuple(sorted(ends)), until=until)
 
     @property
     def output_start(self) -> int:

@@ -129,9 +129,9 @@ SETTING, GROUP = "setting", "group"
 """Keys of a field's metadata."""
 
 
-def setting(default: T, usage: str = "", **said: Any) -> T:
+def setting(default: T, usage: str = "", **attributes: Any) -> T:
     """Declare a field with a flag, or with a range alone; arguments are those of `Setting`."""
-    metadata = {SETTING: Setting(usage, **said)}
+    metadata = {SETTING: Setting(usage, **attributes)}
     if isinstance(default, dict):
         return cast(T, field(default_factory=default.copy, hash=False, metadata=metadata))
     return field(default=default, metadata=metadata)
@@ -146,8 +146,8 @@ def same(kind: type[Any], name: str, **changes: Any) -> Any:
 
 def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
     """Return the setting of a field of a dataclass, with its help."""
-    said = cast(Setting, declared.metadata[SETTING])
-    return said if said.help else replace(said, help=_attributes(kind).get(name, ""))
+    found = cast(Setting, declared.metadata[SETTING])
+    return found if found.help else replace(found, help=_attributes(kind).get(name, ""))
 
 
 def _attributes(kind: type[Any]) -> dict[str, str]:

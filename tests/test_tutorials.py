@@ -34,8 +34,9 @@ FOREIGN = {
 LLMPERF = {
     *("model", "mean-input-tokens", "stddev-input-tokens", "mean-output-tokens", "stddev-output-tokens", "llm-api"),
     *("num-concurrent-requests", "timeout", "max-num-completed-requests", "additional-sampling-params", "results-dir"),
+    *("metadata", "tokenizer"),
 }
-"""Flags that token_benchmark_ray.py has at the commit of deploy/kubernetes/benchmark/llmperf.sh, by its source."""
+"""Flags that token_benchmark_ray.py has at the commit of deploy/llmperf/run.sh, by its source, and one that we add."""
 BODIES = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_llama3.2-1b_trn1")
 
@@ -196,7 +197,7 @@ def values_of(file: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", PAIRS)
-def test_both_sides_of_a_distributed_pair_draft_as_many_tokens(file: str) -> None:
+def test_both_sides_of_a_pair_draft_equally(file: str) -> None:
     """The draft's default of 8 went to targets compiled for 6 and 4: two passes for each proposal."""
     values = values_of(file)
     assert values["draft"]["gamma"] == values["target"]["gamma"] == values["fused_target"]["gamma"] - 1

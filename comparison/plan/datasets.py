@@ -77,17 +77,17 @@ def _conversation(entry: dict[str, Any], key: str, where: str, *, may_be_empty: 
     messages = entry.get(key)
     if not isinstance(messages, list):
         raise ConfigError(f'{where}: a list "{key}" is expected')
-    said: dict[str, list[str]] = {role: [] for role in _READ}
+    texts: dict[str, list[str]] = {role: [] for role in _READ}
     for index, each in enumerate(messages):
         place = f"{where}, {key}[{index}]"
         message = _object(each, place)
         role, text = str(message.get("role", message.get("from"))), message.get("content", message.get("value"))
         if role in _READ and not (may_be_empty and text == ""):  # public copies of ShareGPT have such messages
-            said[role].append(_text(text, place))
-    turns = tuple(text for role in _USERS for text in said[role])
+            texts[role].append(_text(text, place))
+    turns = tuple(text for role in _USERS for text in texts[role])
     if not turns and not may_be_empty:
         raise ConfigError(f'{where}: no message is of "user"')
-    return Conversation(turns, "\n".join(said["system"]))
+    return Conversation(turns, "\n".join(texts["system"]))
 
 
 def _json(text: str, where: str) -> Any:

@@ -103,8 +103,8 @@ def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False) -
         if (parting := first_difference(*answers)) is not None:
             differences.append(Difference(sample.cell, sample.repeat, record.prompt_index, label, *parting))
     compared = {sample.cell.contender.label for _, sample, _ in members}
-    everybody = dict.fromkeys(sample.cell.contender.label for sample in samples)
-    others = tuple(label for label in everybody if label not in compared)
+    compared_labels = dict.fromkeys(sample.cell.contender.label for sample in samples)
+    others = tuple(label for label in compared_labels if label not in compared)
     return Agreement(num_requests, tuple(differences), others, by_text)
 
 

@@ -66,7 +66,7 @@ def diff(arguments: Sequence[str]) -> int:
     for text in differing:
         print(f"warning: not the same conditions: {text}", file=sys.stderr)
     _print(changes, args.threshold)
-    for text in untold(old, new):
+    for text in omissions(old, new):
         print(text)
     return EXIT_SLOWER if any(change.is_slower(args.threshold) for change in changes) else 0
 
@@ -106,12 +106,13 @@ def differing_conditions(old: Results, new: Results) -> list[str]:
     return [f"{name}: {before.get(name)} | {after.get(name)}" for name in names if before.get(name) != after.get(name)]
 
 
-def untold(old: Results, new: Results) -> list[str]:
+def omissions(old: Results, new: Results) -> list[str]:
     """Return sentences about failed requests, and about cells that only one result has."""
     before, after = _by_cell(old), _by_cell(new)
     failed = [sum(it["error_code"] is not None for it in chain(*cells.values())) for cells in (before, after)]
-    told = [f"failed requests, in no latency: {failed[0]} in old, {failed[1]} in new"] if any(failed) else []
-    return told + [f"only in {'old' if it in before else 'new'}: {it}" for it in sorted(before.keys() ^ after.keys())]
+    omitted = [f"failed requests, in no latency: {failed[0]} in old, {failed[1]} in new"] if any(failed) else []
+    lone = sorted(before.keys() ^ after.keys())
+    return omitted + [f"only in {'old' if it in before else 'new'}: {it}" for it in lone]
 
 
 def compare(old: Results, new: Results) -> list[Change]:
@@ -154,9 +155,9 @@ def _print(changes: Sequence[Change], threshold: float) -> None:
             mark = f", by more than {threshold:.0%}" if change.is_slower(threshold) else ""
             table.add_row(change.where, change.figure, str(change.ratio), change.verdict + mark)
         Console(width=160).print(table)
-    num_untold = sum(change.ratio.num_pairs < MIN_PAIRS for change in changes)
-    few = f", {num_untold} have too few runs to tell" if num_untold else ""
-    print(f"{len(changes)} latencies compared: {len(changes) - len(differing) - num_untold} show no difference{few}")
+    num_undecided = sum(change.ratio.num_pairs < MIN_PAIRS for change in changes)
+    few = f", {num_undecided} have too few runs to tell" if num_undecided else ""
+    print(f"{len(changes)} latencies compared: {len(changes) - len(differing) - num_undecided} show no difference{few}")
     num_slower, num_beyond = (sum(it.is_slower(least) for it in changes) for least in (0.0, threshold))
     beyond = f"{num_beyond} of them by more than {threshold:.0%}"
     print(f"{num_slower} slower, {beyond}; {len(differing) - num_slower} faster")

@@ -47,12 +47,12 @@ async def _converse(client: Client, prompt: Prompt, first: int, sent_s: float) -
     if isinstance(prompt, str):
         return [await client.complete(prompt, first, sent_s)]
     records: list[RequestRecord] = []
-    said = [ChatMessage("system", prompt.system)] if prompt.system else []
+    messages = [ChatMessage("system", prompt.system)] if prompt.system else []
     for number, turn in enumerate(prompt.turns, start=first):
-        said.append(ChatMessage("user", turn))
+        messages.append(ChatMessage("user", turn))
         began_s = time.monotonic() if records else sent_s
-        records.append(await client.complete(Chat(tuple(said)), number, began_s))
+        records.append(await client.complete(Chat(tuple(messages)), number, began_s))
         if records[-1].error_code is not None:
             break  # without this answer, the rest would be another conversation
-        said.append(ChatMessage("assistant", records[-1].text))
+        messages.append(ChatMessage("assistant", records[-1].text))
     return records

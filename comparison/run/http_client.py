@@ -26,7 +26,7 @@ from inference.config import DialSecurity
 from inference.errors import ConfigError, UnavailableError
 from inference.text.chat import Chat
 
-_MANNERS: tuple[dict[str, Any], ...] = (
+_DIALECTS: tuple[dict[str, Any], ...] = (
     {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM and this project
     {"stream_options": {"include_usage": True}},
     {},
@@ -129,7 +129,7 @@ class HttpClient:
         self._workload = workload
         name = endpoint.security.server_name
         self._sni = {} if name is None else {"sni_hostname": name}
-        self._manner = 0
+        self._dialect = 0
         self._name = ""
         self._model_id = ""
 
@@ -148,7 +148,7 @@ class HttpClient:
 
     async def count(self, prompt: str | Chat) -> int | None:
         """See `Client`. Uses /tokenize of vLLM and this project, which is not part of OpenAI's API."""
-        body = {"model": self._name, **_said(prompt)}
+        body = {"model": self._name, **_prompt_fields(prompt)}
         try:
             answer = await self._http.post("../tokenize", json=body, timeout=CONNECT_TIMEOUT_S, extensions=self._sni)
             return int(answer.raise_for_status().json()["count"])
@@ -159,8 +159,8 @@ class HttpClient:
         """See `Client`."""
         try:
             async with asyncio.timeout(self._workload.deadline_s):
-                manners = itertools.count(self._manner)
-                while not await self._ask(prompt, next(manners), answer := _Answer(), sent_s):
+                dialects = itertools.count(self._dialect)
+                while not await self._ask(prompt, next(dialects), answer := _Answer(), sent_s):
                     pass
                 return answer.record(prompt_index, sent_s, self._model_id)
         except TimeoutError:
@@ -176,17 +176,17 @@ class HttpClient:
         message = f"endpoint {self._endpoint.name}: {message}"
         return RequestRecord(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
 
-    async def _ask(self, prompt: str | Chat, manner: int, answer: _Answer, sent_s: float) -> bool:
-        """Return True after an answer, False if the server refused this manner. An accepted manner is kept."""
-        path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, manner)
+    async def _ask(self, prompt: str | Chat, dialect: int, answer: _Answer, sent_s: float) -> bool:
+        """Return True after an answer, False if the server refused this dialect. An accepted dialect is kept."""
+        path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, dialect)
         async with aconnect_sse(self._http, "POST", path, json=body, extensions=self._sni) as source:
             status = source.response.status_code
-            if status in _REFUSALS and manner + 1 < len(_MANNERS):
+            if status in _REFUSALS and dialect + 1 < len(_DIALECTS):
                 return False
             if status != 200:
                 text = (await source.response.aread()).decode(errors="replace")
                 raise HttpError(str(status), f"HTTP {status}: {text[:MAX_SHOWN]}")
-            self._manner = manner
+            self._dialect = dialect
             async for event in source.aiter_sse():
                 if event.data == "[DONE]":
                     break
@@ -198,15 +198,15 @@ class HttpClient:
             raise HttpError("EMPTY", "the answer has no text")
         return True
 
-    def _body(self, prompt: str | Chat, manner: int) -> dict[str, Any]:
+    def _body(self, prompt: str | Chat, dialect: int) -> dict[str, Any]:
         workload = self._workload
         fields: dict[str, Any] = {"max_tokens": workload.max_new_tokens, "temperature": workload.temperature}
-        fields |= {"seed": workload.seed} if manner + 1 < len(_MANNERS) else {}
+        fields |= {"seed": workload.seed} if dialect + 1 < len(_DIALECTS) else {}
         fields |= {"ignore_eos": True} if workload.ignore_eos else {}  # vLLM, llama.cpp and this project
-        return {"model": self._name, **_said(prompt), **fields, "stream": True, **_MANNERS[manner]}
+        return {"model": self._name, **_prompt_fields(prompt), **fields, "stream": True, **_DIALECTS[dialect]}
 
 
-def _said(prompt: str | Chat) -> dict[str, Any]:
+def _prompt_fields(prompt: str | Chat) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"prompt": prompt}
     return {"messages": [{"role": each.role, "content": each.content} for each in prompt.messages]}

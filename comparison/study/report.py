@@ -129,18 +129,18 @@ def _page(study: Study, directory: Path) -> str:
     from comparison.study.plots import draw
 
     label = emulation_of(study.config)
-    told_first = len(study.reservations) + (not study.is_withheld)
+    num_first = len(study.reservations) + (not study.is_withheld)
     pictures = draw(study.evidence, study.config, directory / "study.png")
     skipped = [str(group) for group in study.evidence.skipped]
     trials = html.Table(f"All trials. {label}", _COLUMNS, list(map(_row, study.evidence.trials)))
     parts: dict[str, Sequence[html.Block]] = {
-        "Advice": [("listed", study.sentences[told_first:])],
+        "Advice": [("listed", study.sentences[num_first:])],
         "Pictures": [("figure", picture) for picture in pictures],
         "Evidence": [("table", trials)],
         "Not tried, since the time was over": [("listed", skipped or ["Nothing that the search wanted."])],
         "Conditions": [("named", measured_conditions(study.config, study.load))],
     }
-    verdict = " ".join(study.sentences[:told_first]), bool(study.reservations or study.differences)
+    verdict = " ".join(study.sentences[:num_first]), bool(study.reservations or study.differences)
     return html.page(html.Header("When speculation pays", [verdict]), parts, study.config)
 
 

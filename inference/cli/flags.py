@@ -28,17 +28,17 @@ class Flag:
 
     Attributes:
         kind: type of the value, or of each value where the flag may be repeated.
-        said: declared setting of the field, with the section of its group.
+        setting: declared setting of the field, with the section of its group.
     """
 
     kind: Any
     is_repeated: bool
     default: Any
-    said: Setting
+    setting: Setting
 
     def value(self, args: argparse.Namespace) -> Any:
         """Return the value of the field."""
-        value = getattr(args, self.said.key)
+        value = getattr(args, self.setting.key)
         if value is not None and (self.is_repeated or self.is_enum):
             return tuple(value) if self.is_repeated else self.kind(value)
         return value
@@ -49,18 +49,18 @@ class Flag:
 
     def add_to(self, group: argparse._ActionsContainer) -> None:
         """Add the flag to a group of argparse."""
-        group.add_argument(*self.said.names, help=self._help(), **self._default(), **self._form())
+        group.add_argument(*self.setting.names, help=self._help(), **self._default(), **self._form())
 
     def _help(self) -> str:
         """Return the text of --help; the default is appended unless the text has one."""
-        text, shown = self.said.help, str(self.default)
+        text, shown = self.setting.help, str(self.default)
         if "(default" in text or "%(default)s" in text or self.default is MISSING or shown in _NOTHING:
             return text
-        return f"{text} (%(default)s s)" if self.said.metavar == "S" else f"{text} (%(default)s)"
+        return f"{text} (%(default)s s)" if self.setting.metavar == "S" else f"{text} (%(default)s)"
 
     def _default(self) -> dict[str, Any]:
         if self.default is MISSING:
-            return {"required": True} if self.said.usage.startswith("--") else {}
+            return {"required": True} if self.setting.usage.startswith("--") else {}
         if self.is_enum:
             return {"default": self.default.value}
         if self.is_repeated or not isinstance(self.default, tuple):
@@ -73,14 +73,14 @@ class Flag:
             return {"action": argparse.BooleanOptionalAction if self.default else "store_true"}
         if self.is_enum:
             return {"choices": [each.value for each in self.kind]}
-        metavar, choices = self.said.metavar, self.said.choices
+        metavar, choices = self.setting.metavar, self.setting.choices
         form: dict[str, Any] = {"type": _parser_of(self.kind), "choices": choices, "metavar": metavar}
         if self.is_repeated:
             form["action"] = "append"
         elif self.kind is Mapping:
             form["action"] = _MergeObjects
-        if self.said.bare is not None:
-            form |= {"nargs": "?", "const": self.said.bare}
+        if self.setting.bare is not None:
+            form |= {"nargs": "?", "const": self.setting.bare}
         return form
 
 
@@ -128,14 +128,14 @@ def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
     """
     flags: dict[str, Flag] = {}
     for flag in _flags(_whole(kind)):
-        flags.pop(flag.said.key, None)
-        flags[flag.said.key] = flag
-    for title in dict.fromkeys(flag.said.section for flag in flags.values()):
+        flags.pop(flag.setting.key, None)
+        flags[flag.setting.key] = flag
+    for title in dict.fromkeys(flag.setting.section for flag in flags.values()):
         section = parser.add_argument_group(title)
-        members = [flag for flag in flags.values() if flag.said.section == title]
-        one_of = section.add_mutually_exclusive_group() if any(flag.said.exclusive for flag in members) else section
+        members = [flag for flag in flags.values() if flag.setting.section == title]
+        one_of = section.add_mutually_exclusive_group() if any(flag.setting.exclusive for flag in members) else section
         for flag in members:
-            flag.add_to(one_of if flag.said.exclusive else section)
+            flag.add_to(one_of if flag.setting.exclusive else section)
 
 
 def add_flag(group: argparse._ActionsContainer, kind: type[Any], name: str) -> None:
@@ -156,7 +156,7 @@ def read(kind: type[T], args: argparse.Namespace) -> T:
 def _read(group: Group, args: argparse.Namespace) -> Any:
     if group.needs and all(getattr(args, key) is None for key in group.needs):
         for flag in _flags(group):
-            flag.said.check(flag.said.key, flag.value(args))
+            flag.setting.check(flag.setting.key, flag.value(args))
         return None
     values = {name: _value(part, args) for name, part in _parts(group)}
     made = group.kind(**values)
@@ -188,14 +188,14 @@ def _parts(group: Group) -> Iterator[tuple[str, Any]]:
     for each in fields(group.kind):
         change = group.changes.get(each.name, each)
         declared = change if isinstance(change, Field) else each
-        said = described(group.kind, each.name, declared) if SETTING in declared.metadata else Setting()
+        setting = described(group.kind, each.name, declared) if SETTING in declared.metadata else Setting()
         if GROUP in declared.metadata:
             yield each.name, _inner(declared.metadata[GROUP], group)
-        elif said.usage and said.key not in group.without:
+        elif setting.usage and setting.key not in group.without:
             default = _default_of(declared) if isinstance(change, Field) else change
-            said = replace(said, section=said.section or group.section)
-            kind = (said.kind, False) if said.kind else _kind(hints[each.name])
-            yield each.name, Flag(*kind, default, said)
+            setting = replace(setting, section=setting.section or group.section)
+            kind = (setting.kind, False) if setting.kind else _kind(hints[each.name])
+            yield each.name, Flag(*kind, default, setting)
         elif change is not each:
             yield each.name, change
 

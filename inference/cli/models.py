@@ -228,7 +228,7 @@ class DefaultSettings:
     SECTION: ClassVar = "defaults for parameters that a request leaves open"
 
     generation_config: str = setting("auto", "--generation_config", choices=("auto", "none"))
-    said: RequestDefaults = group(RequestDefaults)
+    given: RequestDefaults = group(RequestDefaults)
 
     def of(self, model: Path) -> RequestDefaults:
         """Return the defaults of the flags, completed from the checkpoint's generation_config.json.
@@ -238,12 +238,12 @@ class DefaultSettings:
         """
         file = model / "generation_config.json"
         if self.generation_config == "none" or not file.is_file():
-            return self.said
+            return self.given
         stored = json.loads(file.read_text())
         names = [each.name for each in fields(RequestDefaults)]
         try:
             theirs = RequestDefaults(**{name: stored[name] for name in names if stored.get(name) is not None})
         except (InvalidRequestError, TypeError) as exc:
             raise ConfigError(f"{file}: {exc}; --generation_config none does without it") from exc
-        ours = {name: value for name in names if (value := getattr(self.said, name)) is not None}
+        ours = {name: value for name in names if (value := getattr(self.given, name)) is not None}
         return replace(theirs, **ours)

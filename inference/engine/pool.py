@@ -106,7 +106,7 @@ class DraftPool:
             async with aclosing(self._engine.answer(session)) as events:
                 async for event in events:
                     if isinstance(event, Commit):
-                        self._tell(session, event)
+                        self._count_help(session, event)
                     yield event
         finally:
             self._leave(session)
@@ -183,7 +183,7 @@ class DraftPool:
         record = self._workers[worker]
         return min(worker.num_slots, self._max_worker_slots, record.trust) - len(record.sessions)
 
-    def _tell(self, session: TargetSession, commit: Commit) -> None:
+    def _count_help(self, session: TargetSession, commit: Commit) -> None:
         help_ = self._help.get(session.id)
         if help_ is None or help_.worker is None:
             return

@@ -117,7 +117,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             raise ValueError("the session of a request with a grammar needs the compiled one")
         if request.stop_at_eos:
             request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
-        request = replace(request, sampling=request.law())
+        request = replace(request, sampling=request.effective_sampling())
         schedule = (request.schedule or Schedule.SYNC) if drafted else None
         gamma = self._limits.gamma if request.gamma is None else request.gamma
         session = TargetSession(

@@ -116,7 +116,7 @@ class TargetSession:
         self._prompt_chunk = prompt_chunk or MAX_CHUNK_TOKENS
         self._compute_s = 0.0
         self._asked = False
-        self._heard_at = 0.0
+        self._last_message_at = 0.0
         self._num_acknowledged = 0
         self._num_helps = 0
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
@@ -203,16 +203,16 @@ class TargetSession:
         """
         was_ready = self._ready
         self._asked = self._asked or not branches
-        self._heard_at, num_live = time.monotonic(), len(self.tree)
+        self._last_message_at, num_live = time.monotonic(), len(self.tree)
         for branch in branches:
             num_tokens = len(branch.token_ids)
             if num_tokens > MAX_TREE_TOKENS:
                 raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
         if self._ready and not was_ready:  # a proposal that adds nothing does not reset the idle timer
-            self._become_ready(self._heard_at)
+            self._become_ready(self._last_message_at)
         if len(self.tree) > num_live:  # tokens made after a rejected one do not show when the new chain arrives
-            self.arrivals.proposed(self._heard_at, len(self.tree) - num_live)
+            self.arrivals.proposed(self._last_message_at, len(self.tree) - num_live)
 
     def next_turn(self) -> Turn | None:
         """Return the session's turn in the next pass; None while it waits for its draft."""
@@ -314,7 +314,7 @@ class TargetSession:
         if num_received == self._num_acknowledged:
             return commit
         self._num_acknowledged = num_received
-        return replace(commit, num_received_tokens=num_received, hold_us=_us(ended - self._heard_at))
+        return replace(commit, num_received_tokens=num_received, hold_us=_us(ended - self._last_message_at))
 
     def _timings(self, ended: float, draft_us: int) -> Timings:
         """Return a commit's timings: time since the session became ready that is not compute is queueing."""

@@ -15,7 +15,7 @@ from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.caller import ANYBODY, Right, audit, harmless_id, is_audited, request_id, serving
+from inference.caller import ANYBODY, Right, audit, harmless_id, is_audited, request_context, request_id
 from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.gateway.errors import ApiError, from_error
 from inference.workers.access import Access, rights_of_path
@@ -125,7 +125,7 @@ class RequestId:
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id.encode())]
             await send(message)
 
-        with serving(ANYBODY, request_id):
+        with request_context(ANYBODY, request_id):
             await self._app(scope, receive, named)
 
 
@@ -160,7 +160,7 @@ class HttpGate:
                 audit(f"{message['status']} at {scope['path'][:100]!r}")
             await send(message)
 
-        with serving(who, request_id()):
+        with request_context(who, request_id()):
             await self._app(scope, receive, accounted)
 
 

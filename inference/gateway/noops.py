@@ -65,12 +65,12 @@ def without_no_ops(values: Mapping[str, Any], no_ops: NoOps) -> dict[str, Any]:
     Raises:
         PydanticCustomError: a field has a value that would change something.
     """
-    said = {name: value for name, value in values.items() if value is not None}
-    for name in said.keys() & no_ops.keys():
-        value = said.pop(name)
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in given.keys() & no_ops.keys():
+        value = given.pop(name)
         if not any(_equal(value, each) for each in no_ops[name]):
             raise _refusal(name, value, no_ops[name])
-    return said
+    return given
 
 
 def _equal(value: Any, other: Any) -> bool:

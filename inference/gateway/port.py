@@ -41,20 +41,20 @@ class Probes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == "/livez":
-            await _tell(send, 200 if self.is_alive else 503)
+            await _respond(send, 200 if self.is_alive else 503)
         elif path == "/readyz" or (path in ("/health", "/ping") and not self.is_ready):
             is_ready = self.is_ready and (self._is_healthy is None or await self._is_healthy())
-            await _tell(send, 200 if is_ready else 503)
+            await _respond(send, 200 if is_ready else 503)
         else:
             await self._app(scope, receive, send)
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer every request with 404."""
-    await _tell(send, 404)
+    await _respond(send, 404)
 
 
-async def _tell(send: Send, status: int) -> None:
+async def _respond(send: Send, status: int) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
     await send({"type": "http.response.body", "body": b""})
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from inference.caller import caller
-from inference.commit import Delta, Event, Timings
+from inference.commit import Delta, Event
 from inference.errors import ContextLengthError, DeadlineError, InvalidRequestError
 from inference.gateway.conversation import Tool
 from inference.gateway.dialect import Dialect
@@ -38,7 +38,7 @@ MAX_UNREAD = 256
 """Limit of events of one request that wait for its reader; beyond it, its choices wait."""
 MIN_IDS = 1024
 """Number of token ids up to which the refusal is left to the target."""
-NOTHING_NEW = Delta((), "", 0, 0, Timings())
+NOTHING_NEW = Delta(0, ())
 
 
 def completion_requests(body: CompletionBody, card: ModelCard) -> list[CompletionRequest]:
@@ -85,9 +85,9 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
     """Return the client's limit of the length; else the target's default or `otherwise`, within the key's limit."""
-    said = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if said is not None:
-        return said
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if limit is not None:
+        return limit
     open_ = otherwise if defaults.max_new_tokens is None else defaults.max_new_tokens
     return min(open_, caller().limits.max_tokens or open_)
 

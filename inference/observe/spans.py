@@ -37,7 +37,7 @@ class Spans:
         self.provider = provider
         self._tracer = provider.get_tracer("specdec", VERSION)
 
-    def serving(
+    def server_span(
         self, name: str, headers: Mapping[str, str], attributes: Mapping[str, AttributeValue]
     ) -> AbstractContextManager[Span]:
         """Open the span of a call that came in; it is the current one while the block runs, in its task."""

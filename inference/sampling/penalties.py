@@ -28,7 +28,7 @@ import numpy.typing as npt
 from inference.model.decoder import Turn
 from inference.model.proposer import Draft
 from inference.model.slots import Array
-from inference.request import HoldingParams, SamplingParams
+from inference.request import MinLengthSampling, SamplingParams
 from inference.tokens import Tally, logged
 
 
@@ -95,9 +95,9 @@ def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> 
 
 def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> bool:
     """Whether any row needs `adjust_logits`; if not, it would only copy."""
-    return any(params.penalizes or params.logit_bias or isinstance(params, HoldingParams) for params in sampling) or (
-        before is not None and any(row.allowed is not None for row in before)
-    )
+    return any(
+        params.penalizes or params.logit_bias or isinstance(params, MinLengthSampling) for params in sampling
+    ) or (before is not None and any(row.allowed is not None for row in before))
 
 
 def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> Array:
@@ -109,7 +109,7 @@ def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequ
     """
     vocab_size = scores.shape[-1]
     for row, (params, position) in enumerate(zip(sampling, positions, strict=True)):
-        if isinstance(params, HoldingParams) and position < params.until:
+        if isinstance(params, MinLengthSampling) and position < params.until:
             scores[row, [token_id for token_id in params.held_back if token_id < vocab_size]] = -math.inf
     return scores
 

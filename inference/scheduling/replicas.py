@@ -55,7 +55,7 @@ class Replicas:
         """Replace the set of replicas; the records of those that stay are kept."""
         self.records = {address: self.records.get(address, Record()) for address in addresses}
 
-    def told(self, address: str, *, ready: bool) -> bool:
+    def set_ready(self, address: str, *, ready: bool) -> bool:
         """Record whether a replica accepts requests; one that returns starts without failures and without a pause.
 
         Returns:

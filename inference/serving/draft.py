@@ -172,9 +172,9 @@ async def help_targets(
     *,
     gamma: int,
     security: DialSecurity,
-    tells_health: bool,
+    reports_health: bool,
 ) -> None:
-    """Draft for the sessions of targets until a signal; `tells_health` opens a port for the worker's health.
+    """Draft for the sessions of targets until a signal; `reports_health` opens a port for the worker's health.
 
     Raises:
         ConfigError: the draft cannot be loaded, a port is taken, or a file of `security` cannot be used.
@@ -190,6 +190,6 @@ async def help_targets(
             metrics.watch(engine)
             offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security)
             worker = PoolWorker(engine, targets, offer, metrics)
-            fronts = ports.fronts(observers, metrics, []) if tells_health else ports.side_fronts(observers, metrics)
+            fronts = ports.fronts(observers, metrics, []) if reports_health else ports.side_fronts(observers, metrics)
             with timeline(observe, engine):
                 await Host(worker, fronts, config=config, metrics=metrics).run(until=worker.refused())

@@ -167,11 +167,11 @@ class Host:
 
     async def _watch(self) -> None:
         """Report the state of the work to the fronts, until it breaks."""
-        told = (True, True)
+        reported = (True, True)
         while self._work.broken is None:
             fault, alive = self._work.fault, not self._work.hangs
-            if (fault is None, alive) != told:
-                told = (fault is None, alive)
+            if (fault is None, alive) != reported:
+                reported = (fault is None, alive)
                 logger.warning("ready again" if fault is None else f"not ready: {fault}")
                 for front in self._fronts:
                     front.report(ready=fault is None, alive=alive)

@@ -50,7 +50,7 @@ class Observers:
         self, name: str, headers: Mapping[str, str], attributes: dict[str, str]
     ) -> AbstractContextManager[object]:
         """Open the span of an incoming call, if spans are configured; see `OpenSpan`."""
-        return nullcontext() if self.spans is None else self.spans.serving(name, headers, attributes)
+        return nullcontext() if self.spans is None else self.spans.server_span(name, headers, attributes)
 
     def headers(self) -> dict[str, str]:
         """Return the headers that make the receiver of a call continue the current span, if there is one."""

@@ -45,8 +45,8 @@ class ChatMessage:
         """
         others = {"tool_call_id": self.tool_call_id, "name": self.name, "reasoning_content": self.reasoning}
         calls = {"tool_calls": _calls(self.tool_calls_json, place)} if self.tool_calls_json else {}
-        said = {key: value for key, value in others.items() if value}
-        return {"role": self.role, "content": self.content, **calls, **said}
+        given = {key: value for key, value in others.items() if value}
+        return {"role": self.role, "content": self.content, **calls, **given}
 
     @property
     def num_characters(self) -> int:

@@ -11,7 +11,7 @@ from functools import partial
 
 from grpc_comm.guard import Admit, Trailers
 from grpc_comm.secured import AUTHORIZATION
-from inference.caller import Caller, audit, caller, harmless_id, is_audited, request_id, serving
+from inference.caller import Caller, audit, caller, harmless_id, is_audited, request_context, request_id
 from inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
 from inference.workers.access import ASSIST, DRAIN, Access, rights_of_call
 from inference.workers.status import code_name
@@ -62,7 +62,7 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
     try:
         who = _for_user(identify(), user)
     except (UnauthenticatedError, ForbiddenError, InvalidRequestError) as exc:
-        with serving(caller(), id_):
+        with request_context(caller(), id_):
             audit(f"{code_name(exc)} at {method}: {exc}")
         raise
     with _audited(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():
@@ -101,7 +101,7 @@ def _while_welcome(identify: Callable[[], Caller]) -> Generator[None, None, None
 @contextmanager
 def _audited(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
     """Serve a call, and write its audit line if it failed without one."""
-    with serving(who, id_):
+    with request_context(who, id_):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
         try:
             yield

@@ -117,9 +117,9 @@ class _Answer:
         if self._started is None:
             return self._request
         defaults = self._started.defaults
-        said = self._request if defaults is None else self._request.resolved(defaults)
+        complete = self._request if defaults is None else self._request.resolved(defaults)
         resume = Resume(tuple(self._token_ids), self._started.provenance)
-        return replace(said, seed=self._started.seed, prompt_logprobs=None, resume=resume)
+        return replace(complete, seed=self._started.seed, prompt_logprobs=None, resume=resume)
 
 
 def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:

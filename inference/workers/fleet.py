@@ -209,7 +209,7 @@ class Fleet:
         """Make `serves` yield again after `LOOK_AGAIN_S`, for a caller that could not reach a server."""
         if self._looking is not None:
             self._looking.cancel()
-        self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._tell)
+        self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._notify_watchers)
 
     async def is_serving(self) -> bool:
         """Ask all servers for their health at once; return True at the first that serves."""
@@ -241,7 +241,7 @@ class Fleet:
             if address not in self._replicas:
                 self._replicas[address] = self._opened(address, name)
         self._policy.keep(list(addresses))
-        self._tell()
+        self._notify_watchers()
 
     def _opened(self, address: str, name: str | None) -> Replica:
         security = named(self._security, name)
@@ -258,10 +258,10 @@ class Fleet:
     def _report(self, replica: Replica, serves: bool) -> None:
         if self._serves:
             self._served_at = time.monotonic()
-        if self._policy.told(replica.address, ready=serves):
-            self._tell()
+        if self._policy.set_ready(replica.address, ready=serves):
+            self._notify_watchers()
 
-    def _tell(self) -> None:
+    def _notify_watchers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -49,12 +49,14 @@ def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
-    variables = _environment(container, documents)
+    variables = variables_of(workload, documents)
     words = [_expanded(word, variables) for word in container["args"]]
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
-def _environment(container: Manifest, documents: list[Manifest]) -> dict[str, str]:
+def variables_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
+    """Return the environment variables of its server."""
+    container = pod_of(workload)["containers"][0]
     maps = {each["metadata"]["name"]: each["data"] for each in of_kind(documents, "ConfigMap")}
     variables: dict[str, str] = {}
     for source in container.get("envFrom", []):

@@ -37,7 +37,7 @@ GRACE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Town:
+class Cluster:
     """Targets that are replicas of each other, and the HTTP port of a gateway in front of them."""
 
     targets: list[ServerProcess]
@@ -58,13 +58,13 @@ def gateway(targets: Iterable[ServerProcess], port: int) -> AbstractAsyncContext
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def town(models: ModelDirectories) -> AsyncGenerator[Town, None]:
+async def cluster(models: ModelDirectories) -> AsyncGenerator[Cluster, None]:
     async with AsyncExitStack() as stack:
         servers = [target_server(models.endless, *FLAGS, "--grace_s", f"{GRACE_S:g}") for _ in range(3)]
         targets = list(await asyncio.gather(*map(stack.enter_async_context, servers)))
         port = free_port()
         await stack.enter_async_context(gateway(targets, port))
-        yield Town(targets, port)
+        yield Cluster(targets, port)
 
 
 async def over_http(port: int) -> str:
@@ -80,11 +80,11 @@ async def over_http(port: int) -> str:
     return text
 
 
-async def test_a_target_is_told_to_end_and_its_streams_go_on_at_a_sibling(town: Town) -> None:
+async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
     """At once, not when the longest answer is done: none is when the process has ended."""
-    ending, others = town.targets[2], town.targets[:2]
+    ending, others = cluster.targets[2], cluster.targets[:2]
     request = replace(REQUEST, max_new_tokens=8000)
-    connection = ConnectionConfig(town.where, 1)
+    connection = ConnectionConfig(cluster.where, 1)
     ended = asyncio.Event()
     async with connected(connection) as fleet:
         completer = FailoverCompleter(fleet, connection)
@@ -123,9 +123,9 @@ async def test_a_target_is_told_to_end_and_its_streams_go_on_at_a_sibling(town: 
         assert token_ids == expected.token_ids[: len(token_ids)]
 
 
-async def test_a_target_is_killed_under_clients_of_every_kind(town: Town, models: ModelDirectories) -> None:
+async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
     """Thin clients, a gateway, and a draft of its own; the command line may come before or behind the kill."""
-    targets, port = town.targets[:2], town.port
+    targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)
     expected = await complete(targets[0], REQUEST)
     asked = ("--prompt", "the wind", "--seed", "3", "--temperature", "0.8", "--max_new_tokens", str(NUM_TOKENS))

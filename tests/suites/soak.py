@@ -31,7 +31,7 @@ from tests.support.clients import (
     expected_answers,
     questions,
 )
-from tests.support.town import Member, Town, town
+from tests.support.cluster import Cluster, Member, cluster
 from tests.support.trial import Trial, run
 
 SERVERS = ("target", "draft", "worker", "gateway", "fused")
@@ -77,7 +77,9 @@ class Left:
 class Visitor:
     """One of the clients that come at the same time; its connections last as long as it does."""
 
-    def __init__(self, where: Town, expected: dict[Question, Answer], tally: Tally, card: pb.GetModelResponse) -> None:
+    def __init__(
+        self, where: Cluster, expected: dict[Question, Answer], tally: Tally, card: pb.GetModelResponse
+    ) -> None:
         self._where = where
         self._expected = expected
         self._tally = tally
@@ -109,9 +111,9 @@ class Visitor:
         name, question = draw.choice(list(ways)), draw.choice(list(self._expected))
         end = draw.choice(("whole", "whole", "left", "late"))
         deadline_s = draw.uniform(0.002, 0.2) if end == "late" else SESSION_LIMIT_S
-        told = _leaving(draw.randrange(question.num_tokens)) if end == "left" else None
+        on_progress = _leaving(draw.randrange(question.num_tokens)) if end == "left" else None
         try:
-            answer = await ways[name](question, told, deadline_s=deadline_s)
+            answer = await ways[name](question, on_progress, deadline_s=deadline_s)
         except Enough:
             self._tally.ends[f"{name}: left"] += 1
             return
@@ -150,14 +152,14 @@ class Visitor:
 
 
 def _leaving(after: int) -> Progress:
-    def told(num_tokens: int) -> None:
+    def on_progress(num_tokens: int) -> None:
         if num_tokens > after:
             raise Enough
 
-    return told
+    return on_progress
 
 
-async def drive(trial: Trial, where: Town, visitors: list[Visitor], numbers: range, seed: int) -> None:
+async def drive(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> None:
     """These sessions, `PARALLEL` at a time."""
     left = iter(numbers)
     counted = (_said(trial, number, numbers) for number in left)
@@ -180,7 +182,7 @@ async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
     trial.note(f"seed {seed}")
     trial.say("starting")
     tally = Tally()
-    async with town(SERVERS) as where:
+    async with cluster(SERVERS) as where:
         expected = await expected_answers(where["target"].address, questions(12, NUM_TOKENS))
         async with open_channel(where["target"].address) as channel:
             card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=60)
@@ -200,7 +202,7 @@ async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
     trial.results |= {"wrong": tally.wrong[:20], "tracebacks": tracebacks[:5]}
 
 
-async def _after(trial: Trial, where: Town, visitors: list[Visitor], numbers: range, seed: int) -> dict[str, Left]:
+async def _after(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> dict[str, Left]:
     """What every server has after these sessions, once it has settled."""
     await drive(trial, where, visitors, numbers, seed)
     trial.promise(f"slots free after session {numbers.stop}", is_free := await where.settled(), True, kept=is_free)

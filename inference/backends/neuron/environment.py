@@ -97,13 +97,13 @@ def _require_xla() -> None:
     _require_package(TORCH_NEURONX, "torch_neuronx.xla_impl")
 
 
-def _require_package(package: str, telling_module: str) -> None:
+def _require_package(package: str, probe_module: str) -> None:
     try:
-        importlib.import_module(telling_module)
+        importlib.import_module(probe_module)
     except Exception as error:  # a placeholder raises errors of any type
-        if _is_installed(package, telling_module.partition(".")[0]):
+        if _is_installed(package, probe_module.partition(".")[0]):
             reason = f"what is installed as {package} is a placeholder from PyPI, or incomplete"
-            raise ConfigError(f"backend neuron: {reason}: no {telling_module} ({error}): {REMEDY}") from error
+            raise ConfigError(f"backend neuron: {reason}: no {probe_module} ({error}): {REMEDY}") from error
         raise ConfigError(f"backend neuron needs {package} ({error}): {REMEDY}") from error
 
 

@@ -120,6 +120,6 @@ async def _attach(settings: DraftSettings, attach: str, proposer: ProposerConfig
         settings.observe,
         gamma=settings.draft.gamma,
         security=security,
-        tells_health=settings.serve is not None,
+        reports_health=settings.serve is not None,
     )
     return 0

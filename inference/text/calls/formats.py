@@ -50,10 +50,10 @@ class HermesReader(CallReader):
         before, begin, behind = self._buffer.partition(TOOL_CALL)
         if not begin:
             certain, self._buffer = split_held(before, TOOL_CALL)
-            self._say(certain)
+            self._emit(certain)
             return False
         certain = before.rstrip()
-        self._say(certain)
+        self._emit(certain)
         return self._expect(before[len(certain) :] + TOOL_CALL, behind)
 
     def _behind_call(self) -> bool:
@@ -84,12 +84,12 @@ class Llama3JsonReader(CallReader):
         return self._only_text()
 
     def _only_text(self) -> bool:
-        self._say(self._buffer)
+        self._emit(self._buffer)
         self._buffer, self._state = "", self._only_text
         return False
 
     def _no_call(self) -> bool:
-        self._say(self._opening)
+        self._emit(self._opening)
         self._state = self._only_text
         return True
 

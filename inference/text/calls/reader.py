@@ -82,7 +82,7 @@ class CallReader:
         while self._state():
             pass
         if is_last and self._state in (self._in_head, self._in_text):
-            self._say((self._opening if self._state == self._in_head else "") + self._buffer)
+            self._emit((self._opening if self._state == self._in_head else "") + self._buffer)
         pieces, self._text, self._calls = (self._text, self._calls), "", {}
         return pieces
 
@@ -96,11 +96,11 @@ class CallReader:
 
     def _no_call(self) -> bool:
         """Return to text: what looked like a call was none."""
-        self._say(self._opening)
+        self._emit(self._opening)
         self._state = self._in_text
         return True
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if self._drops_space:
             text = text.lstrip()
         if text:

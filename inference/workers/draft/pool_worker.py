@@ -18,7 +18,7 @@ from grpc_comm.channel import open_channel
 from grpc_comm.names import Addresses, addresses_of
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.caller import ANYBODY, harmless_id, serving
+from inference.caller import ANYBODY, harmless_id, request_context
 from inference.commit import Commit
 from inference.config import PLAIN, DialSecurity
 from inference.engine.draft import DraftEngine
@@ -249,7 +249,7 @@ class PoolStream:
         kind = message.WhichOneof("message")
         if kind == "open":
             self._close(message.open.session_id)
-            with serving(ANYBODY, harmless_id(message.open.request_id)):
+            with request_context(ANYBODY, harmless_id(message.open.request_id)):
                 self._try(message.open.session_id, partial(self._open, message.open, round_trip))
         elif kind == "commit" and message.commit.session_id in self._sessions:
             self._try(message.commit.session_id, partial(self._commit, message.commit))
@@ -307,7 +307,8 @@ class PoolSession:
         self._engine = engine
         self._proposals = proposals
         prompt, salt = request.prompt_token_ids, request.cache_salt
-        self._draft = engine.open(prompt, request.law(), output_start=request.output_start, cache_salt=salt)
+        sampling = request.effective_sampling()
+        self._draft = engine.open(prompt, sampling, output_start=request.output_start, cache_salt=salt)
         self._runner = Runner(engine, self._draft, proposals.round_trip, gamma=request.gamma or 0)
         self._end = len(prompt) + request.max_new_tokens
         self._metrics = metrics.request()

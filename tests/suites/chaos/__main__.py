@@ -20,7 +20,7 @@ import httpx
 
 from tests.suites.chaos.cases import CASES, Recipe, recipe, strike
 from tests.support.clients import Answer, Progress, Question, ask, ask_http, expected_answers, questions
-from tests.support.town import Town, town
+from tests.support.cluster import Cluster, cluster
 from tests.support.trial import Trial, run
 
 NUM_TOKENS = 200
@@ -52,12 +52,12 @@ class Outcome:
         return self.verdict == "same" or (self.verdict == "part" and not self.recipe.case.resumes)
 
 
-async def perform(where: Town, one: Recipe, question: Question, expected: Answer) -> Outcome:
-    """One run, and the way back to a town that is whole."""
+async def perform(where: Cluster, one: Recipe, question: Question, expected: Answer) -> Outcome:
+    """One run, and the way back to a cluster that is whole."""
     struck: list[asyncio.Task[float]] = []
     began = 0.0
 
-    def told(num_tokens: int) -> None:
+    def on_progress(num_tokens: int) -> None:
         nonlocal began
         if num_tokens >= one.strike_at and not struck:
             began = time.monotonic()
@@ -65,7 +65,7 @@ async def perform(where: Town, one: Recipe, question: Question, expected: Answer
 
     try:
         async with asyncio.timeout(RUN_LIMIT_S):
-            answer = await _asked(where, one, question, told)
+            answer = await _asked(where, one, question, on_progress)
             ended = time.monotonic()
             lasted_s = await struck[0] if struck else 0.0
     except TimeoutError:
@@ -82,12 +82,12 @@ async def perform(where: Town, one: Recipe, question: Question, expected: Answer
     return Outcome(one, verdict, pause_s, lasted_s)
 
 
-async def _asked(where: Town, one: Recipe, question: Question, told: Progress) -> Answer:
+async def _asked(where: Cluster, one: Recipe, question: Question, on_progress: Progress) -> Answer:
     if one.case.entry == "gateway":
         async with httpx.AsyncClient(base_url=where["gateway"].url, timeout=RUN_LIMIT_S) as client:
-            return await ask_http(client, question, told)
+            return await ask_http(client, question, on_progress)
     address = where.links["client"].address if one.case.entry == "target" else where["draft"].address
-    return await ask(address, question, told)
+    return await ask(address, question, on_progress)
 
 
 def _judged(answer: Answer, expected: Answer) -> str:
@@ -103,7 +103,7 @@ async def chaos(trial: Trial, *, runs: range, seed: int) -> None:
     trial.note(f"seed {seed}: `python -m tests.suites.chaos --seed {seed} --run N` repeats run N")
     trial.say("starting")
     outcomes: list[Outcome] = []
-    async with town(names, linked=True) as where:
+    async with cluster(names, linked=True) as where:
         expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
         asked = list(expected)
         for number in runs:

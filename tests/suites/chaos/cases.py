@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from comparison.run.proxy import LinkConditions
-from tests.support.town import Town
+from tests.support.cluster import Cluster
 
 LINK_FAULTS = ("cut", "hole", "throttle")
 BYTES_PER_S = 10_000.0
@@ -74,23 +74,23 @@ def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe
     return Recipe(case, draw.randrange(num_questions), draw.randrange(1, num_tokens - 10), hold_s)
 
 
-async def strike(town: Town, recipe: Recipe) -> float:
+async def strike(cluster: Cluster, recipe: Recipe) -> float:
     """Do it, and undo it after the time that it lasts; how long in all, in seconds."""
     case, began = recipe.case, asyncio.get_running_loop().time()
     if case.fault == "kill":
-        town[case.victim].send(signal.SIGKILL)
-        await town[case.victim].restart()
+        cluster[case.victim].send(signal.SIGKILL)
+        await cluster[case.victim].restart()
     elif case.fault == "freeze":
-        town[case.victim].send(signal.SIGSTOP)
+        cluster[case.victim].send(signal.SIGSTOP)
         await asyncio.sleep(recipe.hold_s)
-        town[case.victim].send(signal.SIGCONT)
+        cluster[case.victim].send(signal.SIGCONT)
     else:
-        await _disturb(town, recipe)
+        await _disturb(cluster, recipe)
     return asyncio.get_running_loop().time() - began
 
 
-async def _disturb(town: Town, recipe: Recipe) -> None:
-    link = town.links[recipe.case.victim]
+async def _disturb(cluster: Cluster, recipe: Recipe) -> None:
+    link = cluster.links[recipe.case.victim]
     if recipe.case.fault == "throttle":
         link.conditions = LinkConditions(bytes_per_s=BYTES_PER_S)
     elif recipe.case.fault == "cut":

@@ -27,7 +27,7 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.suites.hostile.bystanders import Client
 from tests.suites.hostile.scene import Scene
 from tests.support.clients import ask_http, ask_on, expected_answers, questions
-from tests.support.town import Town, town
+from tests.support.cluster import Cluster, cluster
 from tests.support.trial import Trial, run
 from tests.support.vitals import reset_peak
 
@@ -111,7 +111,7 @@ async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None
 
 
 @asynccontextmanager
-async def bystanders(where: Town) -> AsyncGenerator[tuple[list[Client], Watch], None]:
+async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch], None]:
     """Clients and the prober, at work until the block is left."""
     expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
     servers = {name: where[name].address for name in ("target", "draft", "fused")}
@@ -153,7 +153,7 @@ async def attacked(trial: Trial, scene: Scene, watch: Watch, seconds: float) -> 
 async def hostile(trial: Trial, *, seconds: float, bound_s: float, factor: float, seed: int) -> None:
     trial.note(f"seed {seed}")
     trial.say("starting")
-    async with town(SERVERS) as where:
+    async with cluster(SERVERS) as where:
         scene = await _scene(where, seed)
         base = await where.touch()
         calm_s = min(MAX_CALM_S, seconds / 5)
@@ -178,7 +178,7 @@ async def hostile(trial: Trial, *, seconds: float, bound_s: float, factor: float
     trial.results |= {"seed": seed, "seen": seen, "memory_touched_mib": base, "tracebacks": tracebacks[:5]}
 
 
-async def _scene(where: Town, seed: int) -> Scene:
+async def _scene(where: Cluster, seed: int) -> Scene:
     async with open_channel(where["target"].address) as channel:
         card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=60)
     return Scene(

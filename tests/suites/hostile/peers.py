@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from tests.suites.hostile.scene import ANY_SIZE, BROKEN, DEAF, RAW, Recipe, Scene, Seen, dialled, told
+from tests.suites.hostile.scene import ANY_SIZE, BROKEN, DEAF, RAW, Recipe, Scene, Seen, dialled, observed
 from tests.support.bombs import BOMBS, field
 
 GENERATE = "/specdec.v1.GenerationService/Generate"
@@ -37,7 +37,7 @@ async def gzip_bombs(scene: Scene, seen: Seen) -> None:
         async with dialled(server, ANY_SIZE) as channel:
             for bomb in BOMBS.values():
                 call = channel.unary_stream(GENERATE, **RAW)(bomb, compression=grpc.Compression.Gzip, timeout=30)
-                await told(call, seen, "bomb")
+                await observed(call, seen, "bomb")
 
 
 async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
@@ -52,7 +52,7 @@ async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
             with suppress(*BROKEN):
                 for message in messages:
                     await call.write(message)
-            await told(call, seen, "bomb")
+            await observed(call, seen, "bomb")
 
 
 async def late_branches(scene: Scene, seen: Seen) -> None:
@@ -66,7 +66,7 @@ async def late_branches(scene: Scene, seen: Seen) -> None:
             for _ in range(100):
                 await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
             await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches * 64)))
-        await told(call, seen, "branches")
+        await observed(call, seen, "branches")
 
 
 async def flood(scene: Scene, seen: Seen) -> None:
@@ -75,7 +75,7 @@ async def flood(scene: Scene, seen: Seen) -> None:
         async with dialled(server) as channel:
             stub = rpc.GenerationServiceStub(channel)
             request = pb.GenerateRequest(text="flood", max_new_tokens=4)
-            await asyncio.gather(*(told(stub.Generate(request, timeout=20), seen, "flood") for _ in range(200)))
+            await asyncio.gather(*(observed(stub.Generate(request, timeout=20), seen, "flood") for _ in range(200)))
 
 
 async def long_texts(scene: Scene, seen: Seen) -> None:
@@ -102,7 +102,7 @@ async def dear_grammars(scene: Scene, seen: Seen) -> None:
         for text in texts:
             for kind in (pb.GRAMMAR_KIND_REGEX, pb.GRAMMAR_KIND_GRAMMAR, pb.GRAMMAR_KIND_JSON_SCHEMA):
                 request = pb.GenerateRequest(text="x", max_new_tokens=2, grammar=pb.Grammar(kind=kind, text=text))
-                await told(stub.Generate(request, timeout=10), seen, "grammar")
+                await observed(stub.Generate(request, timeout=10), seen, "grammar")
 
 
 async def dear_sampling(scene: Scene, seen: Seen) -> None:
@@ -114,7 +114,7 @@ async def dear_sampling(scene: Scene, seen: Seen) -> None:
     )
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
-        await asyncio.gather(*(told(stub.Generate(request, timeout=10), seen, "dear") for _ in range(2)))
+        await asyncio.gather(*(observed(stub.Generate(request, timeout=10), seen, "dear") for _ in range(2)))
 
 
 async def wide_rounds(scene: Scene, seen: Seen) -> None:
@@ -131,7 +131,7 @@ async def _wide_round(channel: Any, scene: Scene, seen: Seen) -> None:
             length = max(length, message.commit.position + len(message.commit.token_ids))
             branch = pb.Branch(prefix_length=length, token_ids=[scene.vocab_size - 1] * 256)
             await call.write(pb.VerifyRequest(propose=pb.Propose(branches=[branch])))
-    await told(call, seen, "wide rounds")
+    await observed(call, seen, "wide rounds")
 
 
 async def dear_prompts(scene: Scene, seen: Seen) -> None:
@@ -141,7 +141,7 @@ async def dear_prompts(scene: Scene, seen: Seen) -> None:
     for server in scene.grpc_servers:
         async with dialled(server) as channel:
             stub = rpc.GenerationServiceStub(channel)
-            await told(stub.Generate(request, timeout=10), seen, "scored")
+            await observed(stub.Generate(request, timeout=10), seen, "scored")
             with suppress(*BROKEN):
                 await stub.Detokenize(pb.DetokenizeRequest(token_ids=[300] * 260_000), timeout=10)
 
@@ -165,7 +165,7 @@ async def metadata(scene: Scene, seen: Seen) -> None:
             call = stub.Generate(
                 pb.GenerateRequest(text="x", max_new_tokens=1), metadata=[("x", "y" * size)], timeout=5
             )
-            await told(call, seen, "metadata")
+            await observed(call, seen, "metadata")
 
 
 async def frames(scene: Scene, seen: Seen) -> None:
@@ -289,7 +289,7 @@ async def silent_worker(scene: Scene, seen: Seen) -> None:
         async with dialled(scene.target) as channel:
             call = rpc.VerificationServiceStub(channel).Assist()
             await call.write(scene.attach(4096))
-            await told(call, seen, "silent worker")
+            await observed(call, seen, "silent worker")
 
 
 async def deaf_worker(scene: Scene, seen: Seen) -> None:
@@ -313,7 +313,7 @@ async def silent_calls(scene: Scene, seen: Seen) -> None:
                     channel = await stack.enter_async_context(dialled(server))
                     open_one = channel.stream_stream(SILENT[index % len(SILENT)], **RAW)
                     calls += [open_one(timeout=20) for _ in range(100)]
-                await asyncio.gather(*(told(call, seen, "silent call") for call in calls))
+                await asyncio.gather(*(observed(call, seen, "silent call") for call in calls))
 
 
 async def half_open(scene: Scene, seen: Seen) -> None:

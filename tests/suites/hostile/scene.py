@@ -15,7 +15,7 @@ from grpc._cython.cygrpc import ExecuteBatchError  # type: ignore[import-not-fou
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 
 Seen = Counter[str]
-"""What attackers were told, by status; and how much they sent, as "messages"."""
+"""What attackers were observed, by status; and how much they sent, as "messages"."""
 Recipe = Callable[["Scene", Seen], Awaitable[None]]
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
@@ -68,7 +68,7 @@ async def dialled(address: str, options: list[tuple[str, int]] | None = None) ->
         yield channel
 
 
-async def told(call: Any, seen: Seen, name: str) -> None:
+async def observed(call: Any, seen: Seen, name: str) -> None:
     """Read a call to its end, and note its status."""
     with suppress(*BROKEN):
         while await call.read() != grpc.aio.EOF:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.caller import Caller, serving
+from inference.caller import Caller, request_context
 from inference.engine.admission import Admission
 from inference.engine.prefixes import Prefix
 from inference.errors import CapacityError
@@ -43,7 +43,7 @@ class Desk:
     def ask(self, *names: str) -> None:
         for name in names:
             self.requests[name] = Request(name)
-            with serving(Caller(name[0]), name):
+            with request_context(Caller(name[0]), name):
                 self.admission.enqueue(self.requests[name])
 
     def running(self) -> list[str]:
@@ -95,7 +95,7 @@ def test_one_account_is_served_as_it_came() -> None:
     assert desk.served() == [f"a{i}" for i in range(5)]
 
 
-def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
+def test_a_full_queue_prefers_callers_with_less() -> None:
     """Else the flood would only have to be long enough."""
     desk = Desk(num_slots=1, max_waiting=3)
     desk.ask("a0")
@@ -118,7 +118,7 @@ def test_nothing_is_kept_of_who_has_left() -> None:
     assert desk.admission._turns == {}
 
 
-def test_not_all_are_told_to_come_back_at_one_time() -> None:
+def test_retry_times_are_spread() -> None:
     desk = Desk(num_slots=1, max_waiting=0)
     desk.ask("a0")
     hints = set()

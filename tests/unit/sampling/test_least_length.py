@@ -8,7 +8,7 @@ import torch
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.request import GenerationRequest, HoldingParams, SamplingParams
+from inference.request import GenerationRequest, MinLengthSampling, SamplingParams
 from inference.sampling.choice import choose_tokens, rank_tokens
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
@@ -23,7 +23,7 @@ EOS = frozenset(range(0, 288, 2))
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_ends_are_held_back_below_the_position_alone(temperature: float) -> None:
-    held = HoldingParams(temperature, seed=3, held_back=(0, 2, 999), until=8)
+    held = MinLengthSampling(temperature, seed=3, held_back=(0, 2, 999), until=8)
     for logits in (LOGITS, torch.from_numpy(LOGITS)):
         early, late = choose_tokens(logits, [held, held], [7, 8])
         free = choose_tokens(logits, [SamplingParams(temperature, seed=3)] * 2, [7, 8])
@@ -35,12 +35,14 @@ def test_ends_are_held_back_below_the_position_alone(temperature: float) -> None
 
 def test_the_request_says_which_and_until_when() -> None:
     request = GenerationRequest((5, 6, 7), stop_token_ids=frozenset({9}), stop_at_eos=True, min_new_tokens=4)
-    law = request.law(frozenset({2}))
-    assert law == HoldingParams(held_back=(2, 9), until=7)
-    assert request.resumed((8, 8)).law(frozenset({2})) == law, "a resume keeps it"
-    ignoring = GenerationRequest((5,), stop_token_ids=frozenset({9}), min_new_tokens=4).law(frozenset({2}))
-    assert ignoring == HoldingParams(held_back=(9,), until=5)
-    assert GenerationRequest((5,), stop_at_eos=True).law(frozenset({2})) == SamplingParams()
+    law = request.effective_sampling(frozenset({2}))
+    assert law == MinLengthSampling(held_back=(2, 9), until=7)
+    assert request.resumed((8, 8)).effective_sampling(frozenset({2})) == law, "a resume keeps it"
+    ignoring = GenerationRequest((5,), stop_token_ids=frozenset({9}), min_new_tokens=4).effective_sampling(
+        frozenset({2})
+    )
+    assert ignoring == MinLengthSampling(held_back=(9,), until=5)
+    assert GenerationRequest((5,), stop_at_eos=True).effective_sampling(frozenset({2})) == SamplingParams()
 
 
 def backend() -> TorchBackend:

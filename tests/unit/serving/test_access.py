@@ -16,7 +16,7 @@ from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.watched import UnusableError
-from inference.caller import Caller, Right, serving
+from inference.caller import Caller, Right, request_context
 from inference.config import ConnectionConfig, DialSecurity, PortSecurity
 from inference.errors import ForbiddenError, HandshakeError, InvalidRequestError, UnauthenticatedError
 from inference.workers import access, admitting
@@ -131,7 +131,7 @@ def test_a_method_that_nobody_listed_is_operation() -> None:
     assert all(rights_of_call(f"{path}2") == {Right.OPS} for path in paths)
 
 
-async def test_a_role_is_what_it_may_do_and_no_more(at: Served, trust: Pki) -> None:
+async def test_a_role_grants_its_rights_alone(at: Served, trust: Pki) -> None:
     for role in ROLES:
         refused = await refusals(at.grpc, dialling(trust, token=token_of(role)))
         assert set(refused) == set(METHODS) - ALLOWED[role]
@@ -258,7 +258,7 @@ async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: 
 
 
 @pytest.mark.parametrize("insecure", [True, False])
-async def test_a_pool_worker_needs_a_role_wherever_others_can_dial(insecure: bool, trust: Pki) -> None:
+async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pki) -> None:
     """A stranger's Attach was sent the prompts of everybody, and their answers."""
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
     async with served(security, host="0.0.0.0") as at:
@@ -302,7 +302,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "words"), BROKEN.items(), ids=BROKEN.values())
-def test_a_file_that_is_not_as_it_must_be_names_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "auth.toml"
     path.write_text(text)
     with pytest.raises(UnusableError, match=f"{path}: .*{words}"):
@@ -317,7 +317,7 @@ async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -
         async with connected(link) as fleet:
             remote = FailoverCompleter(fleet, link)
             for length in (64, 65):
-                with serving(Caller("a" * length), ""):
+                with request_context(Caller("a" * length), ""):
                     asking = remote.complete(CompletionRequest("x"))
                     if length == 64:
                         assert [event async for event in asking]
@@ -336,7 +336,7 @@ async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, capl
             link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of(name)))
             async with connected(link) as fleet:
                 remote = FailoverCompleter(fleet, link)
-                with serving(Caller("alice"), "id-of-alice"):
+                with request_context(Caller("alice"), "id-of-alice"):
                     _ = [event async for event in remote.complete(CompletionRequest("x"))]
         async with https(trust) as client:
             headers = {"Authorization": f"Bearer {token_of('client')}", "X-Request-Id": "id-of-bob"}

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference.caller import Caller, Limits, serving
+from inference.caller import Caller, Limits, request_context
 from inference.commit import Event
 from inference.errors import CapacityError, DeadlineError, InvalidRequestError, UnavailableError
 from inference.observe.metrics import Metrics
@@ -35,7 +35,7 @@ async def collected(completer: SupervisedCompleter, request: CompletionRequest =
 
 
 async def ask(completer: SupervisedCompleter, request: CompletionRequest, who: Caller) -> None:
-    with serving(who, "id-1"):
+    with request_context(who, "id-1"):
         await collected(completer, request)
 
 
@@ -165,14 +165,14 @@ async def test_a_value_above_the_limit_is_named(request_: CompletionRequest, wor
 )
 async def test_what_is_left_open_is_within_the_limit(who: Caller, default: int | None, expected: int) -> None:
     """The story: a key with a limit never heard of the length that the server's operator had set for all."""
-    with serving(who, "id-1"):
+    with request_context(who, "id-1"):
         resolved = CompletionRequest("x", max_new_tokens=None).resolved(RequestDefaults(max_new_tokens=default))
     assert resolved.max_new_tokens == expected
 
 
 async def test_requests_in_flight_are_counted_by_caller() -> None:
     completer, request = supervised(ScriptedCompleter([["a"]])), REQUEST
-    with serving(ALICE, "id-1"):
+    with request_context(ALICE, "id-1"):
         async with aclosing(completer.complete(request)) as events:
             await anext(events)
             with pytest.raises(CapacityError, match="alice has 1 requests in flight, its limit is 1") as full:

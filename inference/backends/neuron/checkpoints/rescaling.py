@@ -38,14 +38,14 @@ def rescale(model: Path, output: Path) -> Iterator[str]:
         output.mkdir(parents=True, exist_ok=True)
         done = _done_before(shards, output)
         for number, shard in enumerate(shards, 1):
-            state = "done before" if shard.name in done else _said(_do(shard, output, plan, done))
+            state = "done before" if shard.name in done else _summary(_do(shard, output, plan, done))
             yield f"{number}/{len(shards)} {shard.name}  {state}"
         total = {each: sum(note[each] for note in done.values()) for each in ("num_values", "num_lost")}
         _copy_others(model, output)
         _write_json(output / "config.json", {**config, MARK: {"maximum": 240, **total}})
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error}") from error
-    yield f"{output}  {_said(total)}"
+    yield f"{output}  {_summary(total)}"
 
 
 def _do(shard: Path, output: Path, plan: Plan, done: dict[str, Any]) -> Mapping[str, int]:
@@ -58,7 +58,7 @@ def _do(shard: Path, output: Path, plan: Plan, done: dict[str, Any]) -> Mapping[
     return counts
 
 
-def _said(counts: Mapping[str, int]) -> str:
+def _summary(counts: Mapping[str, int]) -> str:
     return f"{counts['num_values']} fp8 values, {counts['num_lost']} of them, near 0, lost a bit"
 
 

@@ -55,7 +55,7 @@ def _verified(found: list[Publication]) -> Iterator[tuple[str, bool]]:
 
 
 def _cleaned(found: list[Publication], older_than_h: float) -> Iterator[tuple[str, bool]]:
-    for each in _nobody_loads(found):
+    for each in _unused(found):
         if time.time() - _begun_s(each) < older_than_h * 3600:
             yield f"{each.folder}  kept: begun {_begun(each)}", True
         elif discard(each.folder):
@@ -64,7 +64,7 @@ def _cleaned(found: list[Publication], older_than_h: float) -> Iterator[tuple[st
             yield f"{each.folder}  this store deletes nothing: delete it with the store's own tools", False
 
 
-def _nobody_loads(found: list[Publication]) -> Iterator[Publication]:
+def _unused(found: list[Publication]) -> Iterator[Publication]:
     """Yield all publications but the first whole one of each key, which `store.find` returns."""
     for _, of_key in groupby(found, key=lambda each: each.key):
         is_taken = False

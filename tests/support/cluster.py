@@ -129,7 +129,7 @@ class Member:
         return int(gauges["vllm:num_requests_running"] + gauges["vllm:num_requests_waiting"])
 
 
-class Town:
+class Cluster:
     """Servers by name, and the links between them."""
 
     def __init__(self, members: dict[str, Member], links: dict[str, DelayProxy], logs: Path) -> None:
@@ -189,10 +189,10 @@ async def _is_idle(member: Member) -> bool:
 
 
 @asynccontextmanager
-async def town(names: Collection[str], *, linked: bool = False) -> AsyncGenerator[Town, None]:
+async def cluster(names: Collection[str], *, linked: bool = False) -> AsyncGenerator[Cluster, None]:
     """The servers of these names, among target, draft, worker, gateway and fused, until the block is left."""
     async with AsyncExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-town-")))
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-cluster-")))
         members = {
             name: _PLANS[name](logs) for name in ("target", "draft", "worker", "gateway", "fused") if name in names
         }
@@ -212,7 +212,7 @@ async def town(names: Collection[str], *, linked: bool = False) -> AsyncGenerato
             for member in starting:
                 stack.push_async_callback(member.stop)
             await asyncio.gather(*(member.start() for member in starting))
-        yield Town(members, links, logs)
+        yield Cluster(members, links, logs)
 
 
 def _target(logs: Path) -> Member:
