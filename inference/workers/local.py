@@ -162,7 +162,7 @@ class LocalCompleter:
         """
         first, *others = generation.prompt_token_ids
         if len(opened.prompt_logprobs) != len(others):
-            message = "prompt_logprobs: the target behind this server does not give them"
+            message = "prompt_logprobs: the upstream target does not give them"
             raise InvalidRequestError(message, field="prompt_logprobs")
         stream = self._tokenizer.stream()
         entries = (TokenLogprobs((first,), (0.0,)), *opened.prompt_logprobs)
@@ -191,13 +191,13 @@ class LocalCompleter:
             logprobs=request.logprobs,
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
-            grammar=self._behind(prompt, request.grammar),
+            grammar=self._after_prompt(prompt, request.grammar),
             cache_salt=caller().cache_salt(request.cache_salt),
         )
         # A draft of a remote target must follow the same sampling, and only the tokenizer knows the end tokens.
         return replace(generation, sampling=generation.effective_sampling(self._tokenizer.eos_token_ids))
 
-    def _behind(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
+    def _after_prompt(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar with the preamble that the prompt leaves; it depends on the prompt alone, on no state."""
         if grammar is None or grammar.preamble is Preamble.NONE:
             return grammar
