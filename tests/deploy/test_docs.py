@@ -32,6 +32,8 @@ FOREIGN = {
     "pip",
     "env",
     "serve",
+    "set",
+    "export",
 }
 
 
@@ -39,7 +41,7 @@ FOREIGN = {
 def lines(tmp_path: Path) -> list[list[str]]:
     """Its command lines; blocks within lists are indented, which command_lines does not know."""
     copy = tmp_path / PAGE.name
-    copy.write_text(re.sub(r"^   ", "", TEXT, flags=re.MULTILINE))
+    copy.write_text(re.sub(r"^ {3,4}(?! )", "", TEXT, flags=re.MULTILINE))
     return command_lines(copy)
 
 
@@ -53,7 +55,8 @@ def test_what_is_applied_is_there(lines: list[list[str]]) -> None:
 
 def test_every_program_and_file_is_known(lines: list[list[str]]) -> None:
     for words in lines:
-        assert words[0] in FOREIGN or (ROOT / words[0]).is_file(), words
+        program = next((word for word in words if not re.match(r"\w+=", word)), words[0])  # after what it sets
+        assert program in FOREIGN or (ROOT / program).is_file(), words
     named = set(re.findall(r"(?<![\w/])(?:tests/)?deploy/[\w./-]*\w", TEXT))
     assert [each for each in sorted(named) if not (ROOT / each).exists()] == []
     goals = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
