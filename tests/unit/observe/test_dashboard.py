@@ -36,7 +36,7 @@ def test_two_services_stand_side_by_side() -> None:
     for name in ("variant", "topology"):
         assert VARIABLES[name]["allValue"] == ".*"
         assert all(f'{name}=~"${name}"' in each for each in EXPRESSIONS)
-    assert len([each for each in EXPRESSIONS if "by (variant, topology)" in each]) >= 2
+    assert len([each for each in EXPRESSIONS if "by (variant, topology, app_kubernetes_io_version)" in each]) >= 2
 
 
 def test_every_panel_has_a_place_of_its_own() -> None:
