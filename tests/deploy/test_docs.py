@@ -30,6 +30,8 @@ FOREIGN = {
     "helm",
     "pip",
     "env",
+    "export",
+    "set",
     "serve",
 }
 
@@ -38,7 +40,7 @@ FOREIGN = {
 def lines(tmp_path: Path) -> list[list[str]]:
     """Its command lines; blocks within lists are indented, which command_lines does not know."""
     copy = tmp_path / PAGE.name
-    copy.write_text(re.sub(r"^   ", "", TEXT, flags=re.MULTILINE))
+    copy.write_text(re.sub(r"^ {3,4}", "", TEXT, flags=re.MULTILINE))
     return command_lines(copy)
 
 
