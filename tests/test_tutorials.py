@@ -86,7 +86,8 @@ def check_llmperf(words: list[str]) -> None:
         return
     values = dict(zip(words[::2], words[1::2], strict=True))
     assert {name.removeprefix("--") for name in values} <= LLMPERF
-    ChatBody(messages=[{"role": "user", "content": "a"}], **json.loads(values["--additional-sampling-params"]))
+    sampling = json.loads(values["--additional-sampling-params"])
+    ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}], **sampling})
 
 
 def check_role(arguments: Sequence[str]) -> None:
