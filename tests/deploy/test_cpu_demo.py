@@ -52,6 +52,14 @@ class Pod:
     http: int
     probe: int
 
+    async def scrape(self, token: str) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.http}", timeout=5) as prometheus:
+            return await prometheus.get("/metrics", headers={"Authorization": f"Bearer {token}"} if token else {})
+
+    async def metrics(self, token: str) -> str:
+        """Return what Prometheus reads with its token."""
+        return (await self.scrape(token)).raise_for_status().text
+
     async def is_ready(self) -> bool:
         """Whether a Service may lead there: one failed probe is none, as the manifests have it."""
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.probe}", timeout=5) as kubelet:
@@ -66,7 +74,7 @@ class Pod:
 async def pod_of(name: str, access: str, given: Mapping[str, str], *more: str) -> AsyncGenerator[Pod]:
     """A pod of a workload, with these addresses in its flags."""
     grpc, http, probe = (free_port() for _ in range(3))
-    ports = {"--http_port": str(http), "--probe_port": str(probe)}
+    ports = {"--http_port": str(http), "--metrics_port": str(http), "--probe_port": str(probe)}
     ports |= {"--port": str(grpc)} if name == "target" else {}
     flags = flags_of(name, {"/access": access, "--drain_delay_s": "0", **ports, **given})
     last_line = {"target": "serving on", "draft": "attached as", "gateway": "HTTP on http"}[name]
@@ -121,17 +129,35 @@ def body(prompt: str, num_tokens: int, **more: Any) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, **more}
 
 
+def accepted_by(metrics: str) -> float:
+    """Return how many of a draft worker's own tokens were accepted."""
+    [value] = re.findall(r'^specdec_draft_tokens_total{accepted="true",.*source="draft"} (.*)$', metrics, re.MULTILINE)
+    return float(value)
+
+
 async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool draft is let in by its token; without one, a target on a network gives nobody prompts."""
+    """A pool draft is let in by its token; without one, a target on a network gives nobody prompts.
+
+    The story: draft pods had no port. A rollout of drafts that every target refused was successful, and which of them
+    was bad could not be seen.
+    """
     monkeypatch.chdir(ROOT)
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(pod_of("target", access, {}, "--no-lookup"))
-        await stack.enter_async_context(pod_of("draft", access, {"--attach": f"127.0.0.1:{target.grpc}"}))
+        draft = await stack.enter_async_context(pod_of("draft", access, {"--attach": f"127.0.0.1:{target.grpc}"}))
         gateway = await stack.enter_async_context(pod_of("gateway", access, await dialled([target], stack)))
         assert await target.is_ready()
         assert await gateway.is_ready()
         url = f"http://127.0.0.1:{gateway.http}/v1/completions"
         answer = (await asyncio.to_thread(httpx.post, url, json=body("1, 2, 3, 4,", 48), timeout=60)).json()
+        assert await draft.is_ready()
+        assert accepted_by(await draft.metrics((Path(access) / "ops").read_text().strip())) > 0
+        assert (await draft.scrape("")).status_code == 401
+        target.server.process.kill()
+        async with asyncio.timeout(60):
+            while await draft.is_ready():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.2)
+        assert draft.server.process.returncode is None, "not ready, and alive"
     assert answer["choices"][0]["text"].startswith(" 5, 6, 7")
     assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
 
