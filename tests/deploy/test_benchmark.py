@@ -197,7 +197,7 @@ def test_llmperf_is_edited_once_or_not_at_all(tmp_path: Path) -> None:
     for name in {name for name, *_ in EDITS}:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("".join(old * count for each, count, old, _ in EDITS if each == name))
-    edit = [sys.executable, ROOT / "deploy" / "llmperf" / "edits.py", tmp_path]
+    edit = [sys.executable, str(ROOT / "deploy" / "llmperf" / "edits.py"), str(tmp_path)]
     assert subprocess.run(edit, check=False).returncode == 0
     edited = {name: (tmp_path / name).read_text() for name, *_ in EDITS}
     assert [new for name, _, _, new in EDITS if new not in edited[name]] == []
