@@ -151,7 +151,11 @@ async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: p
         url = f"http://127.0.0.1:{gateway.http}/v1/completions"
         answer = (await asyncio.to_thread(httpx.post, url, json=body("1, 2, 3, 4,", 48), timeout=60)).json()
         assert await draft.is_ready()
-        assert accepted_by(await draft.metrics((Path(access) / "ops").read_text().strip())) > 0
+        ops = (Path(access) / "ops").read_text().strip()
+        assert accepted_by(await draft.metrics(ops)) > 0
+        assert re.search(r'^specdec_account_tokens_total{account="gateway",.*} [1-9]', await target.metrics(ops), re.M)
+        server = f'server="127.0.0.1:{target.grpc}"'
+        assert re.search(rf"^specdec_upstream_tokens_total{{.*{server}}} 48.0$", await gateway.metrics(""), re.M)
         assert (await draft.scrape("")).status_code == 401
         target.server.process.kill()
         async with asyncio.timeout(60):

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference import VERSION
-from inference.caller import Caller, serving
+from inference.caller import Caller, request_context
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Opened, OwnDrafts, Started, Timings
 from inference.errors import CapacityError
 from inference.observe.metrics import MAX_ACCOUNTS, OTHER_ACCOUNTS, Metrics
@@ -176,9 +176,9 @@ async def test_requests_count_for_the_account_that_sent_them() -> None:
     """Also those that are refused: a tenant that floods a full queue has next to no tokens."""
     metrics = Metrics("tiny")
     full = Completer(CapacityError("full", retry_after_s=1.0))
-    with serving(Caller("gateway", speaks_for_others=True, user="alice"), "1"):
+    with request_context(Caller("gateway", speaks_for_others=True, user="alice"), "1"):
         await drain(SupervisedCompleter(Completer(), Observer(metrics)))
-    with serving(Caller("bob"), "2"), pytest.raises(CapacityError):
+    with request_context(Caller("bob"), "2"), pytest.raises(CapacityError):
         await drain(SupervisedCompleter(full, Observer(metrics)))
     await drain(SupervisedCompleter(Completer(), Observer(metrics)))  # of a server without an auth file
     found = samples(metrics)
