@@ -114,7 +114,7 @@ def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float,
     """Return the findings in samples; those of the warm-up serve only the check of tokens."""
     summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
-    agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
+    agreement = check_agreement(samples, equal_weights=config.trusts_weights, near_tie=config.workload.near_tie)
     return Findings(config, tuple(summarizer.summaries()), services, agreement, duration_s, load)
 
 
@@ -249,6 +249,7 @@ def json_of(findings: Findings) -> dict[str, Any]:
         "warnings": findings.warnings,
         "num_requests": agreement.num_requests,
         "differences": [str(difference) for difference in agreement.differences],
+        "near_ties": [str(difference) for difference in agreement.near_ties],
         "duration_s": round(findings.duration_s, 1),
         "conditions": dict(findings.conditions),
         "load": {**asdict(findings.load), "spread": spread_of(findings.summaries)},

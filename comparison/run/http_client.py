@@ -17,7 +17,7 @@ from httpx_sse import SSEError, aconnect_sse
 
 from comparison.plan.config import WorkloadConfig
 from comparison.plan.endpoint import Endpoint
-from comparison.run.client import CONNECT_TIMEOUT_S
+from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
 from comparison.run.record import RequestRecord, Round
 from grpc_comm.secured import AUTHORIZATION, watched_token
 from grpc_comm.watched import UnusableError
@@ -175,6 +175,20 @@ class HttpClient:
             code, message = exc.code, str(exc)
         message = f"endpoint {self._endpoint.name}: {message}"
         return RequestRecord(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
+
+    async def scored(self, prompt: str) -> tuple[str, list[Step]]:
+        """See `Client`."""
+        body = {**self._body(prompt, len(_DIALECTS) - 1), "stream": False, "logprobs": NUM_BEST}
+        try:
+            async with asyncio.timeout(self._workload.deadline_s):
+                answer = await self._http.post("completions", json=body, extensions=self._sni)
+            (choice,) = answer.raise_for_status().json()["choices"]
+            scores = choice["logprobs"]
+            chosen = zip(scores["tokens"], scores["token_logprobs"], strict=True)
+            columns = zip(scores["text_offset"], chosen, scores["top_logprobs"], strict=True)
+            return choice["text"], [Step(offset, (own, *best.items())) for offset, own, best in columns]
+        except (TimeoutError, httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+            return "", []
 
     async def _ask(self, prompt: str | Chat, dialect: int, answer: _Answer, sent_s: float) -> bool:
         """Return True after an answer, False if the server refused this dialect. An accepted dialect is kept."""

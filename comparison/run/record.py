@@ -44,6 +44,8 @@ class RequestRecord:
         model_id: server's fingerprint of everything that its tokens depend on; empty if it reports none.
         is_estimated: whether messages were counted, because the server does not count tokens.
         failed_s: seconds from sending to failure; 0 if the request was answered.
+        margin: difference in log-probability of the two tokens at which the answer parts from another server's; None if
+            it does not part, or if no server reports it.
     """
 
     prompt_index: int
@@ -57,6 +59,7 @@ class RequestRecord:
     model_id: str = ""
     is_estimated: bool = False
     failed_s: float = 0.0
+    margin: float | None = None
 
     @cached_property
     def stats(self) -> RequestStats:
