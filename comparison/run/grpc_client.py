@@ -99,6 +99,7 @@ def record_of(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: 
         rounds=tuple(_round(arrived_s, delta) for arrived_s, delta in deltas if delta.token_ids),
         text="".join(delta.text for _, delta in deltas),
         model_id=started.provenance.model_id,
+        num_cached_tokens=started.num_cached_tokens,
     )
 
 

@@ -36,6 +36,7 @@ class RequestRecord:
         sent_s: time of sending, or the time due in an open loop, in seconds of a clock that all requests of the same
             run share.
         num_prompt_tokens: tokens of the prompt.
+        num_cached_tokens: tokens of the prompt that the server did not read, because it had kept them.
         token_ids: tokens of the answer; empty if the server sends text only.
         rounds: commits in order; the first includes the reading of the prompt.
         error_code: name of the gRPC status, HTTP status, or kind of failure; None if the request was answered.
@@ -59,6 +60,7 @@ class RequestRecord:
     model_id: str = ""
     is_estimated: bool = False
     failed_s: float = 0.0
+    num_cached_tokens: int = 0
     margin: float | None = None
 
     @cached_property
