@@ -34,6 +34,7 @@ FOREIGN = {
     "serve",
     "set",
     "export",
+    "umask",
 }
 
 
