@@ -58,6 +58,9 @@ class Pod:
         (folder / "cases").mkdir()
         for file, text in self.cases.items():
             (folder / "cases" / file).write_text(text)
+        self._access = folder / "access"
+        self._access.mkdir()
+        (self._access / "client").write_text("not-asked-for\n")
         self.paths = {"CASES": str(folder / "cases"), "RESULTS": str(folder / "results")}
         self.paths |= {"SCRIPT": str(ROOT / "deploy" / "cloudwatch" / "publish.py"), "LLMPERF_HOME": str(folder)}
         self.paths |= {"KEEP": str(folder / "kept"), "LLMPERF": str(ROOT / "deploy" / "llmperf")}
@@ -70,7 +73,8 @@ class Pod:
     def run(self, environment: Mapping[str, str], *further: str) -> subprocess.CompletedProcess[str]:
         """Its command to the end; of a flag that is given again the last one counts."""
         shell, script = self.container["command"]
-        command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *self.container["args"], *further]
+        own = [word.replace("/access/", f"{self._access}/") for word in self.container["args"]]
+        command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *own, *further]
         known = {**environment, **self.variables, **self.paths}
         return subprocess.run(command, env=known, cwd=ROOT, capture_output=True, text=True, check=False)
 
