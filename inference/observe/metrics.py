@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
@@ -176,6 +177,11 @@ class Metrics:
         if isinstance(load, SlotLoad):
             text = "Share of the KV slots that requests hold, 0 to 1; at 1 the next request waits."
             self._gauge("vllm:kv_cache_usage_perc", text).set_function(lambda: load.num_running / load.num_slots)
+
+    def watch_vocabulary(self, share: Callable[[], float]) -> None:
+        """Add a gauge of the share of the target's token ids that the draft can propose."""
+        text = "Share of the target's token ids that the draft has, and can propose; others the target chooses alone."
+        self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
         """Record how late the event loop ran a timer, in seconds, and its number of tasks."""
