@@ -17,7 +17,7 @@ class GatewaySettings:
     """Settings of --role gateway."""
 
     connection: ConnectionConfig = group(
-        ConnectionConfig, host=same(ConnectionConfig, "host", help=f"host of the server behind it{REPLICAS}")
+        ConnectionConfig, host=same(ConnectionConfig, "host", help=f"host of the upstream server{REPLICAS}")
     )
     http: HttpConfig = group(HttpConfig, port=8000)
     server: ServerConfig = group(ServerConfig, without=(*OF_GRPC, *OF_MODELS))
