@@ -29,14 +29,7 @@ from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from inference.workers.remote import RemoteCompleter
 from tests.support.models import disturbed, tiny_model, tiny_tokenizer
-from tests.support.servers import (
-    command,
-    complete_all,
-    draft_server,
-    fused_server,
-    run_command,
-    target_server,
-)
+from tests.support.servers import command, complete_all, draft_server, fused_server, run_command, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -87,7 +80,8 @@ async def pairs(
             target = await stack.enter_async_context(target_server(model, *SLOW))
             distributed = draft_server(draft, target, "--metrics_port", str(port))
             servers = distributed, fused_server(model, draft)
-            return Pair(size, target, *await asyncio.gather(*map(stack.enter_async_context, servers)), port)
+            draft_worker, fused = await asyncio.gather(*map(stack.enter_async_context, servers))
+            return Pair(size, target, draft_worker, fused, port)
 
         yield {LARGE: await pair(LARGE, drafts[SMALL]), SMALL: await pair(SMALL, drafts[LARGE])}
 
@@ -180,6 +174,7 @@ def asked_of(pair: Pair, asked: list[CompletionRequest]) -> list[CompletionReque
     return asked[:half] if pair.size == LARGE else asked[half:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [LARGE, SMALL])
 async def test_a_draft_whose_link_is_cut_resumes(pairs: dict[int, Pair], drafts: dict[int, Path], size: int) -> None:
     pair = pairs[size]

@@ -171,7 +171,7 @@ def promised(target: FloatArray, draft: FloatArray) -> float:
 
 
 def within_error(rate: float, expected: float, num_errors: float) -> bool:
-    return abs(rate - expected) <= num_errors * (expected * (1.0 - expected) / NUM_SEEDS) ** 0.5
+    return abs(rate - expected) <= num_errors * math.sqrt(expected * (1.0 - expected) / NUM_SEEDS)
 
 
 TOY_SIZES = [(NUM_PADDED, NUM_COMMON), (NUM_COMMON, NUM_PADDED)]
