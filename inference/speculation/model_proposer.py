@@ -104,12 +104,14 @@ class ModelProposer:
 
 def _of_targets(logits: Array, drafts: Sequence[Draft]) -> Array:
     """Return the logits, one row per draft, with minus infinity for ids that the draft's target lacks."""
-    sizes = [logits.shape[-1] if draft.vocab_size is None else draft.vocab_size for draft in drafts]
-    if min(sizes) < logits.shape[-1]:
-        logits = array_api_compat.array_namespace(logits).asarray(logits, copy=True)
-        for row, size in enumerate(sizes):
-            logits[row, size:] = -math.inf
-    return logits
+    num_ids = logits.shape[-1]
+    sizes = [num_ids if draft.vocab_size is None else draft.vocab_size for draft in drafts]
+    if min(sizes) >= num_ids:
+        return logits
+    cut = array_api_compat.array_namespace(logits).asarray(logits, copy=True)
+    for row, size in enumerate(sizes):
+        cut[row, size:] = -math.inf
+    return cut
 
 
 def _choose(logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:
