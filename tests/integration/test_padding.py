@@ -52,13 +52,13 @@ def save(directory: Path, size: int, *, is_draft: bool) -> Path:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its draft in two topologies, and the port of the draft worker's metrics."""
+    """A target, its draft in two topologies, and the ports of these two's metrics."""
 
     size: int
     target: ServerProcess
     distributed: ServerProcess
     fused: ServerProcess
-    metrics_port: int
+    metrics_ports: tuple[int, int]
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +76,12 @@ async def pairs(
     async with AsyncExitStack() as stack:
 
         async def pair(size: int, draft: Path) -> Pair:
-            model, port = save(root / str(size), size, is_draft=False), free_port()
+            model, ports = save(root / str(size), size, is_draft=False), (free_port(), free_port())
             target = await stack.enter_async_context(target_server(model, *SLOW))
-            distributed = draft_server(draft, target, "--metrics_port", str(port))
-            servers = distributed, fused_server(model, draft)
+            distributed = draft_server(draft, target, "--metrics_port", str(ports[0]))
+            servers = distributed, fused_server(model, draft, "--metrics_port", str(ports[1]))
             draft_worker, fused = await asyncio.gather(*map(stack.enter_async_context, servers))
-            return Pair(size, target, draft_worker, fused, port)
+            return Pair(size, target, draft_worker, fused, ports)
 
         yield {LARGE: await pair(LARGE, drafts[SMALL]), SMALL: await pair(SMALL, drafts[LARGE])}
 
@@ -141,11 +141,12 @@ async def test_the_command_line_learns_the_size(pairs: dict[int, Pair], drafts: 
 
 @pytest.mark.parametrize(("size", "share"), [(LARGE, SMALL / LARGE), (SMALL, 1.0)])
 async def test_metrics_say_what_the_draft_can_propose(pairs: dict[int, Pair], size: int, share: float) -> None:
-    async with httpx.AsyncClient() as client:
-        figures = (await client.get(f"http://127.0.0.1:{pairs[size].metrics_port}/metrics")).text
-    found = re.search(r"^specdec_draft_vocabulary_share{.*} (.*)$", figures, re.MULTILINE)
-    assert found is not None
-    assert float(found[1]) == pytest.approx(share)
+    for port in pairs[size].metrics_ports:
+        async with httpx.AsyncClient() as client:
+            figures = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+        found = re.search(r"^specdec_draft_vocabulary_share{.*} (.*)$", figures, re.MULTILINE)
+        assert found is not None
+        assert float(found[1]) == pytest.approx(share)
 
 
 async def test_one_worker_of_the_pool_helps_targets_of_two_sizes(
