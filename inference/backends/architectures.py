@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:  # a packed model is loaded without Transformers
     from transformers import PretrainedConfig, PreTrainedModel
 
-from inference.errors import ConfigError, UnsupportedModelError
+from inference.config import LENGTH_FIELDS
+from inference.errors import UnsupportedModelError
 
 DEFAULT_LENGTH = 2048
-
-# Names that families give to the number of positions they were trained for.
-LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 
 # Prefixes of `model_type` whose state is not keys and values per position.
 RECURRENT = (
@@ -56,11 +54,7 @@ def resolve_length(config: Config, asked: int | None) -> int:
     text_config = config.get_text_config()  # multimodal models keep the language model's settings apart
     limits = (getattr(text_config, name, None) for name in LENGTH_FIELDS)
     limit = next((limit for limit in limits if isinstance(limit, int)), None)
-    if asked is None:
-        return DEFAULT_LENGTH if limit is None else min(limit, DEFAULT_LENGTH)
-    if limit is not None and asked > limit:
-        raise ConfigError(f"sequence_length {asked} is above the {limit} positions of {architecture_name(config)}")
-    return asked
+    return asked or (DEFAULT_LENGTH if limit is None else min(limit, DEFAULT_LENGTH))
 
 
 def require_supported_config(config: Config, max_length: int) -> None:

@@ -79,6 +79,7 @@ class DraftSession:
         confidence: estimates how likely a draft token is right, and learns from commits; shared by all sessions.
         grammar: matcher of the request's grammar, for this session alone.
         cache_salt: the request's cache salt.
+        vocab_size: number of ids of the session's target; see `Draft`.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class DraftSession:
         confidence: Confidence | None = None,
         grammar: Matcher | None = None,
         cache_salt: str = "",
+        vocab_size: int | None = None,
     ) -> None:
         self.slot: int | None = None
         self.committed = list(token_ids)
@@ -100,6 +102,7 @@ class DraftSession:
         self._tally = Tally(self.output_start) if sampling.penalizes else None
         self.grammar = grammar
         self._cache_salt = cache_salt
+        self._vocab_size = vocab_size
         self.pacing = Pacing()
         self.num_branch_hits = 0
         self.num_wasted_tokens = 0
@@ -178,6 +181,7 @@ class DraftSession:
             None if path is self._path else self._path.slot,
             self.grammar,
             self._tally,
+            self._vocab_size,
         )
 
     def _begin_branches(self) -> None:

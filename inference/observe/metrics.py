@@ -245,6 +245,11 @@ class Metrics:
         self._account_requests.labels(self._name, account, code).inc()
         self._account_tokens.labels(self._name, account).inc(num_tokens)
 
+    def watch_vocabulary(self, share: Callable[[], float]) -> None:
+        """Add a gauge of the share of the target's token ids that the draft can propose."""
+        text = "Share of the target's token ids that the draft has, and can propose; others the target chooses alone."
+        self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
+
     def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
         """Record how late the event loop ran a timer, in seconds, and its number of tasks."""
         self._loop_lags.append(max(0.0, lag_s))

@@ -51,11 +51,16 @@ class LoadedDraft:
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """Running engine, the tokenizer of its model, and what its logits depend on beside the weights."""
+    """Running engine, the tokenizer of its model, what its logits depend on beside the weights, and a draft's share.
+
+    Attributes:
+        vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
+    """
 
     engine: TargetEngine
     tokenizer: Tokenizer
     arithmetic: str = ""
+    vocabulary_share: float | None = None
 
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that all servers of this target share, with or without a draft, and no other model has."""
@@ -82,7 +87,7 @@ async def target_engine(
     limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share)
     grammars = Grammars(GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size))
     async with running(TargetEngine(loaded.decoder, limits, grammars)) as engine:
-        yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic)
+        yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic, loaded.vocabulary_share)
 
 
 def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
@@ -92,12 +97,13 @@ def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """Decoder, its tokenizer, what its logits depend on beside the weights, and most draft tokens of one pass."""
+    """Decoder and most draft tokens of one pass; the rest as in `RunningTarget`."""
 
     decoder: Decoder
     tokenizer: Tokenizer
     arithmetic: str
     gamma: int
+    vocabulary_share: float | None = None
 
 
 async def _load_alone(config: ModelConfig) -> _LoadedTarget:
@@ -116,7 +122,8 @@ async def _load_pair(config: FusedConfig) -> _LoadedTarget:
     require_one_vocabulary(drafting.vocabulary, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     length = DraftLength() if config.adaptive_gamma else None
     decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length)
-    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma)
+    share = drafting.vocabulary.share_of(backend.vocab_size)
+    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma, share)
 
 
 async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamma: int) -> _LoadedTarget | None:

@@ -46,6 +46,8 @@ def _host(running: RunningTarget, model: ModelConfig, topology: str, ports: Port
     engine, server, model_id = running.engine, ports.server, running.model_id(model)
     metrics = Metrics(model.name, role=observers.config.role)
     metrics.watch(engine)
+    if (share := running.vocabulary_share) is not None:
+        metrics.watch_vocabulary(lambda: share)
     generator: Generator = engine
     card = model_card(model.name, topology, generator, running.tokenizer, server.defaults, model_id)
     servicers: list[Servicer] = []

@@ -77,6 +77,15 @@ def tiny_model(
     return model.eval()
 
 
+def disturbed(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with changed weights, a draft of what it was: some of its tokens are accepted."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.07 * parameter.std()
+    return model
+
+
 def save_tiny_model(
     directory: Path,
     family: str,

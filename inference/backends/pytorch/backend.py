@@ -134,11 +134,11 @@ class TorchBackend:
 
     @torch.inference_mode()
     def _probe(self, max_length: int) -> tuple[int, list[LayerShape]]:
-        """Run one token to learn the vocabulary's size and what each layer stores."""
+        """Run one token, at the last position, to learn the vocabulary's size and what each layer stores."""
         architecture = architecture_name(self._model.config)
         recorder = ShapeRecorder(architecture, max_length)
         try:
-            logits = self._run(torch.zeros(2, 1, dtype=torch.long, device=self._device), recorder)
+            logits = self._run(torch.tensor([[0], [max_length - 1]], device=self._device), recorder)
         except ConfigError:
             raise
         except Exception as error:  # such as a layer that indexes the mask which it is not given

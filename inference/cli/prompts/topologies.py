@@ -33,9 +33,10 @@ _Deltas = asyncio.Queue[Delta | None]
 async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig) -> int:
     """Complete prompts with a local draft and a remote target; return the exit code."""
     async with connected(draft.connection) as fleet:
-        await card_of_target(fleet)
+        card = await card_of_target(fleet)
         loaded = await load_proposer(proposer)
         async with draft_worker(loaded, draft, fleet) as (worker, engine):
+            worker.vocab_size = worker.vocab_size if card is None else card.vocab_size
             with timeline(job.observe, engine):
                 return await _complete(job, LocalCompleter(worker, loaded.tokenizer), TextSink())
 

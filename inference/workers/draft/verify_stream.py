@@ -96,7 +96,11 @@ class VerifyStream:
         self._num_cached_tokens = 0
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
-        """Send Open; drafting begins at once, and only a cautious stream waits for the answer."""
+        """Send Open; drafting begins at once, and only a cautious stream waits for the answer.
+
+        Args:
+            vocabulary: tokenizer of the draft, and size of the target's vocabulary, which its commits are checked by.
+        """
         self._opened_at = time.monotonic()
         self._state.answered = False
         self._vocab_size, self._num_prompt_tokens = vocabulary.size, len(request.prompt_token_ids)

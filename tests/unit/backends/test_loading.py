@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from inference.backends.onnx.shape import shape_of
 from inference.backends.onnx.slots import OnnxSlots
@@ -115,7 +116,10 @@ def test_an_unsupported_architecture_is_refused_early(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sequence_length": 129}, "sequence_length 129 is above the 128 positions of LlamaForCausalLM"),
+        (
+            {"sequence_length": 129},
+            "sequence_length 129 is above the 128 positions of model .*: --beyond_positions goes beyond",
+        ),
         ({"device": "abacus"}, "device abacus is not a torch device"),
         ({"device": "meta"}, "device meta is neither cpu nor cuda"),
         ({"device": "cuda:99"}, "device cuda:99 is not among the"),
@@ -125,6 +129,30 @@ def test_an_unsupported_architecture_is_refused_early(checkpoint: Path) -> None:
 def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_backend(config_for(checkpoint, **fields))
+
+
+def test_too_long_sequences_are_refused_before_anything_is_loaded(checkpoint: Path) -> None:
+    """The default backend used to warn of the length, and then torch loaded the model to refuse it again."""
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="sequence_length 129 is above"):
+        ModelConfig(checkpoint, backend="auto", sequence_length=129)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_positions_beyond_the_models_are_served_if_asked_for(checkpoint: Path, backend: str) -> None:
+    config = config_for(checkpoint, backend=backend, sequence_length=160, beyond_positions=True)
+    token_ids = [2 + i % 250 for i in range(160)]
+    logits = load_backend(config).forward([Span(0, 0, token_ids, 2)])
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    with torch.inference_mode():
+        expected = model(torch.tensor([token_ids])).logits[0, -2:]
+    np.testing.assert_allclose(np.asarray(logits), expected.numpy(), atol=1e-3)
+
+
+def test_a_table_of_positions_has_no_beyond(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path, "gpt2")
+    with pytest.raises(UnsupportedModelError, match="one token fails with IndexError"):
+        load_backend(config_for(checkpoint, sequence_length=129, beyond_positions=True))
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
