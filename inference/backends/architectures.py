@@ -63,9 +63,13 @@ def resolve_length(config: Config, asked: int | None) -> int:
     return asked
 
 
-def require_supported_config(config: Config, max_length: int) -> None:
-    """Raise UnsupportedModelError if slots of `max_length` plain keys and values cannot carry this model."""
-    for reason in _reasons(config, max_length):
+def require_supported_config(config: Config, max_length: int, *, windows: bool = False) -> None:
+    """Raise UnsupportedModelError if slots of `max_length` plain keys and values cannot carry this model.
+
+    Args:
+        windows: the backend applies sliding windows.
+    """
+    for reason in _reasons(config, max_length, windows=windows):
         raise UnsupportedModelError(f"{architecture_name(config)} is not supported: {reason}")
 
 
@@ -78,12 +82,22 @@ def require_supported_model(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(f"{architecture_name(model.config)} is not supported: {reason}")
 
 
+def layer_windows(config: Config, max_length: int) -> list[int | None]:
+    """Return each layer's sliding window; None where a layer sees all of the `max_length` positions before."""
+    config = config.get_text_config()
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if window is not None and window >= max_length:
+        window = None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
 def forward_arguments(model: PreTrainedModel) -> Collection[str]:
     """Return the names that the model's forward takes; its `**kwargs` may silently ignore others."""
     return inspect.signature(model.forward).parameters
 
 
-def _reasons(config: Config, max_length: int) -> Iterator[str]:
+def _reasons(config: Config, max_length: int, *, windows: bool) -> Iterator[str]:
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder"
     config = config.get_text_config()
@@ -92,18 +106,12 @@ def _reasons(config: Config, max_length: int) -> Iterator[str]:
         yield "it carries recurrent state, which cannot be rolled back by position"
     if model_type in ALIBI or getattr(config, "alibi", False):
         yield "ALiBi position bias is not plain causal attention"
-    yield from _layer_reasons(config, max_length)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    for kind in sorted(kinds - {"full_attention", "sliding_attention"}):
+        yield f"its layers of type {kind} keep other state than keys and values"
+    if not windows and any(layer_windows(config, max_length)):
+        yield f"its sliding window of {config.sliding_window} is below the sequence length of {max_length}"
     yield from _rope_reasons(config, max_length)
-
-
-def _layer_reasons(config: Config, max_length: int) -> Iterator[str]:
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    for layer_type in sorted(layer_types - {"full_attention", "sliding_attention"}):
-        yield f"its layers of type {layer_type} keep other state than keys and values"
-    window = getattr(config, "sliding_window", None)
-    applies = getattr(config, "use_sliding_window", True) and layer_types != {"full_attention"}
-    if window is not None and applies and window < max_length:
-        yield f"its sliding window of {window} is below the sequence length of {max_length}"
 
 
 def _rope_reasons(config: Config, max_length: int) -> Iterator[str]:

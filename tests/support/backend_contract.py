@@ -75,6 +75,12 @@ class Reference:
         logits: np.ndarray[Any, Any] = output.logits[0].float().numpy()
         return logits
 
+    def generated(self, prompt: Sequence[int], num_new_tokens: int) -> list[int]:
+        """Return the prompt and Transformers' own greedy text after it."""
+        settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": num_new_tokens}
+        generated: list[int] = self._model.generate(torch.tensor([prompt]), **settings)[0].tolist()
+        return generated
+
 
 @lru_cache(maxsize=1)
 def reference(family: str) -> Reference:
@@ -147,6 +153,17 @@ class BackendContract:
             assert_matches(backend, plain, history, tolerance=self.tolerance)
 
         check()
+
+    @pytest.mark.parametrize("width", [1, 4])
+    def test_greedy_text_is_that_of_generate(self, family: str, width: int) -> None:
+        """Every choice is checked at every width: the tokens before it are always those of `generate`."""
+        backend, text = self.backend_of(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
+        passes = [
+            Span(1, start, text[start : start + width], min(width, MAX_LENGTH - start))
+            for start in range(0, MAX_LENGTH, width)
+        ]
+        chosen = [int(choice) for span in passes for choice in backend.forward([span]).argmax(axis=1)]
+        assert chosen[2:-1] == text[3:]
 
     def test_a_start_off_by_one_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As if every continued sequence were one token longer than it is."""
