@@ -128,7 +128,7 @@ class BackendContract:
     """Derive it, and give it a fixture `family` and the two methods that raise here."""
 
     tolerance = 1e-4
-    max_examples = 50
+    max_examples = 25
 
     def backend_of(self, family: str) -> Backend:
         """The backend over `tiny_model(family)`, for all examples: what earlier ones left in its slots must not matter.

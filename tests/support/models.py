@@ -6,12 +6,15 @@ apart and greedy choices do not hang on rounding.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from inference.backends.onnx.shape import FAMILIES as PACKED_TYPES
 
 TokenizerVariant: TypeAlias = Literal["plain", "permuted"]
 """plain: bytes and a few merges. permuted: the same tokens under other ids, as from an unrelated tokenizer."""
@@ -49,6 +52,12 @@ _GEMMA = {**_GROUPED, **_MIXED, "head_dim": 12, "query_pre_attn_scalar": 10}
 _CAPPED = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0}
 _LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 
+
+def model_type(family: str) -> str:
+    """Return Transformers' name of a family, without what a variant of it adds."""
+    return family.partition(",")[0]
+
+
 # family, perhaps with what it adds -> fields of its configuration
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _GROUPED,
@@ -76,12 +85,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": {**_GROUPED, **_MIXED},
     "phi3": {**_GROUPED, "partial_rotary_factor": 0.5},
     "phi3, windows": {**_GROUPED, **_SLIDING},
-    "phi3, longrope": {**_MULTI_HEAD, "original_max_position_embeddings": 64, "rope_scaling": _LONG_ROPE},
+    "phi3, longrope": {
+        **_MULTI_HEAD,
+        "max_position_embeddings": 256,
+        "original_max_position_embeddings": 128,
+        "rope_scaling": _LONG_ROPE,
+    },
     "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
     "phi": {**_MULTI_HEAD, "partial_rotary_factor": 0.5},
     "gpt_neox": {**_MULTI_HEAD, "rotary_pct": 0.5},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
 }
+
+
+EXPERTS = ("qwen3_moe", "mixtral", "gpt_oss")
+PACKED_FAMILIES = [family for family in FAMILIES if model_type(family) in PACKED_TYPES]
+CONTRACTS: dict[tuple[str, str], Collection[str]] = {
+    ("torch", "float32"): FAMILIES,
+    ("torch", "bfloat16"): [family for family in FAMILIES if family not in EXPERTS],  # ties go to other experts
+    ("onnx", "float32"): PACKED_FAMILIES,
+    ("onnx", "int8"): PACKED_FAMILIES,
+}
+"""Backend and dtype -> families that the contract suite runs, from which docs/families.md is made."""
 
 
 def tiny_model(
@@ -103,7 +128,7 @@ def tiny_model(
     fields = {**FAMILIES[family], **token_ids, "vocab_size": vocab_size, **overrides}
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # attention sinks begin as random numbers
-        config = AutoConfig.for_model(family.partition(",")[0], **fields)
+        config = AutoConfig.for_model(model_type(family), **fields)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     _randomize(model, seed)
     return model.eval()

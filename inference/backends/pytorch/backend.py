@@ -137,7 +137,7 @@ class TorchBackend:
     def _probe(self, max_length: int) -> tuple[int, list[LayerShape]]:
         """Run one token to learn the vocabulary's size and what each layer stores."""
         architecture = architecture_name(self._model.config)
-        recorder = ShapeRecorder(architecture, layer_windows(self._model.config, max_length), max_length)
+        recorder = ShapeRecorder(architecture, layer_windows(self._model.config), max_length)
         try:
             logits = self._run(torch.zeros(2, 1, dtype=torch.long, device=self._device), recorder)
         except ConfigError:
