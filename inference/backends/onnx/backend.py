@@ -1,4 +1,4 @@
-"""The onnx backend: Llama-shaped models in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
+"""The onnx backend: decoders in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
 
 Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of spans, built
 when first needed; all share the weights in memory. Other families, dtypes and devices are the torch backend's.

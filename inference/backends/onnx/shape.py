@@ -1,4 +1,4 @@
-"""Shape of a Llama-shaped decoder: the facts that its ONNX graph depends on.
+"""Shape of a decoder: the facts that its ONNX graph depends on, and the families that the graph expresses.
 
 Owns the reading of those facts from a Transformers model, and the layout of padded heads. Knows no graph.
 """
