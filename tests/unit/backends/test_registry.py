@@ -27,7 +27,7 @@ def test_auto_is_onnx_where_it_runs_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "fields"), [("gpt2", {}), ("llama", {"dtype": "bfloat16"})], ids=["family", "dtype"]
 )
-def test_auto_is_torch_for_the_rest_and_its_cost_is_logged(
+def test_auto_is_torch_and_warns_for_the_rest(
     tmp_path: Path, family: str, fields: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(load_backend(config_for(save_tiny_model(tmp_path, family), **fields)), TorchBackend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from inference.model.slots import Span
 from tests.support.backend_contract import Reference
 from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
 
-WINDOW = {"sliding_window": 100, "max_position_embeddings": 1024}
+WINDOW: dict[str, Any] = {"sliding_window": 100, "max_position_embeddings": 1024}
 WIDTHS = (300, 1, 5, 150, 40, 1)
 
 
@@ -22,7 +23,7 @@ WIDTHS = (300, 1, 5, 150, 40, 1)
     ("backend", "family"),
     [("torch", "mistral, windows"), ("torch", "gpt_oss"), ("onnx", "mistral, windows"), ("onnx", "gemma2")],
 )
-def test_logits_are_those_of_a_fresh_forward_far_behind_a_window(backend: str, family: str, tmp_path: Path) -> None:
+def test_long_prompts_leave_their_windows(backend: str, family: str, tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, family, **WINDOW)
     config = ModelConfig(path, backend=backend, num_slots=1, sequence_length=sum(WIDTHS), num_threads=1)
     loaded = load_backend(config)

@@ -263,9 +263,7 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("off", [-1, 1])
-def test_windows_are_tested_at_loading_though_its_tokens_would_not_leave_them(
-    off: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_are_tested_at_loading(off: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The 8 tokens of the test never leave a window of 512: a runtime that counted otherwise would pass it."""
     path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH - 1)
     load(path)
