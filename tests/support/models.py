@@ -49,6 +49,13 @@ _MIXED = {
     **_SLIDING,
 }
 _GEMMA = {**_GROUPED, **_MIXED, "head_dim": 12, "query_pre_attn_scalar": 10}
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
 _CAPPED = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0}
 _LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 
@@ -72,6 +79,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {**_GROUPED, "num_key_value_heads": 1, "head_dim": 16},
     "gemma2": {**_GEMMA, **_CAPPED},
     "gemma3_text": _GEMMA,
+    "gemma3": {"text_config": _GEMMA, "vision_config": _VISION},
     "gpt_oss": {**_GROUPED, **_MIXED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "granite": {
         **_GROUPED,
@@ -99,7 +107,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 EXPERTS = ("qwen3_moe", "mixtral", "gpt_oss")
-PACKED_FAMILIES = [family for family in FAMILIES if model_type(family) in PACKED_TYPES]
+PACKED_FAMILIES = [family for family in FAMILIES if model_type(family) in (*PACKED_TYPES, "gemma3")]
 CONTRACTS: dict[tuple[str, str], Collection[str]] = {
     ("torch", "float32"): FAMILIES,
     ("torch", "bfloat16"): [family for family in FAMILIES if family not in EXPERTS],  # ties go to other experts
@@ -125,7 +133,10 @@ def tiny_model(
         overrides: further fields of its configuration.
     """
     token_ids = {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": EOS_TOKEN_ID}
-    fields = {**FAMILIES[family], **token_ids, "vocab_size": vocab_size, **overrides}
+    text = {**token_ids, "vocab_size": vocab_size, **overrides}
+    fields = {**FAMILIES[family], **text}
+    if "text_config" in fields:
+        fields["text_config"] = {**fields["text_config"], **text}
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # attention sinks begin as random numbers
         config = AutoConfig.for_model(model_type(family), **fields)

@@ -55,7 +55,7 @@ def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> N
     started = time.monotonic()
     config = load_config(path)
     require_supported_config(config, resolve_length(config, sequence_length), windows=True)
-    require_llama_shaped(config)
+    require_llama_shaped(config.get_text_config())
     model = load_weights(path, config, dtype=torch.float32, device=torch.device("cpu"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -91,11 +91,13 @@ def _write(model: PreTrainedModel, folder: Path, dtype: str) -> None:
     _write_packed(graph, folder)
     plain.unlink()
     shape.save(folder / SHAPE_FILE)
-    (folder / CONFIG_FILE).write_text(json.dumps(model.config.to_dict(), default=str))
+    config = model.config.get_text_config()
+    settings = {**config.to_dict(), "architectures": model.config.architectures}
+    (folder / CONFIG_FILE).write_text(json.dumps(settings, default=str))
     token_ids = np.arange(NUM_PROBE_TOKENS) * 7919 % shape.vocab_size
     logits = _logits(model, token_ids)
     if any(shape.windows):
-        model.config.sliding_window = PROBE_WINDOW  # from which Transformers makes masks
+        config.sliding_window = PROBE_WINDOW  # from which Transformers makes masks
     np.savez(folder / PROBE_FILE, token_ids=token_ids, logits=logits, narrow_logits=_logits(model, token_ids))
 
 

@@ -142,8 +142,8 @@ def require_llama_shaped(config: Config) -> None:
 
 def shape_of(model: PreTrainedModel) -> DecoderShape:
     """Read the facts from the modules, not from the configuration, whose names differ by family and version."""
-    config = model.config
-    decoder: Any = model.base_model
+    config = model.config.get_text_config()  # multimodal models keep the language model apart
+    decoder: Any = model.get_decoder()
     layer = decoder.layers[0]
     attention = layer.self_attn
     rotaries = [_rotary(decoder, index) for index in range(len(decoder.layers))]

@@ -20,8 +20,8 @@ from inference.backends.onnx.shape import FAMILIES, DecoderShape, Weight
 
 def decoder_weights(model: PreTrainedModel, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:
     """Yield (name, float32 array) one at a time, so that a large model is not held twice."""
-    config: Any = model.config
-    decoder: Any = model.base_model
+    decoder: Any = model.get_decoder()
+    config = decoder.config
     offset = FAMILIES[config.model_type].norm_offset
     embedding_scale = float(getattr(decoder.embed_tokens, "embed_scale", 1.0))
     embedding_scale *= getattr(config, "embedding_multiplier", 1.0)
