@@ -28,6 +28,9 @@ On a CPU a pass of `torch` takes 1.3 times (110M parameters) to 4 times (12M) as
 so when it loads a model that `onnx` refuses. At loading, `onnx` compares a few tokens with the logits that Transformers
 gave when the model was packed, and once more with windows so narrow that these few tokens leave them.
 
+Of a multimodal model (`gemma3`, the larger Gemma-3) the language model is served; `onnx` packs it alone, also in models
+that are not listed, and refuses the result if its logits are not those of the whole.
+
 The experts of gpt-oss, stored in MXFP4, are unpacked when they are loaded, and need memory accordingly.
 
 Refused by name, on every backend: recurrent state, ALiBi, encoder-decoders, chunked attention, rotary frequencies that
