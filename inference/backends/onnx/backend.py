@@ -107,7 +107,7 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
         error = backend.probe_error()
         if any(0 < window < max_length for window in decoder.shape.windows):
             narrow = OnnxBackend(decoder.narrowed(), num_slots=1, max_length=max_length, num_threads=num_threads)
-            error = max(error, narrow.probe_error())
+            error = float(np.maximum(error, narrow.probe_error()))  # NaN if either is
         if error <= PROBE_TOLERANCES[dtype]:  # not if it is NaN
             backend.prepare()
             return backend
