@@ -93,7 +93,7 @@ async def test_thin_client_shows_text(target: ServerProcess) -> None:
     expected = await complete(target, CompletionRequest("the wind", max_new_tokens=5))
     assert result.code == 0
     assert f"the wind{expected.text}" in result.stdout
-    assert "5 tokens" in result.stdout.splitlines()[-1]
+    assert result.stdout.splitlines()[-1].startswith("--- 1: 5 tokens in ")
 
 
 async def test_a_failure_is_told_on_stderr(target: ServerProcess) -> None:
@@ -167,6 +167,18 @@ def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pyt
     rows = [line.split(maxsplit=2) for line in text.splitlines() if line[:5].strip().isdigit()]
     assert [int(row[1]) for row in rows] == fields["token_ids"]
     assert f"in the{fields['text']}" in text
+
+
+def test_a_pair_alone_says_what_its_target_says(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
+    """The story: to see a fused pair on one prompt took a server and a client in two terminals."""
+    flags = ["--prompt", "in the", "--max_new_tokens", "6", "--temperature", "0.8", "--seed", "3", "--format", "json"]
+    pair = ["--target_model", str(models.target), "--draft_model", str(models.related)]
+    answers = []
+    for role, chosen in (("verify_target", ["--model", str(models.target)]), ("verify_fused", pair)):
+        assert main(["--role", role, *chosen, *flags]) == 0
+        (fields,) = CommandResult(0, capsys.readouterr().out, "").objects
+        answers.append(fields["token_ids"])
+    assert answers[0] == answers[1]
 
 
 def test_draft_of_another_vocabulary_is_refused(
