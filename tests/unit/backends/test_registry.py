@@ -13,6 +13,7 @@ from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.errors import ConfigError
+from tests.support.families_page import PAGE, page
 from tests.support.models import save_tiny_model
 
 
@@ -27,8 +28,16 @@ def test_auto_is_onnx_where_it_runs_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "fields"), [("gpt2", {}), ("llama", {"dtype": "bfloat16"})], ids=["family", "dtype"]
 )
-def test_auto_is_torch_for_the_rest(tmp_path: Path, family: str, fields: dict[str, str]) -> None:
+def test_auto_is_torch_and_warns_for_the_rest(
+    tmp_path: Path, family: str, fields: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     assert isinstance(load_backend(config_for(save_tiny_model(tmp_path, family), **fields)), TorchBackend)
+    assert "backend torch, because" in caplog.text
+    assert registry.TORCH_COST in caplog.text
+
+
+def test_the_page_of_families_is_what_the_contract_suite_runs() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.support.families_page`"
 
 
 def test_auto_is_torch_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
