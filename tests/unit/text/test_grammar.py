@@ -7,8 +7,10 @@ import json
 import random
 import re
 import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -312,31 +314,50 @@ def test_a_grammar_without_bounds_is_refused(name: str) -> None:
         compiled(*EXPLODING[name])
 
 
-def test_what_cannot_explode_is_not_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes 0.2 s to start a process. One that passes is remembered."""
-    for grammar in GRAMMARS:
-        monkeypatch.setattr(subprocess, "run", None)
-        COMPILER.compile(grammar)
-        monkeypatch.undo()
-    twice = Grammar(GrammarKind.JSON_SCHEMA, '{"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]}')
-    COMPILER.compile(twice)
-    monkeypatch.setattr(subprocess, "run", None)
-    COMPILER.compile(twice)
-    hidden = '{"grammars": [{"json_schema": {"type": "string", "p\\u0061ttern": "a"}}]}'
-    with pytest.raises(TypeError):
-        COMPILER.compile(Grammar(GrammarKind.GRAMMAR, hidden))
+@pytest.mark.usefixtures("brief_trials")
+def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next grammar gets another process, and no grammar is tried out twice."""
+    monkeypatch.setattr(grammar_trial, "_trials", grammar_trial.TrialProcess())
+    started = started_processes(monkeypatch)
+    bombs = [Grammar(EXPLODING["all at once"][0], EXPLODING["all at once"][1].replace("[a-z]", "[b-z]"))] * 2
+    for grammar in (Grammar(GrammarKind.REGEX, "first|second"), *bombs, Grammar(GrammarKind.REGEX, "third")):
+        with contextlib.suppress(InvalidRequestError):
+            COMPILER.compile(grammar)
+    assert len(started) == 2
+    started[-1].communicate()
 
 
-def test_a_trial_says_what_its_limit_is_and_when_it_could_not_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without room for another process is no fault of the grammar's."""
-    source = '{"x": "&"}'
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(subprocess.TimeoutExpired("x", 8)))
+def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """The processes that will have been started."""
+    started, popen = list[subprocess.Popen[str]](), subprocess.Popen
+
+    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[str]:
+        started.append(popen(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return started
+
+
+def test_a_trial_that_cannot_be_held_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without room for another process, or one that kills it."""
+    trials = grammar_trial.TrialProcess()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere")
+        with pytest.raises(InternalError, match="nowhere"):
+            trials.passes('start: "a"')
+    started = started_processes(monkeypatch)
+    assert trials.passes('start: "a"')
+    started[0].send_signal(signal.SIGSTOP)
+    threading.Timer(0.1, started[0].kill).start()
+    with pytest.raises(InternalError, match="killed"):
+        trials.passes('start: "b"')
+
+
+def test_a_trial_says_what_its_limit_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_trial, "_passes", lambda _: False)
     with pytest.raises(ValueError, match=r"the limit is 3 s of a core, 1024 MiB"):
-        grammar_trial.try_out(source)
-    monkeypatch.undo()
-    monkeypatch.setattr(sys, "executable", "/nowhere")
-    with pytest.raises(InternalError, match="nowhere"):
-        grammar_trial.try_out(source)
+        grammar_trial.try_out('start: "a"')
 
 
 def test_size_is_limited() -> None:
