@@ -23,62 +23,32 @@ from inference.errors import InternalError
 from inference.text.grammar_source import parser_limits
 
 TRIAL_CPU_S, TRIAL_BYTES = 3, 1 << 30
+_lock = threading.Lock()
+_process: TrialProcess | None = None
 
 
-class TrialProcess:
-    """Process that compiles one grammar after another. One that exceeds the limits ends it; the next starts another."""
+class TrialProcess(subprocess.Popen[str]):
+    """Process that compiles one grammar after another, until one exceeds the limits."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=path, text=True)
+        atexit.register(self.wait_for_end)
+        if not self.answers(""):
+            raise OSError(f"its process ended at once, with status {self.wait_for_end()}")
 
-    def passes(self, source: str) -> bool:
-        """Return whether a grammar, in the library's own form, compiles within the limits, be it valid or not.
+    def answers(self, line: str) -> bool:
+        """Return whether the process goes on after a line of input."""
+        with suppress(BrokenPipeError):
+            print(line, file=self.stdin, flush=True)
+        return bool(self.stdout and self.stdout.readline())
 
-        Raises:
-            InternalError: the process cannot be started, or was killed from outside.
-        """
-        with self._lock:
-            try:
-                if self._process is None or self._process.poll() is not None:
-                    self._process = _started()
-                if _answer(self._process, f"{json.dumps([TRIAL_CPU_S, source])}\n"):
-                    return True
-            except OSError as exc:
-                raise InternalError(f"a grammar cannot be tried out: {exc}") from exc
-            if self.close() == -signal.SIGKILL:
-                raise InternalError("the process that tries grammars out was killed")
-            return False
-
-    def close(self) -> int | None:
-        """Wait for the end of the process, which has no more input; return its exit status, None without a process."""
-        if self._process is None:
-            return None
-        with suppress(ValueError):  # closed already
-            self._process.communicate()
-        return self._process.returncode
-
-
-def _started() -> subprocess.Popen[str]:
-    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=path, text=True)
-    if not _answer(process, "\n"):
-        raise OSError(f"its process ended at once, with status {process.wait()}")
-    return process
-
-
-def _answer(process: subprocess.Popen[str], line: str) -> str:
-    """Send a line; return the answer, empty if the process has ended."""
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("the process has no pipes")
-    process.stdin.write(line)
-    process.stdin.flush()
-    return process.stdout.readline()
-
-
-_trials = TrialProcess()
-atexit.register(_trials.close)
+    def wait_for_end(self) -> int:
+        """Close the input; return the exit status."""
+        atexit.unregister(self.wait_for_end)
+        self.communicate()
+        return self.returncode
 
 
 def try_out(source: str) -> None:
@@ -88,14 +58,27 @@ def try_out(source: str) -> None:
         ValueError: it takes too much time or memory.
         InternalError: it cannot be tried out; not the grammar's fault.
     """
-    if not _passes(source):
+    try:
+        passes = _passes(source)
+    except OSError as exc:
+        raise InternalError(f"a grammar cannot be tried out: {exc}") from exc
+    if not passes:
         limits = f"{TRIAL_CPU_S} s of a core, {TRIAL_BYTES >> 20} MiB"
         raise ValueError(f"too complex: too many ways for expressions to hold at once (the limit is {limits})")
 
 
 @lru_cache(maxsize=64)
 def _passes(source: str) -> bool:
-    return _trials.passes(source)
+    global _process
+    with _lock:
+        if _process is None or _process.poll() is not None:
+            _process = TrialProcess()
+        if _process.answers(json.dumps([TRIAL_CPU_S, source])):
+            return True
+        ended, _process = _process, None
+    if ended.wait_for_end() == -signal.SIGKILL:
+        raise OSError("the process that does it was killed")
+    return False
 
 
 def _serve() -> None:

@@ -8,7 +8,6 @@ import random
 import re
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -317,41 +316,44 @@ def test_a_grammar_without_bounds_is_refused(name: str) -> None:
 @pytest.mark.usefixtures("brief_trials")
 def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next grammar gets another process, and no grammar is tried out twice."""
-    monkeypatch.setattr(grammar_trial, "_trials", grammar_trial.TrialProcess())
     started = started_processes(monkeypatch)
     bombs = [Grammar(EXPLODING["all at once"][0], EXPLODING["all at once"][1].replace("[a-z]", "[b-z]"))] * 2
     for grammar in (Grammar(GrammarKind.REGEX, "first|second"), *bombs, Grammar(GrammarKind.REGEX, "third")):
         with contextlib.suppress(InvalidRequestError):
             COMPILER.compile(grammar)
     assert len(started) == 2
-    started[-1].communicate()
 
 
-def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
-    """The processes that will have been started."""
-    started, popen = list[subprocess.Popen[str]](), subprocess.Popen
+def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[grammar_trial.TrialProcess]:
+    """The processes that will have been started, the present one left aside."""
+    started, process = list[grammar_trial.TrialProcess](), grammar_trial.TrialProcess
 
-    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[str]:
-        started.append(popen(*args, **kwargs))
+    def start() -> grammar_trial.TrialProcess:
+        started.append(process())
         return started[-1]
 
-    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(grammar_trial, "TrialProcess", start)
+    monkeypatch.setattr(grammar_trial, "_process", None)
     return started
 
 
 def test_a_trial_that_cannot_be_held_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without room for another process, or one that kills it."""
-    trials = grammar_trial.TrialProcess()
+    started = started_processes(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere")
         with pytest.raises(InternalError, match="nowhere"):
-            trials.passes('start: "a"')
-    started = started_processes(monkeypatch)
-    assert trials.passes('start: "a"')
-    started[0].send_signal(signal.SIGSTOP)
-    threading.Timer(0.1, started[0].kill).start()
+            grammar_trial.try_out('start: "0"')
+    for text in "12":
+        grammar_trial.try_out(f'start: "{text}"')
+        started[-1].kill()
+        started[-1].wait()
+    grammar_trial.try_out('start: "3"')
+    started[-1].send_signal(signal.SIGSTOP)
+    threading.Timer(0.1, started[-1].kill).start()
     with pytest.raises(InternalError, match="killed"):
-        trials.passes('start: "b"')
+        grammar_trial.try_out('start: "4"')
+    assert len(started) == 3
 
 
 def test_a_trial_says_what_its_limit_is(monkeypatch: pytest.MonkeyPatch) -> None:
