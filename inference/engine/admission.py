@@ -1,4 +1,8 @@
-"""Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded."""
+"""Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
+
+Where all slots are held, an account with several gives one up for an account that has none. Its session waits in front
+of the others, and goes on from its committed tokens.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,15 @@ class Holder(Protocol):
     def held(self) -> Prefix:
         """Return the first tokens that its slot is known to hold."""
 
+    @property
+    def can_yield(self) -> bool:
+        """Return whether it has committed tokens since it entered, so that leaving its slot now loses none."""
+
     def enter(self, slot: int, num_cached_tokens: int) -> None:
         """Take a slot that holds the first `num_cached_tokens` tokens."""
+
+    def leave(self) -> None:
+        """Give up its slot, for good or until it enters again."""
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -101,7 +112,7 @@ class Admission(Generic[HolderT]):
     def admit(self) -> list[tuple[HolderT, Place]]:
         """Give free slots to waiting holders; return those that entered, and where each begins."""
         entered = []
-        while self._free and self._waiting:
+        while self._waiting and (self._free or self._yielded()):
             holder = self._next()
             account = self._held[holder] = self._waiting.pop(holder)
             self._num_turns += 1
@@ -123,6 +134,23 @@ class Admission(Generic[HolderT]):
             return held[account], self._turns.get(account, 0)
 
         return min(self._waiting, key=standing)
+
+    def _yielded(self) -> bool:
+        """Free a slot for an account that has none; return False if there is no such account, or no slot to give.
+
+        Of the accounts with most slots, the session with fewest tokens yields: they have to be read again.
+        """
+        held = Counter(self._held.values())
+        if held[self._waiting[self._next()]]:
+            return False
+        able = [each for each in self.running if each.can_yield and held[self._held[each]] > 1]
+        if not able:
+            return False
+        holder = min(able, key=lambda each: (-held[self._held[each]], each.held.length))
+        account = self._held[holder]
+        self.release(holder)
+        self._waiting = {holder: account, **self._waiting}
+        return True
 
     def _choose(self, holder: HolderT) -> Place:
         left = {slot: prefix.length for slot, prefix in self._left.items()}
@@ -171,4 +199,4 @@ class Admission(Generic[HolderT]):
         self._free.append(holder.slot)
         if self._model is not None and holder.held.length:
             self._left[holder.slot] = holder.held
-        holder.slot = None
+        holder.leave()
