@@ -51,11 +51,13 @@ class Admission(Generic[HolderT]):
     """Free slots, holders of the others, and the queue of those that wait. Used on the event loop alone.
 
     Args:
+        num_slots: most holders at a time.
         model: backend that has the slots; None: the content of a freed slot is not used again.
+        num_spare: further slots, which keep what sessions have left: one that yielded finds all of its tokens there.
     """
 
-    def __init__(self, *, num_slots: int, max_waiting: int, model: Backend | None = None) -> None:
-        self._free = list(range(num_slots - 1, -1, -1))  # the latest used is last
+    def __init__(self, *, num_slots: int, max_waiting: int, model: Backend | None = None, num_spare: int = 0) -> None:
+        self._free = list(range(num_slots + num_spare - 1, -1, -1))  # the latest used is last
         self.num_slots = num_slots
         self._model = model
         self._left: dict[int, Prefix] = {}  # content of free slots
@@ -79,7 +81,7 @@ class Admission(Generic[HolderT]):
             CapacityError: all slots are held and the queue is full.
         """
         account = caller().account
-        if len(self._waiting) >= self._max_waiting + len(self._free):
+        if len(self._waiting) >= self._max_waiting + self.num_slots - len(self.running):
             self._make_room(account)
         self._waiting[holder] = account
 
@@ -112,7 +114,7 @@ class Admission(Generic[HolderT]):
     def admit(self) -> list[tuple[HolderT, Place]]:
         """Give free slots to waiting holders; return those that entered, and where each begins."""
         entered = []
-        while self._waiting and (self._free or self._yielded()):
+        while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
             account = self._held[holder] = self._waiting.pop(holder)
             self._num_turns += 1
@@ -138,7 +140,7 @@ class Admission(Generic[HolderT]):
     def _yielded(self) -> bool:
         """Free a slot for an account that has none; return False if there is no such account, or no slot to give.
 
-        Of the accounts with most slots, the session with fewest tokens yields: they have to be read again.
+        Of the accounts with most slots, the session with fewest tokens yields: they may have to be read again.
         """
         held = Counter(self._held.values())
         if held[self._waiting[self._next()]]:
@@ -164,8 +166,8 @@ class Admission(Generic[HolderT]):
             self._free.append(place.source_slot)
 
     def num_cached(self, holder: HolderT) -> int:
-        """Return how many first tokens a holder would find if it entered now; 0 while no slot is free."""
-        return self._choose(holder).num_tokens if self._free else 0
+        """Return how many first tokens a holder would find if it entered now; 0 while all slots are held."""
+        return self._choose(holder).num_tokens if len(self.running) < self.num_slots else 0
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
         """Return, by slot, how many of a holder's first tokens it holds, where using them is a gain."""

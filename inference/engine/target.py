@@ -45,6 +45,7 @@ class EngineLimits:
         pass_timeout_s: seconds after which a pass counts as one that may never end.
         prefix_caching: True if requests may begin with what earlier ones left in the slots.
         lookup: True to propose from a session's own tokens where a pass has no draft tokens.
+        num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
     """
 
     max_waiting: int = 64
@@ -53,6 +54,7 @@ class EngineLimits:
     pass_timeout_s: float = PASS_TIMEOUT_S
     prefix_caching: bool = True
     lookup: bool = True
+    num_spare: int = 0
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -72,6 +74,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             max_waiting=limits.max_waiting,
             prefix_caching=limits.prefix_caching,
             pass_timeout_s=limits.pass_timeout_s,
+            num_spare=limits.num_spare,
         )
         self._decoder = decoder
         self._limits = limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -33,8 +34,11 @@ from inference.workers.observer import Observer
 from inference.workers.target.verification import VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 from tests.support.ports import served
+from tests.support.scripted import until
 from tests.support.servers import card_of
 
+NUM_SLOTS = 2
+LIMITS = EngineLimits(eos_token_ids=frozenset([EOS_TOKEN_ID]))
 WORDS = Vocabulary("f", DEFAULT_VOCAB_SIZE)
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{90}")
@@ -48,7 +52,7 @@ LONG = [
 SHORT = [GenerationRequest((30 + i, 31), SamplingParams(1.0, seed=i), max_new_tokens=3) for i in range(6)]
 
 
-def backend(*, seed: int, num_slots: int = 2) -> TorchBackend:
+def backend(*, seed: int, num_slots: int = 3) -> TorchBackend:
     return TorchBackend(tiny_model("llama", seed=seed), num_slots=num_slots, max_length=128)
 
 
@@ -57,30 +61,30 @@ def grammars() -> Grammars:
 
 
 def engine(decoder: Decoder) -> TargetEngine:
-    return TargetEngine(decoder, EngineLimits(eos_token_ids=TOKENIZER.eos_token_ids), grammars())
+    return TargetEngine(decoder, replace(LIMITS, num_spare=decoder.num_slots - NUM_SLOTS), grammars())
 
 
 async def draft_worker(stack: AsyncExitStack, schedule: Schedule) -> Generator:
-    """A draft worker and its target over gRPC; both have two slots."""
+    """A draft worker and its target over gRPC; the draft has no spare slot."""
     target = await stack.enter_async_context(running(engine(SlotDecoder(backend(seed=1)))))
     pool, observer = DraftPool(target), Observer(Metrics("tiny"))
     verification = VerificationServicer(target, pool, card_of(WORDS), idle_timeout_s=60.0, observer=observer)
     at = await stack.enter_async_context(served(PortSecurity(), LocalCompleter(pool, TOKENIZER), verification))
     link = ConnectionConfig("127.0.0.1", at.grpc, 20.0)
     fleet = await stack.enter_async_context(connected(link))
-    drafting = DraftEngine(ModelProposer(backend(seed=2)), grammars=grammars())
+    drafting = DraftEngine(ModelProposer(backend(seed=2, num_slots=NUM_SLOTS)), grammars=grammars())
     drafts = await stack.enter_async_context(running(drafting))
     config = DraftConfig(link, schedule=schedule)
     return DraftWorker(drafts, fleet, config=config, vocabulary=WORDS, max_length=128)
 
 
-@pytest.fixture(params=["target", "fused", *Schedule], ids=str)
+@pytest.fixture(params=["target", "target without a spare slot", "fused", *Schedule], ids=str)
 async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[Generator, None]:
     async with AsyncExitStack() as stack:
         if isinstance(request.param, Schedule):
             yield await draft_worker(stack, request.param)
             return
-        decoder: Decoder = SlotDecoder(backend(seed=1))
+        decoder: Decoder = SlotDecoder(backend(seed=1, num_slots=2 if "without" in request.param else 3))
         if request.param == "fused":
             decoder = SpeculativeDecoder(decoder, ModelProposer(backend(seed=2)))
         yield await stack.enter_async_context(running(engine(decoder)))
@@ -88,7 +92,8 @@ async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[Generator,
 
 async def answer(generator: Generator, request: GenerationRequest, account: str, log: list[str]) -> tuple[object, ...]:
     """Return what must not change: tokens and the prompt's scores. Logs the account at each token."""
-    output, scores = list[int](), ()
+    output = list[int]()
+    scores: tuple[object, ...] = ()
     with request_context(Caller(account), "id"):
         async for event in generator.generate(request):
             if isinstance(event, Opened):
@@ -103,13 +108,12 @@ async def answer(generator: Generator, request: GenerationRequest, account: str,
 
 async def test_a_flood_of_long_answers_yields_to_another_account(generator: Generator) -> None:
     """The story: with an auth file and no limits, one account's long answers held the other's first token for 19 s."""
-    async with running(engine(SlotDecoder(backend(seed=1, num_slots=10)))) as undisturbed:
+    async with running(TargetEngine(SlotDecoder(backend(seed=1, num_slots=10)), LIMITS, grammars())) as undisturbed:
         expected = await asyncio.gather(*(answer(undisturbed, each, "", []) for each in [*LONG, *SHORT]))
     log = list[str]()
     flood = [asyncio.create_task(answer(generator, each, "a", log)) for each in LONG]
     async with asyncio.timeout(60):
-        while len(log) < 8:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(log) >= 8)
         brief = [await answer(generator, each, "b", log) for each in SHORT]
         assert [*await asyncio.gather(*flood), *brief] == expected
     assert "a has ended" not in log[: log.index("b has ended")]
