@@ -236,7 +236,7 @@ def test_a_draft_that_reaches_a_limit_fails_no_request(limit: dict[str, int], mo
 
 
 BAD = {
-    "no JSON": (GrammarKind.JSON_SCHEMA, '{"type":', "column 8"),
+    "no JSON": (GrammarKind.JSON_SCHEMA, '{"type":', "column 9"),
     "no schema": (GrammarKind.JSON_SCHEMA, "5", "object schema"),
     "type": (GrammarKind.JSON_SCHEMA, '{"properties":{"a":{"items":{"type":"nonsense"}}}}', "properties/a/items"),
     "reference": (GrammarKind.JSON_SCHEMA, '{"$ref":"#/nowhere"}', "/nowhere"),
