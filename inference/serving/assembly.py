@@ -14,7 +14,7 @@ from typing import TypeVar
 from inference.backends.identity import model_id_of
 from inference.backends.registry import CANNOT_FORK, load_backend, load_decoder
 from inference.commit import Generator
-from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S
@@ -70,6 +70,7 @@ async def target_engine(
     max_waiting: int,
     pass_timeout_s: float = PASS_TIMEOUT_S,
     lookup: bool = True,
+    prompt_share: float = DEFAULT_PROMPT_SHARE,
     num_spare: int = 0,
 ) -> AsyncGenerator[RunningTarget, None]:
     """Run an engine over one model, or over a target and its draft; `num_spare` slots are added if it can have them.
@@ -83,7 +84,7 @@ async def target_engine(
         _load_pair(config, num_spare) if isinstance(config, FusedConfig) else _load_alone(config, num_spare)
     )
     eos, caching = loaded.tokenizer.eos_token_ids, model.prefix_caching
-    limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, num_spare)
+    limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share, num_spare)
     grammars = Grammars(GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size))
     async with running(TargetEngine(loaded.decoder, limits, grammars)) as engine:
         yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic)

@@ -35,6 +35,7 @@ async def serve_target(
             max_waiting=server.max_waiting,
             pass_timeout_s=server.pass_timeout_s,
             lookup=server.lookup,
+            prompt_share=server.prompt_share,
             num_spare=int(server.security.auth_file is not None),  # without one there is a single account
         ) as running:
             host = _host(running, target_of(config), topology, ports, observers)
