@@ -63,6 +63,7 @@ class Admission(Generic[HolderT]):
         self._left: dict[int, Prefix] = {}  # content of free slots
         self._max_waiting = max_waiting
         self._waiting: dict[HolderT, str] = {}  # with their accounts, in order of arrival
+        self._begun: set[HolderT] = set()  # those that wait again; the limit of the queue is not for them
         self._held: dict[HolderT, str] = {}  # with their accounts
         self._turns: dict[str, int] = {}  # by account with a holder here: number of its latest turn
         self._num_turns = 0
@@ -81,9 +82,13 @@ class Admission(Generic[HolderT]):
             CapacityError: all slots are held and the queue is full.
         """
         account = caller().account
-        if len(self._waiting) >= self._max_waiting + self.num_slots - len(self.running):
+        if len(self._new()) >= self._max_waiting + self.num_slots - len(self.running):
             self._make_room(account)
         self._waiting[holder] = account
+
+    def _new(self) -> dict[HolderT, str]:
+        """Return the waiting holders that have not begun, with their accounts."""
+        return {holder: account for holder, account in self._waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:
         """Remove the newest holder of the account with most in a full queue, if `account` has at least two fewer.
@@ -91,16 +96,16 @@ class Admission(Generic[HolderT]):
         Raises:
             CapacityError: there is no such account.
         """
+        new = self._new()
         full = CapacityError(
-            f"all {self.num_slots} slots are busy and {len(self._waiting)} requests wait already "
-            f"(limit {self._max_waiting})",
+            f"all {self.num_slots} slots are busy and {len(new)} requests wait already (limit {self._max_waiting})",
             retry_after_s=self._retry_after_s(),
         )
-        waiting = Counter(self._waiting.values())
+        waiting = Counter(new.values())
         flood = max(waiting, key=lambda each: waiting[each], default=account)
         if waiting[flood] <= waiting[account] + 1:
             raise full
-        latest = next(each for each in reversed(self._waiting) if self._waiting[each] == flood)
+        latest = next(each for each in reversed(new) if new[each] == flood)
         self.release(latest)
         latest.fail(full)
 
@@ -117,6 +122,7 @@ class Admission(Generic[HolderT]):
         while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
             account = self._held[holder] = self._waiting.pop(holder)
+            self._begun.discard(holder)
             self._num_turns += 1
             self._turns[account] = self._num_turns
             place = self._choose(holder)
@@ -152,6 +158,7 @@ class Admission(Generic[HolderT]):
         account = self._held[holder]
         self.release(holder)
         self._waiting = {holder: account, **self._waiting}
+        self._begun.add(holder)
         return True
 
     def _choose(self, holder: HolderT) -> Place:
@@ -192,6 +199,7 @@ class Admission(Generic[HolderT]):
         if holder not in accounts:
             return
         account = accounts.pop(holder)
+        self._begun.discard(holder)
         if account not in self._waiting.values() and account not in self._held.values():
             self._turns.pop(account, None)  # accounts without holders are forgotten
         if holder.slot is None:

@@ -110,6 +110,20 @@ def test_no_slot_is_given_up_before_it_was_of_use() -> None:
     assert desk.running() == ["a0", "b0"]
 
 
+def test_a_full_queue_makes_no_room_by_an_answer_that_has_begun() -> None:
+    desk = Desk(num_slots=3, max_waiting=1)
+    desk.ask("a0", "a1", "a2")
+    assert desk.running() == ["a0", "a1", "a2"]
+    desk.ask("b0")
+    assert desk.running() == ["a1", "a2", "b0"]
+    desk.ask("c0")
+    assert desk.running() == ["a2", "b0", "c0"]
+    desk.ask("d0")
+    with pytest.raises(CapacityError, match="1 requests wait"):
+        desk.ask("e0")
+    assert {name: request.error for name, request in desk.requests.items() if request.error} == {}
+
+
 def test_nothing_is_kept_of_who_left_the_queue() -> None:
     """The story: an account whose last request was cancelled in the queue, or pushed out of it, stayed for ever."""
     desk = Desk(num_slots=1, max_waiting=2)

@@ -41,13 +41,13 @@ NUM_SLOTS = 2
 LIMITS = EngineLimits(eos_token_ids=frozenset([EOS_TOKEN_ID]))
 WORDS = Vocabulary("f", DEFAULT_VOCAB_SIZE)
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
-DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{90}")
+DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{50}")
 PENALIZED = SamplingParams(temperature=0.9, seed=3, repetition_penalty=1.3, frequency_penalty=0.4)
 LONG = [
-    GenerationRequest((7, 8, 9), max_new_tokens=90),
-    GenerationRequest((5, 6), PENALIZED, max_new_tokens=90, logprobs=2),
-    GenerationRequest((5, 6, 7), SamplingParams(0.8, seed=1), max_new_tokens=90, stop_at_eos=True, grammar=DIGITS),
-    GenerationRequest((4, 8, 9), SamplingParams(1.2, seed=2), max_new_tokens=90, min_new_tokens=40, prompt_logprobs=1),
+    GenerationRequest((7, 8, 9), max_new_tokens=50),
+    GenerationRequest((5, 6), PENALIZED, max_new_tokens=50, logprobs=2),
+    GenerationRequest((5, 6, 7), SamplingParams(0.8, seed=1), max_new_tokens=50, stop_at_eos=True, grammar=DIGITS),
+    GenerationRequest((4, 8, 9), SamplingParams(1.2, seed=2), max_new_tokens=50, min_new_tokens=20, prompt_logprobs=1),
 ]
 SHORT = [GenerationRequest((30 + i, 31), SamplingParams(1.0, seed=i), max_new_tokens=3) for i in range(6)]
 
