@@ -38,7 +38,7 @@ from tests.support.scripted import until
 from tests.support.servers import card_of
 
 NUM_SLOTS = 2
-LIMITS = EngineLimits(eos_token_ids=frozenset([EOS_TOKEN_ID]))
+LIMITS = EngineLimits(gamma=4, eos_token_ids=frozenset([EOS_TOKEN_ID]))
 WORDS = Vocabulary("f", DEFAULT_VOCAB_SIZE)
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{50}")

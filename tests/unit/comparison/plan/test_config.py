@@ -186,7 +186,9 @@ def test_missing_locust_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
 
 @settings(max_examples=30)
 @given(
-    endpoints=st.lists(st.sampled_from(["a=grpc://localhost:1", "b=http://localhost:2/v1", "c=https://h/v1,tls_ca=x y"]), unique=True),
+    endpoints=st.lists(
+        st.sampled_from(["a=grpc://localhost:1", "b=http://localhost:2/v1", "c=https://h/v1,tls_ca=x y"]), unique=True
+    ),
     gammas=st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
     output=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(lambda text: text.strip()),
     temperature=st.floats(0, 100),
@@ -242,7 +244,11 @@ def test_locust_is_for_what_it_can_ask_of_everybody(tmp_path: Path) -> None:
     several = WorkloadConfig(PROMPTS, concurrencies=(1, 4))
     assert uses_locust(several)
     assert not uses_locust(several, endpoints=(Endpoint("a", "grpc://localhost:1"),))
-    beside = {"endpoints": (Endpoint("a", "grpc://localhost:1"),), "network": NetworkConfig((0.0,)), "one_at_a_time": True}
+    beside = {
+        "endpoints": (Endpoint("a", "grpc://localhost:1"),),
+        "network": NetworkConfig((0.0,)),
+        "one_at_a_time": True,
+    }
     assert not any(part.uses_locust for part in config(tmp_path, workload=several, **beside).parts)
     assert not uses_locust(replace(several, prompt_sets=(PromptSet("chats", (Conversation(("hello",)),)),)))
     assert not uses_locust(WorkloadConfig(PROMPTS, request_rates=(4.0,)))
