@@ -34,6 +34,8 @@ class Sink(Protocol):
 class TextSink:
     """Output as text: the prompt, its continuation as it streams, and a line of figures."""
 
+    _num_ended = 0
+
     def begin(self, result: Result) -> None:
         print(f"\n>>> {result.prompt}", flush=True)
         sys.stdout.write(result.prompt)
@@ -43,16 +45,20 @@ class TextSink:
         sys.stdout.flush()
 
     def end(self, result: Result) -> None:
+        self._num_ended += 1
         if result.error is not None:
             print(flush=True)  # ends the line that has begun
             print(f"--- failed: {result.prompt!r}: {result.error}", file=sys.stderr, flush=True)
             return
         stats = result.stats
-        parts = [f"{stats.num_output_tokens} tokens", f"{stats.tokens_per_s:.1f} tokens/s"]
+        parts = [
+            f"{stats.num_output_tokens} tokens in {stats.end_to_end_s:.2f} s",
+            f"{stats.tokens_per_s:.1f} tokens/s",
+        ]
         if stats.acceptance_rate is not None:
             parts.append(f"acceptance {stats.acceptance_rate:.2f}")
         reason = result.finish_reason.value if result.finish_reason else "?"
-        print(f"\n--- {', '.join(parts)}, finish {reason}, seed {result.seed}", flush=True)
+        print(f"\n--- {self._num_ended}: {', '.join(parts)}, finish {reason}, seed {result.seed}", flush=True)
 
 
 class TokenSink(TextSink):
