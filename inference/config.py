@@ -261,11 +261,12 @@ class DialSecurity:
             _require(value is None or self.ca is not None, f"--tls_{name} without --tls_ca: nothing would be encrypted")
 
     def check(self, target: str) -> None:
-        """Raise ConfigError if dialling `target`, one of `targets`, would expose the token."""
+        """Raise ConfigError if `target`, one of `targets`, would be dialled in plain text without being asked to."""
         host = target if target.startswith(_FILE) else target.removeprefix(_DNS).rpartition(":")[0]
-        is_safe = self.token_file is None or self.ca is not None or self.insecure or is_loopback(host)
-        ways = "--tls_ca encrypts it; --insecure sends it all the same"
-        _require(is_safe, f"the token would go to {host} in plain text: {ways}")
+        is_safe = self.ca is not None or self.insecure or is_loopback(host)
+        what = "prompts and answers" if self.token_file is None else "the token, prompts and answers"
+        ways = "--tls_ca encrypts them; --insecure sends them all the same"
+        _require(is_safe, f"{what} would go to {host} in plain text: {ways}")
 
 
 PLAIN = DialSecurity()

@@ -32,7 +32,13 @@ class UnsupportedModelError(ConfigError):
 
 
 class RequestError(SpecDecError):
-    """Fault of one request; the server goes on."""
+    """Fault of one request; the server goes on.
+
+    Attributes:
+        caller_name: name of a caller that was refused, in the auth file; empty if it is not known.
+    """
+
+    caller_name = ""
 
 
 class InvalidRequestError(RequestError):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
-from inference.caller import NamesRequests
+from inference.caller import NamesRequests, OneLine
 from inference.cli.models import Models
 from inference.cli.roles.registry import ROLES, settings_of
 from inference.cli.trial import make_certificates
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 def _set_up_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), stream=sys.stderr, format=LOG_FORMAT)
     for handler in logging.getLogger().handlers:
+        handler.setFormatter(OneLine(LOG_FORMAT))
         handler.addFilter(NamesRequests())
         if level != "debug":
             handler.addFilter(QuietLibraries())

@@ -113,6 +113,7 @@ class DraftSession:
         self._path = DraftPath(0, len(self.committed))
         self._branches: list[DraftPath] = []
         self._changed = asyncio.Event()
+        self._entered_at = 0  # number of committed tokens when it took its slot
         self.error: Exception | None = None
         self.is_suspect = False
 
@@ -121,7 +122,23 @@ class DraftSession:
         first = self._num_slots + slot * self._num_branches
         self.slot, self._path.slot = slot, slot
         self._slots = [slot, *range(first, first + self._num_branches)]
+        self._entered_at = len(self.committed)
         self._changed.set()
+
+    def leave(self) -> None:
+        """Give up the slots, and stop drafting; the chain is kept."""
+        self.slot, self._branches, self.pacing = None, [], Pacing()
+        self._changed.set()
+
+    @property
+    def can_yield(self) -> bool:
+        """See `Holder`."""
+        return len(self.committed) > self._entered_at
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether the session has no slot, but will get one."""
+        return self.slot is None and self.error is None
 
     def fail(self, error: Exception) -> None:
         self.error = error
@@ -316,7 +333,7 @@ class DraftSession:
         Raises:
             Exception: the engine failed this session.
         """
-        await self._until(lambda: self.slot is not None)
+        await self._until(lambda: not self.is_waiting)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while self.error is None and not condition():

@@ -44,11 +44,14 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         max_waiting: int,
         prefix_caching: bool = True,
         pass_timeout_s: float = PASS_TIMEOUT_S,
+        num_spare: int = 0,
     ) -> None:
         self._keeper = model if isinstance(model, PrefixKeeper) else None
         slots = self._keeper.slots if self._keeper is not None and prefix_caching else None
-        self._admission = Admission[SessionT](num_slots=model.num_slots, max_waiting=max_waiting, model=slots)
-        self.num_slots = model.num_slots
+        self.num_slots = model.num_slots - num_spare
+        self._admission = Admission[SessionT](
+            num_slots=self.num_slots, max_waiting=max_waiting, model=slots, num_spare=num_spare
+        )
         self._thread = ModelThread()
         self._wake = asyncio.Event()
         self._left = asyncio.Event()

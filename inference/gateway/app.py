@@ -22,7 +22,7 @@ from inference.config import HttpConfig
 from inference.errors import SpecDecError
 from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
-from inference.gateway.errors import ApiError, from_error, from_validation, unexpected
+from inference.gateway.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, Format, TextFormat
 from inference.gateway.middleware import (
     AnswerCount,
@@ -49,7 +49,6 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 """Content security policy of the page, which is one file and may connect to its own server alone."""
-MAX_NAME_CHARACTERS = 200
 """Limit of an unknown model's name in an error message."""
 T = TypeVar("T")
 
@@ -161,7 +160,7 @@ def _check_model(body: GenerationBody | TokenizeBody | DetokenizeBody, card: Mod
 def _check_name(name: str, card: ModelCard) -> None:
     """Refuse a name that is neither the served model's nor a path that ends with it."""
     if name.rstrip("/").rpartition("/")[2] != card.name.rpartition("/")[2]:
-        message = f"model {name[:MAX_NAME_CHARACTERS]} does not exist; {card.name} is served"
+        message = f"model {name[:MAX_ECHO_CHARACTERS]} does not exist; {card.name} is served"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 

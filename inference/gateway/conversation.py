@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from inference.gateway import noops
 from inference.gateway.body import Body, Text, complete
 from inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
+from inference.text.json_schema import closed
 from inference.text.unicode import check_unicode
 
 MAX_PARTS = 1024
@@ -38,7 +39,21 @@ class FunctionBody(Body):
     name: FunctionName
     description: Text | None = None
     parameters: Parameters | None = Field(None, description="A JSON schema of an object. Unset: there are none.")
-    strict: bool | None = Field(None, description="Arguments keep to the schema also where the model may call or not.")
+    strict: bool | None = Field(
+        None,
+        description="Arguments keep to the schema also where the model may call or not, and have no other properties.",
+    )
+
+    @property
+    def arguments(self) -> dict[str, Any] | None:
+        """Schema of the arguments, closed if the function is strict.
+
+        Raises:
+            ValueError: a strict schema asks for other properties than it names.
+        """
+        if self.parameters is None or not self.strict:
+            return self.parameters
+        return dict(closed({"type": "object", **self.parameters}))
 
 
 class Tool(Body):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 
@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 DIALLED_AGAIN_S = 5.0
 """Seconds within which a server that is gone is dialled again (grpc_comm/options.py)."""
 INVALID_REQUEST = "invalid_request_error"
+MAX_ECHO_CHARACTERS = 200
+"""Limit of what a message repeats of a request."""
+MAX_MESSAGE_CHARACTERS = 1000
+"""Limit of a whole message."""
 _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -71,7 +75,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        message, param = _cut(self.message, MAX_MESSAGE_CHARACTERS), _cut(self.param or "", MAX_ECHO_CHARACTERS)
+        return {"error": {"message": message, "type": self.kind, "param": param or None, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the status: Retry-After in whole seconds, or the scheme of authentication."""
@@ -123,19 +128,27 @@ def _param(field: str | None, *, chat: bool) -> str | None:
 def from_validation(error: RequestValidationError) -> ApiError:
     """Return the failure of a body that does not fit its schema, by its worst fault."""
     fault = _worst(error.errors())
-    place = [part for part in fault["loc"] if part != "body"]
+    place = [_cut(part, MAX_ECHO_CHARACTERS) for part in fault["loc"] if part != "body"]
     if fault["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {fault['ctx']['error']}", code="invalid_json")
     if not place and fault["type"] in _NO_OBJECT:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json", code="no_json")
     param = str(place[0]) if place else _named_first(fault)
     if fault["type"] == "extra_forbidden":
-        name = ".".join(map(str, place))
+        name = _cut(".".join(map(str, place)), MAX_ECHO_CHARACTERS)
         return ApiError(400, f"{name} is not supported here", param=param, code="unsupported_parameter")
     message = _SHAPES.get(str(param)) if len(place) > 1 and fault["type"] not in _OURS else None
     message = message or fault["msg"].removeprefix("Value error, ")
     code = _CODES.get(fault["type"], "invalid_value")
     return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
+
+
+T = TypeVar("T")
+
+
+def _cut(value: T, limit: int) -> T | str:
+    """Return a text cut off at a limit; other values as they are."""
+    return f"{value[:limit]}..." if isinstance(value, str) and len(value) > limit else value
 
 
 def _path(place: list[Any]) -> str:

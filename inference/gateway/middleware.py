@@ -15,7 +15,7 @@ from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.caller import ANYBODY, Right, audit, harmless_id, is_audited, request_context, request_id
+from inference.caller import ANYBODY, Caller, Right, audit, harmless_id, is_audited, request_context, request_id
 from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.gateway.errors import ApiError, from_error
 from inference.workers.access import Access, rights_of_path
@@ -151,7 +151,8 @@ class HttpGate:
         try:
             who = self._access.by_token(authorization, rights)
         except (UnauthenticatedError, ForbiddenError) as exc:
-            audit(f"{code_name(exc)} at {scope['path'][:100]!r}: {exc}")
+            with request_context(Caller(exc.caller_name), request_id()):
+                audit(f"{code_name(exc)} at {scope['path'][:100]!r}: {exc}")
             await from_error(exc).answer(connection="close")(scope, receive, send)
             return
 

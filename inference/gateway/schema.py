@@ -134,7 +134,7 @@ class NamedSchema(Body):
 
     name: str | None = None
     description: str | None = None
-    strict: bool | None = Field(None, description="Accepted without effect: an output always keeps to its schema.")
+    strict: bool | None = Field(None, description="Objects have no other properties than those named.")
     schema_: dict[str, Any] = Field(alias="schema")
 
 

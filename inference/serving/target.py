@@ -36,6 +36,7 @@ async def serve_target(
             pass_timeout_s=server.pass_timeout_s,
             lookup=server.lookup,
             prompt_share=server.prompt_share,
+            num_spare=int(server.security.auth_file is not None),  # without one there is a single account
         ) as running:
             host = _host(running, target_of(config), topology, ports, observers)
             with timeline(observe, running.engine):

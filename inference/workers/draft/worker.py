@@ -88,7 +88,7 @@ class DraftWorker:
         *,
         deadline_s: float,
     ) -> AsyncGenerator[Answer, None]:
-        """Yield Opened and the commits of one stream."""
+        """Yield Opened and the commits of one stream; it ends early, at a commit, if the draft loses its slot."""
         gamma = self._config.gamma if request.gamma is None else request.gamma
         schedule = request.schedule or self._config.schedule
         if gamma == 0:
@@ -107,3 +107,7 @@ class DraftWorker:
                     if opened is None and (opened := target.opened) is not None:
                         yield opened
                     yield commit
+                    if draft.is_waiting:
+                        break
+        if not state.has_ended:
+            await draft.admitted()  # it has yielded its slot, and so does the target's session

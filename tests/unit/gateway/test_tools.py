@@ -150,7 +150,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "array": ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters"),
     "many": ({"tools": [tool(f"f{i}") for i in range(129)]}, "128"),
     "long": ({"tools": [tool(description="x" * 140_000)]}, "131072"),
-    "long grammar": ({"tools": [tool(parameters={"title": "x" * 70_000})], "tool_choice": "required"}, "65536"),
+    "long grammar": (
+        {"tools": [tool(parameters={"title": "x" * 99_000})], "guided_json": {"title": "x" * 250_000}},
+        "262144",
+    ),
     "surrogate": ({"tools": [tool(parameters={"title": "\ud800"})]}, "UTF-8"),
     "nothing to choose from": ({"tool_choice": "required"}, "tool_choice required needs tools"),
     "no such tool": (

@@ -112,8 +112,13 @@ def test_plain_text_off_loopback_names_the_ways_out(host: str, trust: Pki) -> No
 
 def test_a_token_is_not_sent_in_plain_text() -> None:
     security = DialSecurity(token_file=Path("token"))
-    with pytest.raises(ConfigError, match=r"the token would go to 10.0.0.1 in plain text: --tls_ca"):
+    with pytest.raises(
+        ConfigError, match=r"the token, prompts and answers would go to 10.0.0.1 in plain text: --tls_ca"
+    ):
         ConnectionConfig("10.0.0.1", 1, security=security)
+    with pytest.raises(ConfigError, match=r"^prompts and answers would go to 10.0.0.1 in plain text"):
+        ConnectionConfig("10.0.0.1", 1)
+    ConnectionConfig("10.0.0.1", 1, security=DialSecurity(insecure=True))
     ConnectionConfig("127.0.0.1", 1, security=security)
     with pytest.raises(ConfigError, match="--tls_client_cert without --tls_ca"):
         DialSecurity(cert=Path("a"), key=Path("b"))
