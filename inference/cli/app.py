@@ -99,11 +99,16 @@ class QuietLibraries(logging.Filter):
         return is_new and not record.getMessage().startswith("NeuronConfig init: Unexpected keyword arguments")
 
 
-def _run(coroutine: Coroutine[Any, Any, int]) -> int:
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return the fastest event loop that there is for this platform."""
     try:
-        from uvloop import new_event_loop
-    except ImportError:  # not made for this platform
-        new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _run(coroutine: Coroutine[Any, Any, int]) -> int:
     runner, code = asyncio.Runner(loop_factory=new_event_loop), 1
     try:
         code = runner.run(coroutine)

@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from inference.errors import ConfigError
 
@@ -21,12 +21,16 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     Args:
         role: name of the role.
+        exits: a fault ends the process; False raises ConfigError.
         roles: name of every role, and a function that returns its parser.
     """
 
-    def __init__(self, *, role: str, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any) -> None:
+    def __init__(
+        self, *, role: str, exits: bool, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any
+    ) -> None:
         super().__init__(**options)
         self._role = role
+        self._exits = exits
         self._roles = roles
         text = "JSON or TOML file of flags; those of the command line win"
         self.add_argument("--config", type=Path, action="append", metavar="FILE", help=text)
@@ -39,6 +43,23 @@ class ConfigFileParser(argparse.ArgumentParser):
         except ConfigError as error:
             self.error(str(error))
         return super().parse_known_args([*from_files, *arguments], namespace)
+
+    def as_arguments(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yield values by the names of flags as a user would type them.
+
+        Raises:
+            ConfigError: there is no such flag.
+        """
+        for key, value in values.items():
+            if (action := self._flag(key)) is None:
+                raise ConfigError(f"role {self._role} has no flag {key}")
+            yield from _as_arguments(action, key, value)
+
+    def error(self, message: str) -> NoReturn:
+        """Report a wrong flag."""
+        if not self._exits:
+            raise ConfigError(message)
+        super().error(message)
 
     def _arguments(self, file: Path) -> Iterator[str]:
         values = _read(file)

@@ -106,7 +106,7 @@ async def test_a_parsed_format(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
-    """The agent must call, gets the function's output, and then says something; streamed too."""
+    """One agent must call, whole and streamed; another one goes on from there with a typed answer."""
     called = []
 
     @function_tool
@@ -115,17 +115,23 @@ async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
         called.append(days)
         return "rain"
 
-    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=40, temperature=0.0)
-    model = OpenAIResponsesModel("target", client)
-    agent = Agent(name="a", instructions="Help.", model=model, model_settings=settings, tools=[forecast])
-    config = RunConfig(tracing_disabled=True)
-    result = await Runner.run(agent, "Rain?", max_turns=3, run_config=config)
-    assert (len(called), isinstance(result.final_output, str)) == (1, True)
-    streaming = Runner.run_streamed(agent, "Rain?", max_turns=3, run_config=config)
+    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=60, temperature=0.0)
+    model, config = OpenAIResponsesModel("target", client), RunConfig(tracing_disabled=True)
+    caller: Agent[None] = Agent(
+        name="a", instructions="Help.", model=model, model_settings=settings, tools=[forecast],
+        tool_use_behavior="stop_on_first_tool",
+    )  # fmt: skip
+    result = await Runner.run(caller, "Rain?", run_config=config)
+    assert (len(called), result.final_output) == (1, "rain")
+    streaming = Runner.run_streamed(caller, "Rain?", run_config=config)
     kinds = [event.name async for event in streaming.stream_events() if event.type == "run_item_stream_event"]
-    assert kinds[:2] == ["tool_called", "tool_output"]
+    assert kinds == ["tool_called", "tool_output"]
     assert called[0] == called[1]
-    assert streaming.final_output == result.final_output
+    writer: Agent[None] = Agent(
+        name="b", model=model, model_settings=ModelSettings(max_tokens=80, temperature=0.0), output_type=Forecast
+    )
+    answer = await Runner.run(writer, result.to_input_list(), run_config=config)
+    assert isinstance(answer.final_output, Forecast)
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from inference.config import BUNDLED_PROMPTS, ObserveConfig
 from inference.errors import ConfigError
@@ -29,6 +29,7 @@ class PromptJob:
     """Prompts to complete, and how.
 
     Attributes:
+        prompts: texts; from a program also token ids, or a `Chat`.
         template: request of each prompt, without the prompt.
         concurrency: prompts in flight at once.
         as_json: one object per prompt on stdout; else text as it streams.
@@ -36,7 +37,7 @@ class PromptJob:
         deadline_s: seconds that each prompt may take, retries included.
     """
 
-    prompts: tuple[str, ...]
+    prompts: tuple[Any, ...]
     template: CompletionRequest
     concurrency: int
     as_json: bool

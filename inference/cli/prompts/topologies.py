@@ -76,7 +76,7 @@ async def run_prompts(completer: Completer, job: PromptJob, sink: Sink) -> list[
     queues = [_Deltas() for _ in job.prompts]
     async with asyncio.TaskGroup() as group:
         for result, queue in zip(results, queues, strict=True):
-            group.create_task(_run(completer, job, places, result, queue))
+            group.create_task(run_prompt(completer, job, places, result, queue))
         for result, queue in zip(results, queues, strict=True):
             await _show(result, queue, sink)
     return results
@@ -89,7 +89,10 @@ async def _show(result: Result, queue: _Deltas, sink: Sink) -> None:
     sink.end(result)
 
 
-async def _run(completer: Completer, job: PromptJob, places: asyncio.Semaphore, result: Result, queue: _Deltas) -> None:
+async def run_prompt(
+    completer: Completer, job: PromptJob, places: asyncio.Semaphore, result: Result, queue: _Deltas
+) -> None:
+    """Complete one prompt of a job: `result` and `queue` get what comes; a full server is asked again."""
     request = replace(job.template, prompt=result.prompt)
     async with places:
         ends_at = time.monotonic() + job.deadline_s

@@ -33,7 +33,7 @@ class FusedSettings:
 
 
 async def run(settings: FusedSettings) -> int:
-    config, defaults = _fused_config(settings), settings.defaults.of(settings.models.target)
+    config, defaults = fused_config(settings), settings.defaults.of(settings.models.target)
     if settings.models.loading.only_compiles:
         return await compile_ahead(config.target, config.draft.model)
 
@@ -43,7 +43,7 @@ async def run(settings: FusedSettings) -> int:
     return 0
 
 
-def _fused_config(settings: FusedSettings) -> FusedConfig:
+def fused_config(settings: FusedSettings) -> FusedConfig:
     """Return the configuration of both models. Each may use all cores: the process runs one of them at a time."""
     models, loading, gamma = settings.models, settings.models.loading, settings.gamma
     method = loading.method_of_pair(has_draft=models.draft != NGRAM)

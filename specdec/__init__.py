@@ -1,6 +1,7 @@
-"""The `specdec` command: `specdec ROLE ...` is `main.py --role ROLE ...`.
+"""Library (`LLM`, `Client` and their asynchronous twins), and the `specdec` command.
 
-Stands outside our packages, for it says so where `import inference` finds somebody else's package of that name.
+Imports our packages only when they are used: where `import inference` finds somebody else's package of that name, the
+command says so.
 """
 
 from __future__ import annotations
@@ -9,12 +10,28 @@ import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inference.cli.prompts.results import Result
+    from specdec.library import LLM, AsyncClient, AsyncLLM, Client
+
+__all__ = ["LLM", "AsyncClient", "AsyncLLM", "Client", "Result", "main"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the library when it is used first."""
+    if name not in __all__:
+        raise AttributeError(f"module specdec has no attribute {name}")
+    from specdec import library
+
+    return getattr(library, name)
 
 
 def main() -> int:
     """Run a role; returns the exit code."""
     if (stranger := _stranger(find_spec("inference"))) is not None:
-        ours = Path(__file__).resolve().parent / "inference"
+        ours = Path(__file__).resolve().parents[1] / "inference"
         print(
             f"error: `import inference` finds {stranger}, which is another package; ours is {ours}. "
             "Take the other one off PYTHONPATH, or uninstall it",
@@ -32,11 +49,11 @@ def main() -> int:
 
 
 def _stranger(spec: ModuleSpec | None) -> str | None:
-    """Where the package `inference` is, unless it is ours, which lies beside this file."""
+    """Where the package `inference` is, unless it is ours, which lies beside this package."""
     if spec is None:
         return "nothing"
     places = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
-    ours = Path(__file__).resolve().parent / "inference"
+    ours = Path(__file__).resolve().parents[1] / "inference"
     if ours in places and (ours / "cli" / "app.py").is_file():
         return None
     return str(places[0] if places else spec.origin)
