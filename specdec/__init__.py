@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inference.cli.prompts.results import Result
+    from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
     from specdec.library import LLM, AsyncClient, AsyncLLM, Client
 
-__all__ = ["LLM", "AsyncClient", "AsyncLLM", "Client", "Result", "main"]
+__all__ = ["BUNDLED_DRAFT", "BUNDLED_TARGET", "LLM", "AsyncClient", "AsyncLLM", "Client", "Result", "main"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -175,7 +175,7 @@ class _Blocking:
         self._check()
         return self._run(self._inner.generate(prompts, **parameters))
 
-    def stream(self, prompt: Prompt, **parameters: Any) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, **parameters: Any) -> Generator[Delta, None, None]:
         """Yield the parts of one answer as they come; closing the iterator ends the request."""
         self._check()
         parts: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
@@ -201,12 +201,8 @@ class LLM(_Blocking):
 
 
 class Client(_Blocking):
-    """Connection to servers of one model.
-
-    Args:
-        target: HOST:PORT, or replicas as --target_host takes them.
-        settings: flags of `specdec fused_client`.
-    """
+    """Connection to servers of one model; the target is HOST:PORT, or what else `--target_host` takes, and settings are
+    flags of `specdec fused_client`."""
 
     def __init__(self, target: str = "127.0.0.1", **settings: Any) -> None:
         super().__init__(AsyncClient(target, **settings))
@@ -242,7 +238,7 @@ def _prompt(prompt: Any) -> str | tuple[int, ...] | Chat:
 
 def _request(parameters: Mapping[str, Any]) -> CompletionRequest:
     """Return the request that parameters describe, without its prompt; raise ConfigError for an unknown name."""
-    values = dict(parameters)
+    values = {**parameters, "logit_bias": tuple(dict(parameters.get("logit_bias", ())).items())}
     sampling = SamplingParams(**{name: values.pop(name) for name in _SAMPLING & values.keys()})
     _, grammar = the_grammar({"structured_outputs": values.pop("structured_outputs", None)})
     if unknown := values.keys() - _REQUEST:
