@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> int:
-    """Run a role; returns the exit code."""
+    """Run a role, a comparison, a study or a diff; return the exit code."""
     if (stranger := _stranger(find_spec("inference"))) is not None:
         ours = Path(__file__).resolve().parents[1] / "inference"
         print(
@@ -39,10 +39,14 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    arguments = sys.argv[1:]
+    if arguments[:1] in (["compare"], ["study"], ["diff"]):
+        from comparison.app import main as measure
+
+        return measure(arguments[1:] if arguments[0] == "compare" else arguments)
     from inference.cli.app import end_soon
     from inference.cli.app import main as run
 
-    arguments = sys.argv[1:]
     names_role = bool(arguments) and not arguments[0].startswith("-")
     code = run(["--role", *arguments] if names_role else arguments)
     end_soon(code)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +29,7 @@ class ConfigFileParser(argparse.ArgumentParser):
     """
 
     def __init__(
-        self, *, role: str, exits: bool, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any
+        self, *, role: str, exits: bool = True, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any
     ) -> None:
         super().__init__(**options)
         self._role = role
@@ -56,10 +59,17 @@ class ConfigFileParser(argparse.ArgumentParser):
             yield from _as_arguments(action, key, value)
 
     def error(self, message: str) -> NoReturn:
-        """Report a wrong flag."""
+        """Report a wrong flag in two lines: the fault, with the flag that was perhaps meant, and where to read on."""
         if not self._exits:
             raise ConfigError(message)
-        super().error(message)
+        self.exit(2, f"error: {message}{self._meant(message)}\n`{self.prog} --help` shows the flags\n")
+
+    def _meant(self, message: str) -> str:
+        """Return which flags the unknown ones in a message resemble."""
+        unknown = re.findall(r"--[\w-]+", message) if message.startswith("unrecognized") else []
+        alike = [get_close_matches(name, self._option_string_actions, n=1) for name in unknown]
+        found = " ".join(name for names in alike for name in names)
+        return f" (did you mean {found}?)" if found else ""
 
     def _arguments(self, file: Path) -> Iterator[str]:
         values = _read(file)
@@ -82,6 +92,13 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     def _is_flag_of_any_role(self, key: str) -> bool:
         return any(parser()._flag(key) is not None for parser in self._roles.values())
+
+
+def program(command: str, script: str) -> str:
+    """Return the name of a command as it was called: by the installed program, or by a script of the repository."""
+    called = Path(sys.argv[0])
+    is_installed = "specdec" in (called.stem, called.parent.name if called.stem == "__main__" else "")
+    return f"specdec {command}" if is_installed else script
 
 
 def _files(arguments: Sequence[str]) -> Iterator[Path]:

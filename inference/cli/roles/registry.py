@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference.cli.config_file import ConfigFileParser
+from inference.cli.config_file import ConfigFileParser, program
 from inference.cli.flags import add_group, read
 from inference.cli.roles import (
     alone,
@@ -83,7 +83,7 @@ def parser_of(name: str, *, exits: bool = True) -> ConfigFileParser:
         role=name,
         exits=exits,
         roles={each: lambda each=each: parser_of(each) for each in ROLES},  # type: ignore[misc]
-        prog=f"main.py --role {name}",
+        prog=program(name, f"main.py --role {name}"),
         description=role.summary,
         allow_abbrev=False,
     )
