@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:  # a packed model is loaded without Transformers
     from transformers import PretrainedConfig, PreTrainedModel
 
-from inference.errors import ConfigError, UnsupportedModelError
+from inference.errors import RoomError, UnsupportedModelError
 
 DEFAULT_LENGTH = 2048
 
@@ -59,7 +59,7 @@ def resolve_length(config: Config, asked: int | None) -> int:
     if asked is None:
         return DEFAULT_LENGTH if limit is None else min(limit, DEFAULT_LENGTH)
     if limit is not None and asked > limit:
-        raise ConfigError(f"sequence_length {asked} is above the {limit} positions of {architecture_name(config)}")
+        raise RoomError(f"sequence_length {asked} is above the {limit} positions of {architecture_name(config)}")
     return asked
 
 

@@ -37,13 +37,13 @@ async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig
         loaded = await load_proposer(proposer)
         async with draft_worker(loaded, draft, fleet) as (worker, engine):
             with timeline(job.observe, engine):
-                return await _complete(job, LocalCompleter(worker, loaded.tokenizer), TextSink())
+                return await _complete(job, LocalCompleter(worker, loaded.tokenizer), TextSink(job.template.sampling))
 
 
 async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:
     """Complete prompts at any GenerationService; return the exit code."""
     async with connected(connection) as fleet:
-        return await _complete(job, FailoverCompleter(fleet, connection), TextSink())
+        return await _complete(job, FailoverCompleter(fleet, connection), TextSink(job.template.sampling))
 
 
 async def run_alone(job: PromptJob, model: ModelConfig) -> int:
@@ -51,7 +51,7 @@ async def run_alone(job: PromptJob, model: ModelConfig) -> int:
     async with target_engine(model, max_waiting=len(job.prompts), lookup=False) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         with timeline(job.observe, running.engine):
-            return await _complete(job, completer, TokenSink(running.tokenizer))
+            return await _complete(job, completer, TokenSink(job.template.sampling, running.tokenizer))
 
 
 async def _complete(job: PromptJob, completer: Completer, text_sink: Sink) -> int:
