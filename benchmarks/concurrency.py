@@ -1,20 +1,17 @@
 """Tokens per second of many sessions on one target: `python -m benchmarks.concurrency [--backends onnx] [--quick]`.
 
 Every session decodes the same number of tokens, greedily, without a draft, through the engine that a server runs. The
-counts of sessions take turns; the best round of each counts. --beside TOKENS measures instead the gaps between the
-tokens of four running streams, with and without a prompt of TOKENS tokens that is read beside them.
+counts of sessions take turns; the best round of each counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import time
 from contextlib import aclosing
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from benchmarks.report import print_json, print_table
@@ -25,20 +22,15 @@ from inference.config import ModelConfig
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.model.slots import Backend
 from inference.request import GenerationRequest
-from inference.serving.assembly import running
 from inference.speculation.slot_decoder import SlotDecoder
 
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT_LENGTH = 64
-NUM_STREAMS = 4
 
 
 def main() -> None:
     args = _parser().parse_args()
     with workspace(args.folder) as folder:
-        if args.beside:
-            _report_beside(args, folder)
-            return
         results = {backend: _measure(backend, args, folder) for backend in args.backends.split(",")}
     header = ["backend", *(f"{count} sessions" for count in COUNTS), f"{COUNTS[-1]} / 1"]
     rows = [
@@ -56,8 +48,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backends", default="torch,onnx", help="%(default)s")
     parser.add_argument("--threads", type=int, default=1, help="%(default)s")
     parser.add_argument("--tokens", type=int, default=64, help="per session (%(default)s)")
-    text = "read such a prompt beside streams; the model needs the room (15M has it)"
-    parser.add_argument("--beside", type=int, default=0, metavar="TOKENS", help=text)
     parser.add_argument("--folder", type=Path, help="keep random models here between runs")
     return parser
 
@@ -80,45 +70,6 @@ def _load(backend_name: str, args: argparse.Namespace, folder: Path, num_slots: 
         num_threads=args.threads,
     )
     return load_backend(config)
-
-
-def _report_beside(args: argparse.Namespace, folder: Path) -> None:
-    backend = _load("onnx", args, folder, NUM_STREAMS + 1, max(args.beside, PROMPT_LENGTH) + 1024)
-    without, beside, read_s = asyncio.run(_gaps(backend, args.beside, num_tokens=args.tokens))
-    found = {
-        name: {percent: float(np.percentile(gaps, percent)) * 1e3 for percent in (50, 99, 100)}
-        for name, gaps in (("without", without), (f"a prompt of {args.beside} tokens beside them", beside))
-    }
-    rows = [[name, *(f"{gap:.1f}" for gap in gaps.values())] for name, gaps in found.items()]
-    title = f"gaps between tokens of {NUM_STREAMS} streams, ms; the prompt was read in {read_s:.2f} s"
-    print_table(title, ["", "median", "p99", "longest"], rows)
-    print_json("concurrency", {"model": args.model, "beside": args.beside, "read_s": read_s, "gaps_ms": found})
-
-
-async def _gaps(backend: Backend, length: int, *, num_tokens: int) -> tuple[list[float], list[float], float]:
-    """Return seconds between tokens of streams alone, those beside a long prompt, and the seconds of reading it."""
-    async with running(TargetEngine(SlotDecoder(backend), EngineLimits(lookup=False))) as engine:
-        await asyncio.gather(*(_session(engine, index, 4) for index in range(NUM_STREAMS)))
-        without = await asyncio.gather(*(_stream(engine, index, num_tokens) for index in range(NUM_STREAMS)))
-        streams = [asyncio.create_task(_stream(engine, index, 800)) for index in range(NUM_STREAMS)]
-        await asyncio.sleep(0.2)
-        started = time.perf_counter()
-        await _session(engine, 99, 1, length)
-        ended = time.perf_counter()
-        beside = await asyncio.gather(*streams)
-    between = [gap for stream in beside for at, gap in stream if started <= at <= ended]
-    return [gap for stream in without for _, gap in stream], between, ended - started
-
-
-async def _stream(engine: TargetEngine, index: int, num_tokens: int) -> list[tuple[float, float]]:
-    """Return the time of each token but the first, and the seconds since the token before it."""
-    arrivals = []
-    request = GenerationRequest(_prompt(index, PROMPT_LENGTH), max_new_tokens=num_tokens)
-    async with aclosing(engine.generate(request)) as events:
-        async for event in events:
-            if isinstance(event, Commit):
-                arrivals.append(time.perf_counter())
-    return [(at, at - before) for before, at in itertools.pairwise(arrivals)]
 
 
 async def _rates(backend: Backend, *, num_tokens: int, rounds: int) -> dict[int, float]:

@@ -58,7 +58,7 @@ class ScriptedCompleter:
         for number in range(num_tokens):
             last = number == num_tokens - 1
             reason = FinishReason.LENGTH if last else None
-            yield Delta((7,), " word", 4, 0, Timings(compute_us=1000), (5,), (), reason)
+            yield Delta(8 + number, (7,), 4, 0, Timings(compute_us=1000), reason, text=" word", piece_lengths=(5,))
             await asyncio.sleep(self.gap_s)
         yield Finished(FinishReason.LENGTH)
 

@@ -67,7 +67,7 @@ def _random_llama(shape: Shape) -> PreTrainedModel:
         num_key_value_heads=shape.num_kv_heads,
         intermediate_size=shape.intermediate_size,
         vocab_size=shape.vocab_size,
-        max_position_embeddings=8192,
+        max_position_embeddings=32768,
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)

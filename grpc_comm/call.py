@@ -1,4 +1,4 @@
-"""One call as its handler sees it, and the limits of the time that a part of a call may take."""
+"""Call of a handler, and limits of the time that a part of a call may take."""
 
 from __future__ import annotations
 

@@ -46,11 +46,11 @@ class Gate:
     """Way of calls into a server: its ports, and what is put around each call.
 
     Attributes:
-        credentials: of the port; None is plain text.
-        mtls_address: of a second port, for clients with a certificate: grpcio knows no optional ones.
-        mtls_credentials: of that one.
-        admit: decides before anything of a request is parsed; every call is admitted without it.
-        open_span: makes a span of each call of our services.
+        credentials: TLS of the port; None is plain text.
+        mtls_address: HOST:PORT of a second port, for clients with a certificate: grpcio knows no optional ones.
+        mtls_credentials: TLS of the second port.
+        admit: admits or refuses a call before anything of its request is parsed; the default admits every call.
+        open_span: opens a span for each call of our services.
         stall_timeout_s: seconds that a write of our services may wait for a peer that reads nothing.
     """
 
@@ -68,10 +68,26 @@ OPEN = Gate()
 class Guard(grpc.aio.ServerInterceptor):
     """Interceptor that puts the same steps around every method of a server, gRPC's own services included.
 
+    The steps of a call, in order: `Gate.admit`, before a byte of the request is parsed; the first message, within
+    FIRST_MESSAGE_S; for our services a span and, if the client can go on elsewhere, the end by `move`; the handler; the
+    status of its failure. A handler is a coroutine on the event loop and never touches gRPC's context:
+
+        async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:      # one request, many responses
+            async for event in self._completer.complete(completion_from_message(request)):
+                await call.write(event_to_message(event))
+
+        async def GetModel(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:   # one of each
+            return card_to_message(self._card)
+
+    A method that streams requests gets `call.messages()` in place of the request. A handler fails by raising: a
+    StatusError ends the call with its status, any other exception with `status_of`, and one that is unknown there
+    with INTERNAL and a log record. It is cancelled when the client leaves; `call.write` raises StatusError (ABORTED)
+    after `Gate.stall_timeout_s` without a reader.
+
     Args:
-        status_of: maps exceptions of handlers to statuses; the others become INTERNAL.
-        max_bytes: limit of a request message, by service name; other services are health and reflection.
-        gate: what is put around a call.
+        status_of: maps exceptions of handlers to statuses; None makes the status INTERNAL.
+        max_bytes: limit of a request message in bytes, by service name; other services are health and reflection.
+        gate: admission, spans and limits of the port.
     """
 
     def __init__(self, status_of: StatusOf, max_bytes: Mapping[str, int], gate: Gate) -> None:

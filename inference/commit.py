@@ -217,25 +217,15 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """Tokens that became final together, and their text; see `Commit`. The last one may have text alone.
+class Delta(Commit):
+    """Commit with its text. The last one may have text alone; `position` is -1 if the server sent none.
 
     Attributes:
         piece_lengths: number of characters of `text` that each token added.
-        counts, own, position: see `Commit`; a delta that came over the wire always has a position.
     """
 
-    token_ids: tuple[int, ...]
-    text: str
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    timings: Timings
+    text: str = ""
     piece_lengths: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
-    counts: Counts = Counts()
-    position: int | None = None
-    own: OwnDrafts = NO_OWN_DRAFTS
 
     def pieces(self) -> list[str]:
         """Return the text that each token added."""

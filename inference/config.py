@@ -39,6 +39,9 @@ FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
 """Most sessions of one worker of the pool, even if it announces more room."""
+DEFAULT_PROMPT_SHARE = 2.0
+"""Time that reading prompts adds to a pass, in passes: others then see gaps of three, and a prompt takes 1.5 times as
+long as alone."""
 DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
 """Port of a draft worker that serves clients."""
@@ -379,6 +382,8 @@ class ServerConfig:
             same tokens; wait: they get the grace period like all others.
         max_worker_slots: most sessions of one worker of the pool, even if it announces more room.
         lookup: propose the tokens that followed an earlier occurrence of a request's last tokens, as many as pay.
+        prompt_share: beside requests that are being answered, read prompts for this many times a pass's time in each
+            pass; more shortens the time to first token of long prompts, and lengthens the others' gaps.
         probe_port: answer /livez and /readyz over plain HTTP on this port, to every caller (default: none).
         ready_json: when all ports are open, write one line of JSON to stdout, with the actual port for each 0.
         lifeline: also drain, as on SIGTERM, when stdin ends, that is, when the process at its other end is gone.
@@ -401,6 +406,9 @@ class ServerConfig:
         DEFAULT_WORKER_SLOTS, "--max_worker_slots N", section="sessions of draft workers", within=Range(1)
     )
     lookup: bool = setting(True, "--lookup", section="passes without draft tokens")
+    prompt_share: float = setting(
+        DEFAULT_PROMPT_SHARE, "--prompt_share PASSES", section="long prompts", within=Range(0.1, 1000.0)
+    )
     probe_port: int | None = setting(None, "--probe_port PORT", within=PORT)
     ready_json: bool = setting(False, "--ready_json")
     lifeline: str | None = setting(None, "--lifeline", choices=("stdin",))

@@ -236,7 +236,7 @@ def test_what_is_built_of_many_parts_takes_configurations() -> None:
     assert long == []
 
 
-def test_every_package_says_what_it_is_and_where_to_start() -> None:
+def test_every_package_has_a_docstring() -> None:
     for file in (file for file in sources() if file.name == "__init__.py" and "grpc_comm" not in file.parts):
         text = ast.get_docstring(ast.parse(file.read_text())) or ""
         assert "architecture.md" in text or ("Start reading: `" in text and ("not know" in text)), file

@@ -196,7 +196,7 @@ def values_of(file: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", PAIRS)
-def test_both_sides_of_a_distributed_pair_draft_as_many_tokens(file: str) -> None:
+def test_both_sides_of_a_pair_draft_equally(file: str) -> None:
     """The draft's default of 8 went to targets compiled for 6 and 4: two passes for each proposal."""
     values = values_of(file)
     assert values["draft"]["gamma"] == values["target"]["gamma"] == values["fused_target"]["gamma"] - 1

@@ -42,7 +42,7 @@ class DelayProxy:
 
     Args:
         port: port on which the proxy accepts.
-        upstream: port of the server behind it.
+        upstream: port of the upstream server.
     """
 
     def __init__(self, port: int, upstream: int, conditions: LinkConditions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 from inference.commit import Answer, Commit
+from inference.config import DEFAULT_PROMPT_SHARE
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S, Engine
 from inference.engine.target_session import TargetSession
@@ -20,6 +22,7 @@ from inference.errors import CapacityError, ContextLengthError, InvalidRequestEr
 from inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
 from inference.request import GenerationRequest, Schedule
 from inference.scheduling.pass_times import PassTimes
+from inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
 from inference.scheduling.waiting import wait_s
 from inference.scheduling.widths import Widths
 from inference.speculation.tree import Branch
@@ -45,6 +48,7 @@ class EngineLimits:
         pass_timeout_s: seconds after which a pass counts as one that may never end.
         prefix_caching: True if requests may begin with what earlier ones left in the slots.
         lookup: True to propose from a session's own tokens where a pass has no draft tokens.
+        prompt_share: time that reading prompts may add to a pass in which others decode, in passes.
     """
 
     max_waiting: int = 64
@@ -53,6 +57,7 @@ class EngineLimits:
     pass_timeout_s: float = PASS_TIMEOUT_S
     prefix_caching: bool = True
     lookup: bool = True
+    prompt_share: float = DEFAULT_PROMPT_SHARE
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -78,6 +83,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._grammars = grammars
         self._times = PassTimes()
         self._widths = Widths()
+        self._parts = PromptParts(limits.prompt_share)
         self._recent_pass_s: deque[float] = deque(maxlen=32)
         self._unread: WeakSet[TargetSession] = WeakSet()  # until their readers have left
         self.max_length, self.vocab_size = decoder.max_length, decoder.vocab_size
@@ -125,7 +131,6 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             max_length=self.max_length,
             schedule=schedule,
             gamma=gamma,
-            prompt_chunk=self._decoder.prompt_chunk_tokens,
             grammar=grammar,
             looks_up=self._limits.lookup and not (drafted and request.gamma is None),
         )
@@ -168,9 +173,30 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self.close(session)
 
     def _schedule(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
-        maybe = [(session, session.next_turn()) for session in sessions]
-        turns = [(session, turn) for session, turn in maybe if turn is not None]
+        turns = self._turns(sessions)
         return [] if self._waits(turns) else self._narrowed(turns)
+
+    def _turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
+        """Return the turns of a pass, with as long parts of prompts as there is room for, oldest session first."""
+        longest, room = self._decoder.prompt_chunk_tokens or MAX_PART_TOKENS, self._room(sessions)
+        turns = []
+        for session in sessions:
+            is_reading = session.num_unread > 1
+            part = min(longest, room) if is_reading else longest
+            if part and (turn := session.next_turn(part)) is not None:
+                turns.append((session, turn))
+                room -= _num_unread(turn) if is_reading else 0
+        return turns
+
+    def _room(self, sessions: Sequence[TargetSession]) -> int:
+        """Return how many prompt tokens the next pass may read; limited where sessions decode that would wait for it.
+
+        A decoder with parts of a fixed length reads one of each prompt.
+        """
+        num_decoding = sum(session.num_unread == 1 for session in sessions)
+        if not num_decoding or self._decoder.prompt_chunk_tokens:
+            return sys.maxsize
+        return self._parts.room(self._times.of(num_decoding).base_s)
 
     def _waits(self, turns: Sequence[tuple[TargetSession, Turn]]) -> bool:
         """Whether a pass begun a little later, with draft tokens, beats one begun now without any."""
@@ -201,10 +227,20 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         verdicts = self._decoder.step(work)
         ended = time.monotonic()
         self._recent_pass_s.append(ended - started)
-        if all(_num_unread(turn) == 1 for turn in work):  # reading a prompt does not show what draft tokens cost
-            num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
-            self._times.record(len(work), num_draft_tokens, ended - started - verdicts[0].draft_us / 1e6)
+        self._learn_costs(work, verdicts, ended - started)
         return [(verdict, started, ended) for verdict in verdicts]
+
+    def _learn_costs(self, work: list[Turn], verdicts: list[Verdict], seconds: float) -> None:
+        """Record the cost of draft tokens, or of the prompt tokens that the pass read beside decoding sessions."""
+        num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
+        unread = [number for turn in work if (number := _num_unread(turn)) > 1]
+        num_decoding = len(work) - len(unread)
+        if not unread:
+            self._times.record(num_decoding, num_draft_tokens, seconds - verdicts[0].draft_us / 1e6)
+        else:
+            costs = self._times.of(num_decoding)
+            decoding_s = costs.base_s + costs.slope_s * num_draft_tokens if num_decoding else 0.0
+            self._parts.record(sum(unread), seconds - decoding_s)
 
     def _can_replay(self, session: TargetSession) -> bool:
         return self.seed_invariant or session.request.sampling.greedy

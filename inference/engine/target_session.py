@@ -15,6 +15,7 @@ from inference.errors import InvalidRequestError
 from inference.model.decoder import Matcher, Turn, Verdict
 from inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from inference.scheduling.acceptance import Acceptance
+from inference.scheduling.prompt_parts import MAX_PART_TOKENS
 from inference.scheduling.waiting import Arrivals
 from inference.speculation.lookup import Lookup
 from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
@@ -59,8 +60,6 @@ class CommitQueue:
         return item
 
 
-MAX_CHUNK_TOKENS = 256
-"""Longest part of a prompt in one pass, so that a long prompt does not stall the other sessions."""
 MAX_ADJUSTED_GAMMA = 16
 """Most draft tokens per pass of a request with penalties or biases: each of them delays the other sessions."""
 _OWN_WEIGHT = 0.25  # of the newest pass without a draft's tokens
@@ -77,7 +76,6 @@ class TargetSession:
         schedule: SYNC: a draft worker proposes, and every pass waits for a proposal. ASYNC: it proposes, and passes
             take what has arrived. None: the target decodes by itself.
         gamma: most draft tokens per pass, in run-ahead or where the decoder has a draft of its own.
-        prompt_chunk: longest part of a prompt in one pass; 0 is MAX_CHUNK_TOKENS.
         grammar: matcher of the request's grammar.
         looks_up: True if the target proposes from the session's own tokens where a pass has no draft tokens.
     """
@@ -89,7 +87,6 @@ class TargetSession:
         max_length: int,
         schedule: Schedule | None,
         gamma: int,
-        prompt_chunk: int = 0,
         grammar: Matcher | None = None,
         looks_up: bool = False,
     ) -> None:
@@ -113,7 +110,6 @@ class TargetSession:
         """Recent mean of tokens per pass without a draft's: above one where lookup or a grammar gives some."""
         self.arrivals = Arrivals()
         self._gamma = gamma
-        self._prompt_chunk = prompt_chunk or MAX_CHUNK_TOKENS
         self._compute_s = 0.0
         self._asked = False
         self._last_message_at = 0.0
@@ -214,11 +210,16 @@ class TargetSession:
         if len(self.tree) > num_live:  # tokens made after a rejected one do not show when the new chain arrives
             self.arrivals.proposed(self._last_message_at, len(self.tree) - num_live)
 
-    def next_turn(self) -> Turn | None:
-        """Return the session's turn in the next pass; None while it waits for its draft."""
-        end, chunk_end = len(self.token_ids), self._num_cached + self._prompt_chunk
-        if chunk_end < end:
-            return self._turn(chunk_end, chooses=False)
+    @property
+    def num_unread(self) -> int:
+        """Number of tokens that its slot does not hold yet: 1 while it decodes, more while it reads a prompt."""
+        return len(self.token_ids) - self._num_cached
+
+    def next_turn(self, part: int = MAX_PART_TOKENS) -> Turn | None:
+        """Return the turn in the next pass, of at most `part` unread tokens; None while it waits for its draft."""
+        end = len(self.token_ids)
+        if self.num_unread > part:
+            return self._turn(self._num_cached + part, chooses=False)
         if self._ready:
             room = self._end - end - 1  # the pass adds one token of the target's own
             limit = min(self._widest, room)

@@ -163,7 +163,7 @@ def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
 
 def _codec(gateway: Gateway) -> Codec:
     if gateway.codec is None:
-        raise ApiError(404, "there is no tokenizer behind this server")
+        raise ApiError(404, "this server has no tokenizer")
     return gateway.codec
 
 

@@ -146,7 +146,7 @@ class Message(Body):
     no_ops = noops.MESSAGE
     role: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_ROLE_CHARACTERS)]
     content: Text | Parts = ""
-    name: Text | None = Field(None, description="Of a tool's answer: the function. Of others: taken, without effect.")
+    name: Text | None = Field(None, description="Of a tool's answer: the function. Of others: accepted without effect.")
     tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_call_id: Text | None = Field(None, description="Of a tool's answer: the call.")
     reasoning_content: Text | None = Field(None, description="What the assistant thought; templates may leave it out.")

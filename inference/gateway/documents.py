@@ -49,7 +49,7 @@ _TEXTS = {
     422: "Not used: such faults are 400.",
     429: "Slots and queue are full; Retry-After says when to try again.",
     500: "A fault of the server.",
-    503: "The server is shutting down, or the one behind it cannot be reached.",
+    503: "The server is shutting down, or its upstream server cannot be reached.",
     504: "The request took longer than it may.",
 }
 FAILURES: dict[int | str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from inference import errors
 from inference.gateway.documents import JsonAnswer
 from inference.gateway.noops import UNSUPPORTED
-from inference.workers.status import REFUSED_BEHIND
+from inference.workers.status import REFUSED_UPSTREAM
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class ApiError(Exception):
 def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
     """Return the failure of HTTP for one of our exceptions; the path decides about the names of fields."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
-        logger.error("refused by the server behind: %s", error)  # the client is not at fault
-        error = errors.UnavailableError(REFUSED_BEHIND)
+        logger.error("refused by the upstream server: %s", error)  # the client is not at fault
+        error = errors.UnavailableError(REFUSED_UPSTREAM)
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
     param = _param(error.field, path) if isinstance(error, errors.InvalidRequestError) else None
     return ApiError(status, _message(error), kind, param, code, _retry_after_s(error))
@@ -114,7 +114,7 @@ def _message(error: errors.SpecDecError) -> str:
     """Return the message without addresses of upstream servers, which only the log has."""
     if isinstance(error, errors.UnavailableError) and error.address is not None:  # gRPC's message has it again
         logger.info("unavailable: %s", error)
-        return "the server behind this one cannot be reached"
+        return "the upstream server cannot be reached"
     return error.message
 
 

@@ -117,5 +117,5 @@ def _shown(value: Any) -> str:
 
 def schema_of(no_ops: NoOps) -> dict[str, Any]:
     """Return the fields as properties of a JSON schema."""
-    note = "Taken, without effect: this is so anyway."
+    note = "Accepted without effect: this is so anyway."
     return {name: {"enum": [*values, None], "description": note} for name, values in no_ops.items()}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from inference.caller import caller
-from inference.commit import Delta, Event, Timings
+from inference.commit import Delta, Event
 from inference.errors import ContextLengthError, DeadlineError, InvalidRequestError
 from inference.gateway.conversation import Tool
 from inference.gateway.dialect import Dialect
@@ -38,7 +38,7 @@ MAX_UNREAD = 256
 """Limit of events of one request that wait for its reader; beyond it, its choices wait."""
 MIN_IDS = 1024
 """Number of token ids up to which the refusal is left to the target."""
-NOTHING_NEW = Delta((), "", 0, 0, Timings())
+NOTHING_NEW = Delta(0, ())
 
 
 def completion_requests(body: CompletionBody, card: ModelCard) -> list[CompletionRequest]:

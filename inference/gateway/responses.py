@@ -48,8 +48,8 @@ class ItemPart(Body):
 
     type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
     text: Text
-    annotations: list[Any] = Field(default_factory=list, description="Taken, without effect.")
-    logprobs: list[Any] = Field(default_factory=list, description="Taken, without effect.")
+    annotations: list[Any] = Field(default_factory=list, description="Accepted without effect.")
+    logprobs: list[Any] = Field(default_factory=list, description="Accepted without effect.")
 
 
 Parts: TypeAlias = Annotated[
@@ -59,8 +59,8 @@ Parts: TypeAlias = Annotated[
 
 
 class _Item(Body):
-    id: str | None = Field(None, description="Taken, without effect.")
-    status: str | None = Field(None, description="Taken, without effect.")
+    id: str | None = Field(None, description="Accepted without effect.")
+    status: str | None = Field(None, description="Accepted without effect.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Add what the item says to the messages of a chat."""
@@ -73,7 +73,7 @@ class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Text | Parts
-    phase: str | None = Field(None, description="Taken, without effect.")
+    phase: str | None = Field(None, description="Accepted without effect.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """See `_Item`."""
@@ -119,7 +119,7 @@ class ReasoningItem(_Item):
     type: Literal["reasoning"]
     summary: Parts = Field(default_factory=list)
     content: Parts = Field(default_factory=list)
-    encrypted_content: str | None = Field(None, description="Taken, without effect: none is encrypted here.")
+    encrypted_content: str | None = Field(None, description="Accepted without effect: none is encrypted here.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """See `_Item`."""
@@ -219,7 +219,7 @@ class ResponsesBody(GenerationBody, TemplateBody):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
         default_factory=list, description="Reasoning is never encrypted, so the second changes nothing."
     )
-    max_tool_calls: int | None = Field(None, description="Taken, without effect: the server calls no tools itself.")
+    max_tool_calls: int | None = Field(None, description="Accepted without effect: the server calls no tools itself.")
 
     def chat(self) -> ChatBody:
         """Return the body of the same request for /v1/chat/completions.

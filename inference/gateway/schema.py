@@ -135,7 +135,7 @@ class NamedSchema(Body):
 
     name: str | None = None
     description: str | None = None
-    strict: bool | None = Field(None, description="Taken, without effect: an output always keeps to its schema.")
+    strict: bool | None = Field(None, description="Accepted without effect: an output always keeps to its schema.")
     schema_: dict[str, Any] = Field(alias="schema")
 
 
@@ -205,14 +205,14 @@ class GenerationBody(Body):
     guided_regex: structured.GrammarText | None = None
     guided_choice: structured.Choices | None = None
     guided_grammar: structured.GrammarText | None = Field(None, description="Lark or GBNF.")
-    user: str | None = Field(None, description="Taken, without effect: it names the end user.")
-    safety_identifier: str | None = Field(None, description="Taken, without effect: it names the end user.")
-    session_id: str | None = Field(None, description="Taken, without effect: it names the conversation.")
-    prompt_cache_key: str | None = Field(None, description="Taken, without effect: prompts are known by their tokens.")
+    user: str | None = Field(None, description="Accepted without effect: it names the end user.")
+    safety_identifier: str | None = Field(None, description="Accepted without effect: it names the end user.")
+    session_id: str | None = Field(None, description="Accepted without effect: names the conversation.")
+    prompt_cache_key: str | None = Field(None, description="Accepted without effect: tokens identify prompts.")
     cache_salt: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None = Field(
         None, description="vLLM's: what was computed of a prompt serves requests of an equal salt alone."
     )
-    metadata: dict[str, Any] = Field(default_factory=dict, description="Taken, without effect: the client's own notes.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Accepted without effect: for the client.")
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationBody:

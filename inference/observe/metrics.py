@@ -21,7 +21,7 @@ from prometheus_client import (
 )
 
 from inference import VERSION
-from inference.commit import Answer, Commit, Counts, Delta, Event, Finished, FinishReason, Opened, Started, Timings
+from inference.commit import Answer, Commit, Counts, Event, FinishReason, Opened, Started, Timings
 from inference.observe.stats import SOURCES, by_source
 from inference.request import MAX_GAMMA
 
@@ -244,17 +244,17 @@ class RequestMetrics:
         return self._metrics._name, self._num_tokens, time.monotonic() - self._arrived
 
     def take(self, event: Event | Answer) -> None:
-        """Count an event that has just arrived; a commit may also be the last."""
+        """Count an event that has just arrived."""
         if isinstance(event, Started):
             self._start(event)
         elif isinstance(event, Opened):
             self._metrics._cache_hits.inc(event.num_cached_tokens)
-        elif isinstance(event, Finished):
-            self._finish(event.reason)
-        else:
+        elif isinstance(event, Commit):
             self._count_tokens(event)
-            if isinstance(event, Commit) and event.finish_reason is not None:
+            if event.finish_reason is not None:
                 self._finish(event.finish_reason)
+        elif not self.status:  # an answer without tokens has no last commit
+            self._finish(event.reason)
 
     def _start(self, event: Started) -> None:
         self._metrics._prompt_tokens.inc(event.num_prompt_tokens)
@@ -262,7 +262,7 @@ class RequestMetrics:
         self._metrics._cache_hits.inc(event.num_cached_tokens)
         self._metrics._request_prompt.observe(event.num_prompt_tokens)
 
-    def _count_tokens(self, event: Delta | Commit) -> None:
+    def _count_tokens(self, event: Commit) -> None:
         metrics, num_tokens = self._metrics, len(event.token_ids)
         self._observe_arrival(event.timings)
         self._num_tokens += num_tokens

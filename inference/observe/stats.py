@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.commit import Answer, Commit, Counts, Delta, Event, Opened, OwnDrafts, Started, Timings
+from inference.commit import Answer, Commit, Counts, Event, Opened, OwnDrafts, Started, Timings
 
 MAX_PASS_TOKENS = 4096
 """Most draft tokens counted for one pass; no real pass has more."""
@@ -91,7 +91,7 @@ class RequestStats:
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
         elif isinstance(event, Opened):
             self.num_cached_tokens = event.num_cached_tokens
-        elif isinstance(event, Commit | Delta):
+        elif isinstance(event, Commit):
             self.arrivals.append((time.monotonic() if at is None else at, len(event.token_ids)))
             self._count_pass(event, len(event.token_ids))
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 from inference.backends.identity import model_id_of
 from inference.backends.registry import load_backend, load_decoder
 from inference.commit import Generator
-from inference.config import DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S
@@ -65,7 +65,12 @@ class RunningTarget:
 
 @asynccontextmanager
 async def target_engine(
-    config: ModelConfig | FusedConfig, *, max_waiting: int, pass_timeout_s: float = PASS_TIMEOUT_S, lookup: bool = True
+    config: ModelConfig | FusedConfig,
+    *,
+    max_waiting: int,
+    pass_timeout_s: float = PASS_TIMEOUT_S,
+    lookup: bool = True,
+    prompt_share: float = DEFAULT_PROMPT_SHARE,
 ) -> AsyncGenerator[RunningTarget, None]:
     """Run an engine over one model, or over a target and its draft.
 
@@ -74,7 +79,7 @@ async def target_engine(
     """
     loaded = await (_load_pair(config) if isinstance(config, FusedConfig) else _load_alone(config))
     eos, caching = loaded.tokenizer.eos_token_ids, target_of(config).prefix_caching
-    limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup)
+    limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share)
     grammars = Grammars(GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size))
     async with running(TargetEngine(loaded.decoder, limits, grammars)) as engine:
         yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic)

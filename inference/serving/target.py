@@ -31,7 +31,11 @@ async def serve_target(
     topology = "fused" if isinstance(config, FusedConfig) else TARGET
     with observed(observe) as observers:
         async with target_engine(
-            config, max_waiting=server.max_waiting, pass_timeout_s=server.pass_timeout_s, lookup=server.lookup
+            config,
+            max_waiting=server.max_waiting,
+            pass_timeout_s=server.pass_timeout_s,
+            lookup=server.lookup,
+            prompt_share=server.prompt_share,
         ) as running:
             host = _host(running, target_of(config), topology, ports, observers)
             with timeline(observe, running.engine):

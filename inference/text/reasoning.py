@@ -49,13 +49,13 @@ class Reasoning:
         return "", text
 
     def _in_thought(self, text: str) -> tuple[str, str]:
-        thought, end, behind = text.partition(END)
+        thought, end, answer = text.partition(END)
         if not end:
             certain, self._held = split_held(text, END)
             return self._stripped(certain), ""
         thought = self._stripped(thought.rstrip())
         self._state, self._is_fresh = self._in_answer, True
-        return thought, self._in_answer(behind)[1]
+        return thought, self._in_answer(answer)[1]
 
     def _in_answer(self, text: str) -> tuple[str, str]:
         return "", self._stripped(text)

@@ -182,10 +182,10 @@ def _timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
     )
 
 
-def _pass_to_message(piece: Commit | Delta) -> dict[str, Any]:
+def _pass_to_message(piece: Commit) -> dict[str, Any]:
     """Return the fields that pb.Commit and pb.Delta have alike."""
     return {
-        "position": piece.position,
+        "position": piece.position if piece.position >= 0 else None,
         "token_ids": piece.token_ids,
         "num_draft_tokens": piece.num_draft_tokens,
         "num_accepted_tokens": piece.num_accepted_tokens,
@@ -334,7 +334,7 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     return Delta(
         text=delta.text,
         piece_lengths=tuple(delta.piece_lengths),
-        position=delta.position if delta.HasField("position") else None,
+        position=delta.position if delta.HasField("position") else -1,
         **_pass_from_message(delta),
     )
 

@@ -162,7 +162,7 @@ class LocalCompleter:
         """
         first, *others = generation.prompt_token_ids
         if len(opened.prompt_logprobs) != len(others):
-            message = "prompt_logprobs: the target behind this server does not give them"
+            message = "prompt_logprobs: the upstream target does not give them"
             raise InvalidRequestError(message, field="prompt_logprobs")
         stream = self._tokenizer.stream()
         entries = (TokenLogprobs((first,), (0.0,)), *opened.prompt_logprobs)
@@ -191,13 +191,13 @@ class LocalCompleter:
             logprobs=request.logprobs,
             min_new_tokens=request.min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
-            grammar=self._behind(prompt, request.grammar),
+            grammar=self._after_prompt(prompt, request.grammar),
             cache_salt=caller().cache_salt(request.cache_salt),
         )
         # A draft of a remote target must follow the same sampling, and only the tokenizer knows the end tokens.
         return replace(generation, sampling=generation.effective_sampling(self._tokenizer.eos_token_ids))
 
-    def _behind(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
+    def _after_prompt(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar with the preamble that the prompt leaves; it depends on the prompt alone, on no state."""
         if grammar is None or grammar.preamble is Preamble.NONE:
             return grammar
@@ -253,18 +253,18 @@ class _Text:
             pieces[-1] += rest
         cut = len(pieces) < len(commit.token_ids)
         return Delta(
-            token_ids=commit.token_ids[: len(pieces)],
-            text="".join(pieces) or rest,
+            commit.position,
+            commit.token_ids[: len(pieces)],
             # As after a stop token, there is no place for draft tokens, so they count neither way.
             num_draft_tokens=min(commit.num_draft_tokens, len(pieces)) if cut else commit.num_draft_tokens,
             num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
             timings=commit.timings,
+            finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
+            logprobs=tuple(map(partial(_with_text, self._tokenizer), commit.logprobs, lengths)),
             counts=commit.counts,
             own=commit.own.cut(len(pieces), commit.num_accepted_tokens) if cut else commit.own,
+            text="".join(pieces) or rest,
             piece_lengths=tuple(map(len, pieces)),
-            logprobs=tuple(map(partial(_with_text, self._tokenizer), commit.logprobs, lengths)),
-            finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
-            position=commit.position,
         )
 
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:

@@ -72,7 +72,7 @@ class Output:
         if self._limit is None:
             self._limit = (started.defaults or NO_DEFAULTS).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
 
-    def take(self, piece: Commit | Delta) -> None:
+    def take(self, piece: Commit) -> None:
         """Take the next tokens. An empty piece counts as one token, and a full output may end with one such piece.
 
         Raises:

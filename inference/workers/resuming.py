@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from typing import Generic, Protocol, TypeVar
 
-from inference.commit import Commit, Delta
+from inference.commit import Commit
 from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
@@ -139,7 +139,7 @@ class Resuming(Generic[EventT]):
                 with self._leased(prefix) as replica:
                     async with aclosing(attempt(replica)) as events:
                         async for event in events:
-                            if isinstance(event, Delta | Commit) and event.token_ids:
+                            if isinstance(event, Commit) and event.token_ids:
                                 self._progressed()
                             if self._progress.take(event):
                                 yield event

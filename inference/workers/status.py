@@ -33,7 +33,7 @@ _ERRORS = {code: error for error, code in _CODES.items()}  # of several with one
 _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
 _BREAKS_SERVERS = "BREAKS_SERVERS"
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
-REFUSED_BEHIND = "the server behind this one does not take its credentials"
+REFUSED_UPSTREAM = "the upstream server does not take its credentials"
 _OF_A_PROXY = "http2 header with status"  # gRPC's words for HTTP's own 404; a gRPC server answers 200 and a grpc-status
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 _NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's message, which ends with OpenSSL's
@@ -59,8 +59,8 @@ def to_status(error: Exception) -> Status | None:
 def client_status(error: Exception) -> Status | None:
     """Return the status for a client, which is not at fault if an upstream server refuses our credentials."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
-        logger.error("refused by the server behind: %s", error)
-        return Status(grpc.StatusCode.UNAVAILABLE, REFUSED_BEHIND)
+        logger.error("refused by the upstream server: %s", error)
+        return Status(grpc.StatusCode.UNAVAILABLE, REFUSED_UPSTREAM)
     return to_status(error)
 
 

@@ -64,7 +64,7 @@ async def test_a_target_is_there_as_long_as_its_lease() -> None:
     assert await heard(leases, version) == []
 
 
-async def test_one_that_has_begun_anew_says_nothing_before_it_has_heard_of_all() -> None:
+async def test_a_restarted_registry_waits_for_all_leases() -> None:
     """Else its followers would leave whom it hears of last."""
     clock = Clock()
     leases = Leases(clock)

@@ -105,7 +105,7 @@ async def test_a_failure_is_told_on_stderr(target: ServerProcess) -> None:
     assert "the prompt is too long" in result.last_line
 
 
-async def test_a_draft_worker_at_a_server_that_is_no_target(models: ModelDirectories) -> None:
+async def test_a_draft_worker_refuses_a_non_target(models: ModelDirectories) -> None:
     """The story: it loaded its model, and every prompt failed with "Method not found!"."""
     async with fused_server(models.target, models.related) as fused:
         flags = ("--role", "draft", "--model", str(models.related), "--port", str(fused.port))

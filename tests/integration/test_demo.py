@@ -25,7 +25,7 @@ def most_often(text: str, length: int) -> int:
 
 
 @pytest.mark.long
-async def test_the_demo_shows_prose_that_does_not_loop_and_says_how_each_prompt_is_continued() -> None:
+async def test_the_demo_shows_each_prompts_continuation() -> None:
     """The story: greedily, the small model's prose was "I am afraid I am afraid I am afraid"."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "scripts" / "demo.py"),

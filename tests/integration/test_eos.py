@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.mark.long
-async def test_a_draft_with_other_eos_ids_does_not_change_where_the_target_ends(
+async def test_other_eos_ids_of_a_draft_change_nothing(
     models: ModelDirectories, target: ServerProcess, tmp_path: Path
 ) -> None:
     """A draft named other end-of-sequence ids than its target, as instruct and base models do, and the draft

@@ -80,7 +80,7 @@ async def over_http(port: int) -> str:
     return text
 
 
-async def test_a_target_is_told_to_end_and_its_streams_go_on_at_a_sibling(cluster: Cluster) -> None:
+async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
     """At once, not when the longest answer is done: none is when the process has ended."""
     ending, others = cluster.targets[2], cluster.targets[:2]
     request = replace(REQUEST, max_new_tokens=8000)

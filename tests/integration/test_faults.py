@@ -260,7 +260,7 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
     assert len(result.objects[0]["token_ids"]) == num_tokens
 
 
-async def test_another_model_in_the_targets_place_does_not_go_on_with_its_text(models: ModelDirectories) -> None:
+async def test_another_model_does_not_continue_a_text(models: ModelDirectories) -> None:
     """The story: the target was restarted with other weights of the same tokenizer, and text that one model had begun
     was ended by the other, without a word."""
     async with (

@@ -43,9 +43,7 @@ async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> C
 
 
 @pytest.mark.long
-async def test_an_id_is_downloaded_once_and_gives_the_tokens_of_the_directory(
-    hub: FakeHub, models: ModelDirectories, tmp_path: Path
-) -> None:
+async def test_an_id_is_downloaded_once(hub: FakeHub, models: ModelDirectories, tmp_path: Path) -> None:
     directory = await run(hub, tmp_path, "--role", "verify_target", "--model", str(models.target), *FLAGS)
     first = await run(hub, tmp_path, "--role", "verify_target", "--model", "seed/target", *FLAGS)
     assert first.code == 0, first.stderr
@@ -102,7 +100,7 @@ async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-async def test_a_server_of_hub_ids_goes_by_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
+async def test_a_hub_server_uses_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
     """Not by the name of its directory in the cache, which is a commit."""
     port = free_port()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}

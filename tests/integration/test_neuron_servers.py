@@ -166,7 +166,7 @@ async def test_what_the_tutorials_send_is_served(started: Servers, name: str) ->
     assert len((await complete(started[name], request)).token_ids) > 0
 
 
-async def test_a_mode_that_samples_on_the_device_refuses_a_seed(started: Servers) -> None:
+async def test_a_device_sampler_refuses_a_seed(started: Servers) -> None:
     """Over gRPC and HTTP, naming the field; without one it samples, and greedy requests may have one."""
     sampling = pb.SamplingParams(temperature=0.8, top_k=20, seed=7)
     async with open_channel(started["eagle"].address) as channel:
@@ -194,7 +194,7 @@ def _http(server: ServerProcess) -> str:
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-async def test_a_draft_may_have_a_shorter_context_than_its_target(
+async def test_a_draft_may_have_a_shorter_context(
     models: ModelDirectories, started: Servers, schedule: Schedule
 ) -> None:
     """Beyond it the target goes on alone, also behind a prompt that is longer: a tutorial has 2048 beside 6400."""

@@ -184,7 +184,7 @@ async def test_a_worker_that_does_not_fit_is_refused(
         assert await call.code() == code
 
 
-async def test_a_worker_that_sends_nonsense_is_thrown_out_and_its_session_goes_on(
+async def test_a_nonsense_worker_is_removed(
     pooled_target: ServerProcess,
 ) -> None:
     """It proposes a token that does not exist; its stream fails, the client's does not.

@@ -168,7 +168,7 @@ async def test_late_branches_count_as_far_as_they_agree(peer: Peer) -> None:
         assert commit.num_accepted_tokens == 3
 
 
-async def test_what_has_lost_is_ignored_and_numbers_stay_in_step(peer: Peer) -> None:
+async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
     """A branch that disagrees with what was committed, and one from a dropped node, are no errors."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:

@@ -116,7 +116,7 @@ async def complete_and_cut(
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-async def test_a_cut_link_is_dialled_again_and_the_tokens_do_not_change(
+async def test_a_cut_link_is_redialled_with_equal_tokens(
     far_target: ServerProcess, worker: ServerProcess, link: DelayProxy, schedule: Schedule
 ) -> None:
     link.conditions = LinkConditions(rtt_s=0.01)  # so that the target is not done when the first commits come

@@ -20,9 +20,7 @@ pytestmark = [
 ]
 
 
-def test_a_free_draft_beside_a_slow_target_is_to_draft_far_and_not_over_a_slow_link(
-    models: ModelDirectories, tmp_path: Path
-) -> None:
+def test_a_free_draft_looks_far_ahead_when_cheap(models: ModelDirectories, tmp_path: Path) -> None:
     """Rounds over 900 ms lose to the target alone; both models in one server gain the more the further they draft.
 
     Draft and target are one model, at a temperature where nothing repeats, so every draft token is right.

@@ -107,7 +107,7 @@ async def drain(address: str) -> None:
         await rpc.GenerationServiceStub(channel).Drain(pb.DrainRequest())
 
 
-async def test_targets_come_and_go_by_a_file_and_a_call(models: ModelDirectories, tmp_path: Path) -> None:
+async def test_targets_change_by_file_and_call(models: ModelDirectories, tmp_path: Path) -> None:
     target = ("--role", "target", "--model", models.endless, *FLAGS, "--port", "0")
     every_port = ("--http_port", "0", "--metrics_port", "0", "--probe_port", "0")
     draft = ("--role", "draft", "--model", models.endless, *FLAGS)
@@ -154,7 +154,7 @@ async def test_targets_come_and_go_by_a_file_and_a_call(models: ModelDirectories
         assert "".join(pieces) == expected
 
 
-async def test_whoever_holds_the_other_end_of_stdin_is_not_outlived(models: ModelDirectories, tmp_path: Path) -> None:
+async def test_a_closed_stdin_ends_the_process(models: ModelDirectories, tmp_path: Path) -> None:
     async with child(tmp_path / "log", "--role", "target", "--model", models.endless, *FLAGS, "--port", "0") as server:
         assert server.process.stdin is not None
         server.process.stdin.write(b"words mean nothing\n")

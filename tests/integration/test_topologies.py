@@ -171,9 +171,7 @@ async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) ->
 
 
 @pytest.mark.parametrize("helper", ["target", *HELPERS])
-async def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(
-    topologies: Topologies, target: ServerProcess, helper: str
-) -> None:
+async def test_a_chats_next_turn_reuses_the_last(topologies: Topologies, target: ServerProcess, helper: str) -> None:
     server = (topologies | {"target": target})[helper]
     salt = secrets.token_hex()
     prompt = tuple(random.Random(helper).choices(range(2, 288), k=40))

@@ -74,7 +74,7 @@ def test_tables_and_a_bundle(models: ModelDirectories, nxdi: Nxdi, tmp_path: Pat
     assert not [name for name, text in files.items() if "hush" in text]
 
 
-def test_a_server_that_fails_leaves_a_bundle_with_its_log(models: ModelDirectories, nxdi: Nxdi, tmp_path: Path) -> None:
+def test_a_failed_server_leaves_a_bundle(models: ModelDirectories, nxdi: Nxdi, tmp_path: Path) -> None:
     pair = f"--target_model {models.target} --draft_model {models.related} --output {tmp_path / 'report'}"
     done = make(nxdi, tmp_path, f"""{pair} {LOAD} -- {SERVERS} --neuron_config '{{"fused_qvk":true}}'""")
     assert done.returncode == 2  # make's own
@@ -82,9 +82,7 @@ def test_a_server_that_fails_leaves_a_bundle_with_its_log(models: ModelDirectori
     assert "Failed:" in (tmp_path / "report" / "report.md").read_text()
 
 
-def test_a_flag_that_no_role_has_ends_it_before_anything_starts(
-    models: ModelDirectories, nxdi: Nxdi, tmp_path: Path
-) -> None:
+def test_an_unknown_flag_ends_the_start(models: ModelDirectories, nxdi: Nxdi, tmp_path: Path) -> None:
     pair = f"--target_model {models.target} --draft_model {models.related} --output {tmp_path / 'report'}"
     done = make(nxdi, tmp_path, f"{pair} -- --max-model-len 80")
     assert "unrecognized arguments: --max-model-len" in done.stderr

@@ -131,7 +131,7 @@ def opening(**fields: Any) -> pb.VerifyRequest:
 
 
 @pytest.mark.parametrize("schedule", [pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC])
-async def test_a_draft_that_reads_nothing_has_no_slot_for_long(schedule: Any) -> None:
+async def test_a_draft_that_reads_nothing_loses_its_slot(schedule: Any) -> None:
     """The story: the idle time-out told whoever hung in a write, and the only slot was taken for ever."""
     async with (
         serving(1, idle_timeout_s=0.5) as target,
@@ -169,7 +169,7 @@ async def test_late_branches_by_the_megabyte_cost_little() -> None:
         await until(lambda: target.engine.num_running == 0)
 
 
-async def test_a_session_whose_time_is_over_is_counted_as_such() -> None:
+async def test_a_late_session_counts_as_late() -> None:
     """The story: the deadline of a draft's own client ended its session, and the target counted that it had left."""
     async with serving(num_slots=20) as target, open_channel(target.address) as channel:
         for _ in range(20):  # on a busy machine the client's own clock is now and then ahead, and it does leave
@@ -253,7 +253,7 @@ async def test_calls_that_say_nothing_are_ended(monkeypatch: pytest.MonkeyPatch)
         assert (await watching) < SLOW_S
 
 
-async def test_a_stream_in_which_nothing_moves_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Balancers that count no PINGs end a silent one after 30 s or a minute, and the pool was empty again and again."""
     monkeypatch.setattr(assist, "HEARTBEAT_S", 0.02)
     async with serving() as target, open_channel(target.address) as channel:

@@ -160,14 +160,14 @@ class BackendContract:
         with pytest.raises((AssertionError, ValueError), match=r"Not equal to tolerance|a span starts at"):
             assert_matches(backend, reference("llama"), HISTORY)
 
-    def test_logits_are_those_of_the_last_tokens_span_after_span(self) -> None:
+    def test_logits_are_those_of_the_spans_ends(self) -> None:
         spans = [Span(2, 0, TOKENS[:5], 2), Span(1, 0, TOKENS[5:9], 0), Span(0, 0, TOKENS[9:12], 3)]
         logits = self.fresh().forward(spans)
         assert logits.shape == (5, DEFAULT_VOCAB_SIZE)
         self.assert_close(logits[:2], reference("llama").logits(TOKENS[:5])[3:])
         self.assert_close(logits[2:], reference("llama").logits(TOKENS[9:12]))
 
-    def test_a_pass_that_wants_no_logits_writes_all_the_same(self) -> None:
+    def test_a_pass_without_logits_writes_keys(self) -> None:
         backend = self.fresh()
         logits = backend.forward([Span(0, 0, TOKENS[:5], 0), Span(1, 0, TOKENS[:2], 0)])
         assert logits.shape == (0, DEFAULT_VOCAB_SIZE)

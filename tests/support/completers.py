@@ -77,7 +77,7 @@ class ScriptedCompleter:
                 await asyncio.sleep(self._gap_s)
                 is_last = number == len(self._passes) - 1 and self._error is None and not self.hangs
                 reason = self._reason if is_last else None
-                yield replace(delta(pieces, request.logprobs, reason), position=position)
+                yield delta(position, pieces, request.logprobs, reason)
                 position += len(pieces)
             if self.hangs:
                 await asyncio.Event().wait()
@@ -99,10 +99,11 @@ class WordCodec:
         return " ".join("x" * min(token_id, 9) for token_id in token_ids)
 
 
-def delta(pieces: Sequence[str], logprobs: int | None, reason: FinishReason | None) -> Delta:
+def delta(position: int, pieces: Sequence[str], logprobs: int | None, reason: FinishReason | None) -> Delta:
     num = 0 if logprobs is None else 1 + logprobs
     scores = [TokenLogprobs((7,) * num, (-0.5,) * num, (piece.encode(),) * num, len(piece)) for piece in pieces]
     return Delta(
+        position,
         token_ids=(7,) * len(pieces),
         text="".join(pieces),
         num_draft_tokens=len(pieces),

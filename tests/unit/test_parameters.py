@@ -128,7 +128,7 @@ class LaterRequest(GenerationRequest):
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 @pytest.mark.parametrize("decoder", DEVICE_DECODERS[:2])
-def test_a_device_that_samples_serves_a_parameter_or_refuses_it_by_name(decoder: DeviceDecoder, name: str) -> None:
+def test_a_device_sampler_serves_or_names_each_parameter(decoder: DeviceDecoder, name: str) -> None:
     request = GenerationRequest((3, 4), replace(SamplingParams(temperature=0.7), **{name: another_value(name)}))
     if name in SERVED_ON_DEVICE:
         check_request(decoder, request)
@@ -140,9 +140,7 @@ def test_a_device_that_samples_serves_a_parameter_or_refuses_it_by_name(decoder:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("decoder", DEVICE_DECODERS)
-def test_a_device_refuses_a_sampling_parameter_that_it_does_not_know(
-    decoder: DeviceDecoder, temperature: float
-) -> None:
+def test_a_device_refuses_an_unknown_sampling_parameter(decoder: DeviceDecoder, temperature: float) -> None:
     """The decoder named what it refuses, so that a parameter added later would have been ignored in silence: another
     law than the one that was asked for."""
     with pytest.raises(InvalidRequestError, match=r"typical_p 0\.3: .*chooses tokens on the device") as caught:
@@ -152,7 +150,7 @@ def test_a_device_refuses_a_sampling_parameter_that_it_does_not_know(
 
 
 @pytest.mark.parametrize("decoder", DEVICE_DECODERS)
-def test_a_device_refuses_a_field_of_a_request_that_it_does_not_know(decoder: DeviceDecoder) -> None:
+def test_a_device_refuses_an_unknown_request_field(decoder: DeviceDecoder) -> None:
     with pytest.raises(InvalidRequestError, match=r"stop_words \('END',\): .*chooses tokens on the device") as caught:
         check_request(decoder, LaterRequest((3, 4), stop_words=("END",)))
     assert caught.value.field == "stop_words"
@@ -174,12 +172,12 @@ SERVED_FIELDS: dict[str, Any] = {
 REFUSED_FIELDS: dict[str, Any] = {"logprobs": 0, "min_new_tokens": 2, "prompt_logprobs": 0, "grammar": ANY_JSON_OBJECT}
 
 
-def test_every_field_of_a_request_is_either_served_by_a_device_or_refused() -> None:
+def test_each_request_field_is_served_or_refused() -> None:
     assert SERVED_FIELDS.keys() | REFUSED_FIELDS.keys() == {field.name for field in fields(GenerationRequest)}
 
 
 @pytest.mark.parametrize("decoder", DEVICE_DECODERS)
-def test_a_device_serves_each_field_or_refuses_it_by_name(decoder: DeviceDecoder) -> None:
+def test_a_device_serves_or_names_each_field(decoder: DeviceDecoder) -> None:
     check_request(decoder, GenerationRequest(**SERVED_FIELDS))
     for name, value in REFUSED_FIELDS.items():
         with pytest.raises(InvalidRequestError, match=name) as caught:

@@ -7,7 +7,7 @@ import pytest
 from tests.suites.hostile.probe import waited_between
 
 
-def test_the_first_thread_and_the_worst_of_the_others_count() -> None:
+def test_the_worst_of_the_threads_counts() -> None:
     assert waited_between({1: 5.0, 2: 7.0, 3: 7.0}, {1: 5.5, 2: 7.1, 3: 7.25}, first=1) == pytest.approx(0.75)
 
 

@@ -25,7 +25,7 @@ from inference.errors import ConfigError
 from inference.settings import group, same, setting
 
 SERVICE = "service (instead of prompts)"
-OF_TARGETS = ("port", "lookup", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
+OF_TARGETS = ("port", "lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
 """Flags of `ServerConfig` that a draft worker lacks."""
 
 TARGET_HOST = same(ConnectionConfig, "host", help=f"host of the target{REPLICAS}")

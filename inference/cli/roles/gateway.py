@@ -8,7 +8,7 @@ from inference.config import REPLICAS, ConnectionConfig, HttpConfig, ObserveConf
 from inference.settings import group, same
 
 OF_GRPC = ("port", "max_waiting", "drain", "tls_client_ca", "mtls_port")
-OF_MODELS = ("lookup", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
+OF_MODELS = ("lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
 """Flags of `ServerConfig` that a gateway lacks."""
 
 
@@ -17,7 +17,7 @@ class GatewaySettings:
     """Settings of --role gateway."""
 
     connection: ConnectionConfig = group(
-        ConnectionConfig, host=same(ConnectionConfig, "host", help=f"host of the server behind it{REPLICAS}")
+        ConnectionConfig, host=same(ConnectionConfig, "host", help=f"host of the upstream server{REPLICAS}")
     )
     http: HttpConfig = group(HttpConfig, port=8000)
     server: ServerConfig = group(ServerConfig, without=(*OF_GRPC, *OF_MODELS))

@@ -14,7 +14,7 @@ from inference.text.held import split_held
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 _MARK = re.compile(f"{TOOL_CALL_END}|(?={TOOL_CALL})")
 PYTHON_TAG = "<|python_tag|>"
-_BEHIND = re.compile(r"\s*\}?\s*(;?)")
+_CALL_END = re.compile(r"\s*\}?\s*(;?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,16 @@ class HermesReader(CallReader):
     """
 
     def _in_text(self) -> bool:
-        before, begin, behind = self._buffer.partition(TOOL_CALL)
+        before, begin, rest = self._buffer.partition(TOOL_CALL)
         if not begin:
             certain, self._buffer = split_held(before, TOOL_CALL)
             self._emit(certain)
             return False
         certain = before.rstrip()
         self._emit(certain)
-        return self._expect(before[len(certain) :] + TOOL_CALL, behind)
+        return self._expect(before[len(certain) :] + TOOL_CALL, rest)
 
-    def _behind_call(self) -> bool:
+    def _after_call(self) -> bool:
         mark = _MARK.search(self._buffer)
         if mark is None:
             self._buffer = self._buffer[-len(TOOL_CALL_END) :]
@@ -93,14 +93,14 @@ class Llama3JsonReader(CallReader):
         self._state = self._only_text
         return True
 
-    def _behind_call(self) -> bool:
-        behind = _BEHIND.match(self._buffer)
-        if behind is None or (behind.end() == len(self._buffer) and not behind[1]):
+    def _after_call(self) -> bool:
+        rest = _CALL_END.match(self._buffer)
+        if rest is None or (rest.end() == len(self._buffer) and not rest[1]):
             return False
         self._drops_space = True
-        if behind[1]:
-            return self._expect(";", self._buffer[behind.end() :])
-        self._buffer, self._state = self._buffer[behind.end() :], self._only_text
+        if rest[1]:
+            return self._expect(";", self._buffer[rest.end() :])
+        self._buffer, self._state = self._buffer[rest.end() :], self._only_text
         return True
 
 

@@ -90,7 +90,7 @@ class CallReader:
         """Look for the beginning of a call. Like every state, return whether another one goes on with the rest."""
         raise NotImplementedError
 
-    def _behind_call(self) -> bool:
+    def _after_call(self) -> bool:
         """Skip what belongs to a call after its arguments."""
         raise NotImplementedError
 
@@ -138,7 +138,7 @@ class CallReader:
         self._buffer = self._buffer[len(piece) :]
         if end is None:
             return False
-        self._state = self._behind_call
+        self._state = self._after_call
         return True
 
     def _take_whole(self, end: int) -> bool:
@@ -148,7 +148,7 @@ class CallReader:
             return self._no_call()
         self._calls[self._num_calls] = CallPiece(*call)
         self._num_calls += 1
-        self._buffer, self._state = self._buffer[end:], self._behind_call
+        self._buffer, self._state = self._buffer[end:], self._after_call
         return True
 
 

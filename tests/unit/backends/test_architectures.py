@@ -95,7 +95,7 @@ def small_model(model_type: str, **fields: Any) -> PreTrainedModel:
     return model
 
 
-def test_what_a_layer_asks_for_is_refused_even_where_the_configuration_is_silent() -> None:
+def test_a_layers_demand_is_refused_without_configuration() -> None:
     with pytest.raises(UnsupportedModelError, match=r"Gemma2.* layer 0 asks for soft-capped attention scores"):
         TorchBackend(small_model("gemma2", sliding_window=LENGTH), num_slots=1, max_length=LENGTH)
     sinks = small_model("gpt_oss", sliding_window=LENGTH, num_local_experts=2, num_experts_per_tok=1)

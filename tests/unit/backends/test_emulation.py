@@ -49,9 +49,7 @@ def test_anything_else_is_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["onnx", "torch"])
-def test_a_pass_takes_at_least_so_long_and_gives_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, backend: str
-) -> None:
+def test_an_emulated_pass_takes_its_time(tmp_path: Path, caplog: pytest.LogCaptureFixture, backend: str) -> None:
     path = save_tiny_model(tmp_path, "llama")
     plain = load_backend(ModelConfig(path, backend=backend, num_slots=2, num_threads=1))
     with caplog.at_level(logging.WARNING):

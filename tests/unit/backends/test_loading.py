@@ -41,7 +41,7 @@ def config_for(path: Path, **fields: Any) -> ModelConfig:
     return ModelConfig(path, **{"device": "cpu", "num_threads": 1, **fields})
 
 
-def test_a_loaded_model_gives_the_logits_of_the_saved_one(checkpoint: Path) -> None:
+def test_a_loaded_model_gives_the_saved_logits(checkpoint: Path) -> None:
     backend = load_backend(config_for(checkpoint, num_slots=2, sequence_length=16))
     assert (backend.num_slots, backend.max_length, backend.vocab_size) == (2, 16, DEFAULT_VOCAB_SIZE)
     logits = backend.forward([Span(1, 0, (5, 6, 7), 3)])
@@ -105,7 +105,7 @@ def test_a_broken_checkpoint_is_refused_in_one_line(checkpoint: Path, case: str)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unsupported_architecture_is_refused_before_its_weights_are_read(checkpoint: Path) -> None:
+def test_an_unsupported_architecture_is_refused_early(checkpoint: Path) -> None:
     edit_config(model_type="mamba", architectures=["MambaForCausalLM"])(checkpoint)
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(UnsupportedModelError, match="MambaForCausalLM is not supported: it carries recurrent state"):

@@ -28,7 +28,7 @@ def written_to(stdout: int) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_reader_that_left_is_no_failure_to_speak_of() -> None:
+def test_a_reader_that_left_is_no_failure() -> None:
     """`fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError."""
     reader, writer = os.pipe()
     os.close(reader)

@@ -46,7 +46,7 @@ def test_all_others_say_what_they_say() -> None:
         ("Unexpected [ValueError] raised by servicer method [/specdec.v1.GenerationService/Generate]", True),
     ],
 )
-def test_a_caller_who_left_during_the_last_write_is_no_error(message: str, shown: bool) -> None:
+def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
     """A target's log had a traceback in 1 of some 1,000 requests whose callers left as their status was written."""
     told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, message, (), None)
     assert QuietLibraries().filter(told) is shown

@@ -27,7 +27,7 @@ def token(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return capsys.readouterr().out.strip()
 
 
-def test_a_new_token_is_shown_once_and_known_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "auth.toml"
     alice = token(capsys, "--auth_file", file, "--name", "alice", "--grant", "client")
     access = Access(file)
@@ -58,7 +58,7 @@ def test_a_file_that_others_may_read_stays_so(tmp_path: Path, capsys: pytest.Cap
     assert file.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_file_that_servers_could_not_use_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_servers_cannot_use_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "auth.toml"
     token(capsys, "--auth_file", file, "--name", "alice", "--grant", "client")
     before = file.read_text()
@@ -150,9 +150,7 @@ def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize("name", ["my_host", "", "a..b", "*", "1.0.0.127.in-addr.arpa"])
-def test_a_host_name_that_no_certificate_can_have_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_invalid_host_name_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The story: on a machine called my_host, `--tls_self_signed` ended with a traceback."""
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     monkeypatch.setattr(socket, "getfqdn", lambda: name)

@@ -65,7 +65,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_a_role_leaves_out_is_a_flag_of_its_groups(role: str) -> None:
+def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
     """A name that no flag has would leave the flag in, and nothing would say so."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
@@ -128,7 +128,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
         _Lamp(color="blue")
 
 
-def test_prompts_of_a_draft_that_serves_need_no_safe_host() -> None:
+def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
     """A server's flags are looked at where a server starts: a file for several roles may name its host."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):

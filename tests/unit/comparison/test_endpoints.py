@@ -20,7 +20,7 @@ from comparison.report.files import prepare_directory, write_report
 from tests.support.foreign import foreign_server
 
 
-async def test_failures_are_counted_by_code_and_everything_else_is_measured(tmp_path: Path) -> None:
+async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
     """One kind of prompt fails now and then, one always: its cells have no times, and the report is written."""
     (tmp_path / "some.txt").write_text("plain\nit dies here\n")
     (tmp_path / "none.txt").write_text("busy\nbusy again\n")
@@ -46,7 +46,7 @@ async def test_failures_are_counted_by_code_and_everything_else_is_measured(tmp_
 
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2048, reason="so many files may not be open")
-def test_endpoints_may_be_asked_more_at_once_than_select_can_watch() -> None:
+def test_endpoints_exceed_the_limit_of_select() -> None:
     """The story: every comparison ran on select(), whose timers are precise, and which knows no socket above number
     1023: asking so many at once ended with a ValueError."""
     config = parse_config(["--endpoint", "a=http://127.0.0.1:9/v1", "--concurrency", "1500"])

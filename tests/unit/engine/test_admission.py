@@ -95,7 +95,7 @@ def test_one_account_is_served_as_it_came() -> None:
     assert desk.served() == [f"a{i}" for i in range(5)]
 
 
-def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
+def test_a_full_queue_prefers_callers_with_less() -> None:
     """Else the flood would only have to be long enough."""
     desk = Desk(num_slots=1, max_waiting=3)
     desk.ask("a0")
@@ -118,7 +118,7 @@ def test_nothing_is_kept_of_who_has_left() -> None:
     assert desk.admission._turns == {}
 
 
-def test_not_all_are_told_to_come_back_at_one_time() -> None:
+def test_retry_times_are_spread() -> None:
     desk = Desk(num_slots=1, max_waiting=0)
     desk.ask("a0")
     hints = set()

@@ -164,7 +164,7 @@ def test_a_chain_that_is_behind_comes_first() -> None:
     assert len(session.branches) == 2
 
 
-def test_a_branch_that_is_right_becomes_the_chain_and_need_not_be_sent_again() -> None:
+def test_an_accepted_branch_becomes_the_chain() -> None:
     session = branching_session(1)
     drafted(session, 10)
     chain, branch = session.growing(1000)
@@ -192,7 +192,7 @@ def test_another_target_is_told_everything_again() -> None:
     assert session.take_unsent(0) == first
 
 
-def test_a_step_for_a_branch_that_has_lost_is_dropped() -> None:
+def test_a_step_of_a_lost_branch_is_dropped() -> None:
     session = branching_session(1)
     drafted(session, 10)
     _, branch = session.growing(1000)
@@ -216,7 +216,7 @@ class DoubtfulProposer:
         return [[DraftToken(len(draft.token_ids), 50, 0.1)] for draft in drafts]
 
 
-async def test_branches_of_all_sessions_share_steps_and_keep_to_their_slots() -> None:
+async def test_branches_of_all_sessions_share_steps() -> None:
     proposer = DoubtfulProposer()
     engine = DraftEngine(proposer)
     engine.start()

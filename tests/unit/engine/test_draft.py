@@ -76,7 +76,7 @@ async def test_commit_that_disagrees_drops_the_chain(engine: DraftEngine) -> Non
     [([7], [3, 4, 5, 4, 5, 6, 7]), (tokens_at(3, 1), [3, 4, 5, 6, 7])],
     ids=["lost", "lives on"],
 )
-async def test_a_step_under_way_counts_if_its_chain_lives_on(
+async def test_a_running_step_counts_if_its_chain_lives(
     engine: DraftEngine, proposer: ScriptedProposer, committed: list[int], lengths: list[int]
 ) -> None:
     """The step extends a chain that a commit may cut off meanwhile: its token must not end up behind the new one."""
@@ -140,7 +140,7 @@ async def test_stop_fails_who_waits(engine: DraftEngine) -> None:
         await waiting
 
 
-async def test_model_drafts_are_the_same_beside_others_and_from_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drafts_are_equal_alone_and_batched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real model: three sequences together, prompts read in parts of 8, give what each gives alone."""
     prompts = [list(range(2, 2 + length)) for length in (3, 30, 17)]
     sampling = SamplingParams(temperature=1.0, seed=9)

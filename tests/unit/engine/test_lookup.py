@@ -204,7 +204,7 @@ async def test_gamma_0_and_the_setting_switch_it_off() -> None:
         assert not any(commit.num_draft_tokens for commit in await commits_of(engine.generate(PLAIN)))
 
 
-async def test_a_silent_worker_is_not_trusted_for_what_the_target_looked_up() -> None:
+async def test_lookups_earn_a_silent_worker_no_trust() -> None:
     """Accepted tokens make a worker's trust; those that the target had from itself would make any worker's."""
     async with running(SlotDecoder(TableModel())) as engine:
         pool = DraftPool(engine)

@@ -80,7 +80,7 @@ async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
     return token_ids, sum(commit.num_draft_tokens > 0 for commit in half) * 100 // len(half)
 
 
-async def test_a_silent_worker_with_a_big_claim_does_not_take_the_drafts(pool: DraftPool) -> None:
+async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
     """The story: one that claimed 4096 slots and proposed nothing took every session, and kept it."""
     silent, good = SilentWorker("silent", 4096, pool), GoodWorker("good", 8, pool)
     pool.attach(silent)
@@ -96,7 +96,7 @@ async def test_a_silent_worker_with_a_big_claim_does_not_take_the_drafts(pool: D
     assert percent > 25
 
 
-async def test_a_worker_that_is_never_right_does_not_keep_the_drafts(pool: DraftPool) -> None:
+async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
     """The story: only silence counted against a worker. One that proposed nonsense was given the first session of each
     moment, for it had attached first, and kept it to its end: a good one beside it idled."""
     junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
@@ -111,14 +111,14 @@ async def test_a_worker_that_is_never_right_does_not_keep_the_drafts(pool: Draft
     assert junk.most == 1, "it was given the next one as well"
 
 
-async def test_alone_with_a_silent_worker_is_as_good_as_alone(pool: DraftPool) -> None:
+async def test_a_silent_worker_costs_nothing(pool: DraftPool) -> None:
     pool.attach(SilentWorker("silent", 4096, pool))
     token_ids, percent = await drafted(pool, 3)
     assert (token_ids, percent) == (tokens_at(3, NUM_TOKENS), 0)
     assert NUM_TOKENS > MAX_SILENT_COMMITS
 
 
-async def test_a_good_worker_gets_as_many_as_it_has_room_for(pool: DraftPool) -> None:
+async def test_a_good_worker_fills_its_room(pool: DraftPool) -> None:
     good = GoodWorker("good", 8, pool)
     pool.attach(good)
     await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
@@ -177,7 +177,7 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
         assert token_ids == tokens_at(length, NUM_TOKENS)
 
 
-async def test_what_was_on_its_way_from_an_earlier_help_is_too_late(pool: DraftPool) -> None:
+async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
     """The story: a session that a worker gave back, and got again, had its old name. Branches that crossed the close
     then counted among the new ones, or named tokens that nobody knew any more, and the worker was thrown out."""
     worker = SilentWorker("worker", 2, pool)

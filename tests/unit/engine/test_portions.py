@@ -82,7 +82,7 @@ async def test_what_is_hardly_ever_right_is_not_sent() -> None:
     assert await is_time_to_send(it)
 
 
-async def test_what_the_target_has_decoded_by_then_is_no_gain() -> None:
+async def test_tokens_decoded_meanwhile_are_no_gain() -> None:
     it = session(Pacing(window=8, chunk=1, min_gain=0.1, num_ahead=3))
     draft(it, SURE, SURE, SURE)
     assert not await is_time_to_send(it)

@@ -84,7 +84,7 @@ def test_a_conversation_goes_on_where_it_was() -> None:
     assert place == Place(1, 1, 40)
 
 
-def test_what_many_share_is_copied_and_costs_nobody_a_conversation() -> None:
+def test_shared_prefixes_are_copied() -> None:
     assert choose_place([2, 0, 1], {0: 500, 1: 400}, {0: 100, 1: 100}, can_copy=True) == Place(2, 1, 100)
 
 
@@ -95,7 +95,7 @@ def test_without_copies_a_short_match_overwrites_nothing_long() -> None:
     assert choose_place([1], {1: 500}, {1: 100}, can_copy=False) == Place(1, 1, 100), "there is no other"
 
 
-def test_a_slot_that_holds_nothing_goes_first_then_the_one_left_longest_ago() -> None:
+def test_empty_slots_go_first_then_the_oldest() -> None:
     assert choose_place([1, 2, 0], {1: 30, 0: 50}, {}, can_copy=True) == Place(2, 2)
     assert choose_place([1, 2, 0], {1: 30, 2: 10, 0: 50}, {}, can_copy=True) == Place(1, 1)
 
@@ -175,7 +175,7 @@ async def test_the_next_turn_reads_what_is_new(kind: type[Unforkable]) -> None:
     assert tokens(second) == plain(turn)
 
 
-async def test_one_token_is_always_left_to_compute_and_running_sequences_are_copied() -> None:
+async def test_one_token_is_always_computed() -> None:
     engine = TargetEngine(SlotDecoder(Forkable(torch_backend())))
     engine.start()
     async with aclosing(engine.generate(request(PROMPT, max_new_tokens=40))) as running:
@@ -213,8 +213,8 @@ async def test_without_caching_nothing_is_left() -> None:
     assert read[1] == 2 * read[0], "the draft has forgotten it too"
 
 
-async def test_a_prompt_that_was_given_up_leaves_the_parts_that_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.engine.target_session.MAX_CHUNK_TOKENS", 16)
+async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.engine.target.MAX_PART_TOKENS", 16)
     backend = Forkable(torch_backend())
     engine = TargetEngine(SlotDecoder(backend))
     engine.start()
@@ -249,7 +249,7 @@ async def test_who_left_during_a_pass_that_failed_leaves_nothing() -> None:
     assert num_cached == 0
 
 
-def test_a_draft_trusts_nothing_behind_where_a_failed_pass_began() -> None:
+def test_a_draft_distrusts_positions_after_a_failed_pass() -> None:
     backend = Forkable(torch_backend(seed=2))
     proposer = ModelProposer(backend)
     proposer.extend([Draft(0, PROMPT, SamplingParams(), limit=1)])
@@ -447,7 +447,7 @@ async def drafted(
     return slot, committed
 
 
-async def test_a_draft_finds_its_sequence_in_the_slot_of_a_branch() -> None:
+async def test_a_draft_reuses_the_slot_of_a_branch() -> None:
     backend = Forkable(torch_backend(seed=2, num_slots=6))
     proposer = Doubtful(backend, num_branches=2)
     engine = DraftEngine(proposer)

@@ -178,7 +178,7 @@ async def test_an_engine_whose_loop_broke_says_so() -> None:
         assert engine.broken is not None
 
 
-async def test_a_pass_that_never_ends_is_a_fault_and_holds_up_nobody() -> None:
+async def test_an_endless_pass_delays_nobody() -> None:
     """The story: a hung pass was SERVING for ever, and SIGTERM waited for it on the event loop."""
     decoder = ScriptedDecoder()
     decoder.gate.close()
@@ -216,7 +216,7 @@ class NanBackend:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_logits_that_are_no_numbers_are_never_a_silent_token(temperature: float) -> None:
+async def test_invalid_logits_are_never_a_token(temperature: float) -> None:
     """The story: greedy took the first NaN and sampling token 0, for ever, without a word."""
     engine = TargetEngine(SlotDecoder(NanBackend()))
     engine.start()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import statistics
+import time
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -11,10 +13,12 @@ import torch
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Commit, FinishReason
-from inference.engine import target_session
+from inference.engine import target as target_module
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
+from inference.model.decoder import Turn, Verdict
 from inference.request import GenerationRequest
+from inference.serving.assembly import running
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.tree import Branch
 from tests.support.answers import commits_of, each_commit, next_commit
@@ -248,7 +252,7 @@ async def test_long_prompts_are_read_in_parts(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No pass is wider than a part; the tokens stay, and another session decodes between the parts."""
-    monkeypatch.setattr(target_session, "MAX_CHUNK_TOKENS", 10)
+    monkeypatch.setattr(target_module, "MAX_PART_TOKENS", 10)
     long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
     assert tokens(long) == tokens_at(45, 4)
     assert tokens(short) == tokens_at(3, 4)
@@ -257,6 +261,32 @@ async def test_long_prompts_are_read_in_parts(
     assert sum(not turn.chooses for turn in turns) == 4
     first_choice = next(i for i, step in enumerate(decoder.steps) if any(len(turn.token_ids) >= 45 for turn in step))
     assert sum(turn.chooses for step in decoder.steps[:first_choice] for turn in step) >= 3
+
+
+class SlowReader(ScriptedDecoder):
+    """A decoder for which a prompt token takes a fifth of a decoding pass."""
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        time.sleep(1e-3 + 2e-4 * sum(len(turn.token_ids) - turn.start for turn in turns))
+        return super().step(turns)
+
+
+async def test_prompts_give_way_to_decoding_sessions() -> None:
+    """The story: a prompt of 6,000 tokens, read in parts of 256, made the gaps of other streams 13 times as long."""
+    decoder = SlowReader(num_slots=3, max_length=900)
+    async with running(TargetEngine(decoder)) as engine:
+        alone = await finish(engine, request(600))
+        decoding = asyncio.create_task(finish(engine, request(3, max_new_tokens=800)))
+        await until(lambda: len(decoder.steps) > 40)
+        longs = await asyncio.gather(finish(engine, request(600)), finish(engine, request(600)))
+        decoding.cancel()
+        await asyncio.gather(decoding, return_exceptions=True)
+    assert tokens(longs[0]) == tokens(longs[1]) == tokens(alone)
+    read = [sum(n for turn in step if (n := len(turn.token_ids) - turn.start) > 1) for step in decoder.steps]
+    beside = [number for number, step in zip(read, decoder.steps, strict=True) if number and len(step) > 1]
+    assert max(read) == 256, "alone, in parts of full length"
+    assert len(beside) > 10, "beside a stream, in more and shorter ones, of both prompts together"
+    assert statistics.median(beside) < 128
 
 
 async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None:

@@ -53,7 +53,7 @@ def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
         session.propose([Branch(None, len(session.token_ids), [5, 6])])
 
 
-def test_proposals_behind_a_rejected_token_do_not_prolong_the_wait(clock: Clock) -> None:
+def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
     """They kept arriving for a round trip, each one looked like progress, and the target stood still for as long:
     gaps of 34 ms were seen between passes of 6 ms."""
     session = drafted_session(clock)
@@ -103,9 +103,7 @@ def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
         (SamplingParams(logit_bias=((5, 1.0),)), 16),
     ],
 )
-def test_a_pass_is_only_so_wide_for_who_makes_each_token_dear(
-    clock: Clock, sampling: SamplingParams, width: int
-) -> None:
+def test_dear_sessions_narrow_a_pass(clock: Clock, sampling: SamplingParams, width: int) -> None:
     """The story: one session with penalties, 1024 biases and 64 draft tokens tripled the others' time per token."""
     request = GenerationRequest((1, 2, 3), sampling, max_new_tokens=500)
     session = TargetSession(request, max_length=1000, schedule=Schedule.SYNC, gamma=4)

@@ -33,9 +33,7 @@ async def finish(engine: TargetEngine, session: TargetSession) -> list[int]:
     return await tokens_of(engine.answer(session))
 
 
-async def test_a_call_that_reads_nothing_ends_and_frees_its_slot(
-    engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: its commits piled up to its last token, 300 MB of them where the context was long."""
     monkeypatch.setattr(module, "UNREAD_BYTES_OF_CALL", 20_000)
     session = unread(engine, 900)

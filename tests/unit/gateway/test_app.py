@@ -119,7 +119,7 @@ async def test_a_stream_has_one_event_per_token_or_pass(chunk: str, texts: list[
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-async def test_a_chat_stream_names_the_role_once_and_tells_usage_if_asked() -> None:
+async def test_a_chat_stream_has_role_once_and_usage() -> None:
     options = {"include_usage": True, "include_speculation": True}
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_options": options}
     *chunks, last = events(await post(ScriptedCompleter(PASSES), "/v1/chat/completions", body))
@@ -150,7 +150,7 @@ async def test_echo_and_logprobs_in_both_shapes() -> None:
     assert new["content"][0] == {**entry, "top_logprobs": [entry]}
 
 
-async def test_the_prompt_is_scored_as_lm_eval_asks_for_it() -> None:
+async def test_lm_eval_scores_the_prompt() -> None:
     """max_tokens 0 with echo and logprobs: the prompt's tokens, their log-probabilities, and nothing generated."""
     completer = ScriptedCompleter(PASSES)
     body = {"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 1}
@@ -195,7 +195,7 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> Non
     assert texts == [TEXT] * 4
 
 
-async def test_the_choices_of_one_request_do_not_fill_the_queue() -> None:
+async def test_choices_of_one_request_do_not_fill_the_queue() -> None:
     """The story: 2 prompts with n 64, which the limits allow, were more than slots and queue hold, and got 429."""
     completer = ScriptedCompleter([["a"]], gap_s=0.005)
     asking = asyncio.create_task(post(completer, "/v1/completions", {"prompt": ["a", "b"], "n": 64}))
@@ -329,7 +329,7 @@ async def test_a_deadline_is_counted_as_one(n: int) -> None:
     assert "CANCELLED" not in exposition
 
 
-async def test_a_deadline_that_the_server_behind_sees_first_is_the_same() -> None:
+async def test_an_upstream_deadline_keeps_its_status() -> None:
     completer = ScriptedCompleter(PASSES, error=errors.DeadlineError("Deadline Exceeded", address="10.0.0.7:5"))
     response = await post(completer, "/v1/completions", {"prompt": "x"}, deadline_s=60.0)
     assert response.json()["error"]["message"] == "the request is not finished after 60 s"
@@ -362,7 +362,7 @@ async def test_a_body_above_the_limit_is_refused() -> None:
         assert "500 bytes" in response.json()["error"]["message"]
 
 
-async def test_a_model_is_known_by_its_name_or_a_path_to_it() -> None:
+async def test_a_model_is_known_by_name_or_path() -> None:
     for name in ("tiny", "/models/tiny", "someone/tiny/"):
         assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": name, "prompt": "x"})).is_success
     response = await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": "other", "prompt": "x"})
@@ -411,7 +411,7 @@ async def test_a_refusal_leaves_nothing_behind() -> None:
         assert (await client.post("/v1/completions", json={"prompt": ["x"] * 10, "n": 13})).status_code == 400
 
 
-async def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for() -> None:
+async def test_a_too_long_prompt_has_the_known_code() -> None:
     words = "This model's maximum context length is 128 tokens, and the prompt ..."
     error = errors.ContextLengthError(words, field="prompt", address="10.0.0.7:5")
     for path, body, param in (
@@ -531,7 +531,7 @@ async def test_a_body_that_is_no_json() -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
 
 
-async def test_a_silent_stream_has_empty_chunks_if_they_are_wanted() -> None:
+async def test_a_silent_stream_may_send_empty_chunks() -> None:
     """For proxies that end streams in which nothing happens. No comments: LLMPerf and sglang cannot read them."""
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
     answer = await post(ScriptedCompleter([["a"], ["b"]], gap_s=0.2), "/v1/chat/completions", body, sse_ping_s=0.02)
@@ -546,7 +546,7 @@ async def test_a_silent_stream_has_empty_chunks_if_they_are_wanted() -> None:
     assert len(events(without)) == 2
 
 
-async def test_a_refusal_has_a_status_unless_a_ping_came_first() -> None:
+async def test_a_refusal_has_a_status_before_a_ping() -> None:
     full = errors.CapacityError("full", retry_after_s=1.0)
     body = {"prompt": "x", "stream": True}
     assert (await post(ScriptedCompleter([], error=full), "/v1/completions", body, sse_ping_s=5.0)).status_code == 429

@@ -201,7 +201,7 @@ async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
     ],
     ids=["silent", "no end of headers", "no end of the body", "many headers", "one long header"],
 )
-async def test_a_connection_that_never_comes_to_the_point_is_closed(
+async def test_a_connection_without_a_request_is_closed(
     monkeypatch: pytest.MonkeyPatch, first: bytes, more: bytes
 ) -> None:
     """The story: 1500 silent connections were held for ever, and headers without end filled the memory."""
@@ -289,7 +289,7 @@ CHUNKED = (
 
 
 @pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["behind the body", "beside a chunk"])
-async def test_what_stands_beside_a_body_has_the_limit_of_headers(beside: bytes) -> None:
+async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
     """The story: only headers before the body were counted. A field behind it took all that 30 s can carry, and the
     loop's time by the square of that: 80 MB came to some seconds."""
     async with serving([["a"]]) as (port, _):
@@ -320,7 +320,7 @@ async def test_a_request_names_one_host() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
-async def test_half_a_request_does_not_cut_the_answer_before_it(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     """The story: the time for a request ran while the answer to the one before was still being written, and a long
     stream ended after 10 s. It runs behind that answer."""
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.2)
@@ -341,7 +341,7 @@ async def test_half_a_request_does_not_cut_the_answer_before_it(monkeypatch: pyt
     assert b"[DONE]" in answer
 
 
-async def test_a_request_knows_nothing_of_the_last_one_on_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: a body so long that reading it paused left its request's context behind: whatever came later on the
     connection was in the trace of that request."""
     found: list[str] = []
@@ -411,7 +411,7 @@ async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pyte
     assert completer.num_running == 0
 
 
-async def test_log_probabilities_of_a_prompt_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: those of 2000 tokens, with the 20 best of each, froze a gateway for 0.1 s."""
     threads, encode = [], stream.ChunkStream._encode
 

@@ -67,7 +67,7 @@ MEANT: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize(("messages", "part"), MEANT.values(), ids=MEANT)
-async def test_what_a_model_of_text_cannot_do_is_said_in_these_words(messages: list[dict[str, Any]], part: str) -> None:
+async def test_missing_abilities_of_a_model_are_named(messages: list[dict[str, Any]], part: str) -> None:
     error = (await post(ScriptedCompleter(PASSES), "/v1/chat/completions", {"messages": messages})).json()["error"]
     assert (error["param"], part in error["message"]) == ("messages", True), error
 

@@ -39,7 +39,7 @@ async def text_of(page: Page, name: str) -> str:
     return str(await page.run(f"document.getElementById('{name}').textContent"))
 
 
-async def test_tokens_per_second_counts_all_tokens_in_all_the_time(tmp_path: Path) -> None:
+async def test_tokens_per_second_counts_all_time(tmp_path: Path) -> None:
     """The story: tokens that came with the first were counted, and the time until the first was not."""
     completer = ScriptedCompleter([["a"] * 6] * 2, gap_s=0.5)
     async with page_of(completer, tmp_path) as page:
@@ -51,7 +51,7 @@ async def test_tokens_per_second_counts_all_tokens_in_all_the_time(tmp_path: Pat
         assert 12 / elapsed_s <= float(await text_of(page, "speed")) <= 12 / (2 * 0.5)
 
 
-async def test_a_prompt_that_is_refused_does_not_fill_the_answer(tmp_path: Path) -> None:
+async def test_a_refused_prompt_does_not_fill_the_answer(tmp_path: Path) -> None:
     refusing = ScriptedCompleter([], error=ContextLengthError("This model's maximum context length is 128 tokens"))
     async with page_of(refusing, tmp_path) as page:
         await page.run("document.getElementById('form').requestSubmit()")

@@ -57,7 +57,7 @@ def stopping(texts: list[str]) -> ScriptedCompleter:
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-async def test_a_stream_and_a_whole_answer_have_the_same_calls(parallel: bool) -> None:
+async def test_streamed_and_whole_answers_have_equal_calls(parallel: bool) -> None:
     body = {"tools": [tool()], "parallel_tool_calls": parallel}
     (choice,) = (await ask(stopping(TWO), body)).json()["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "I look.")
@@ -96,7 +96,7 @@ async def test_a_call_that_is_cut_says_so() -> None:
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": '}
 
 
-async def test_what_belongs_to_a_conversation_reaches_the_owner_of_its_template() -> None:
+async def test_conversation_fields_reach_the_template() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "user", "content": "x", "name": "me"},
@@ -199,7 +199,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("body", "param", "part"), FIELDS.values(), ids=FIELDS)
-async def test_a_fault_found_behind_names_the_field_that_was_sent(
+async def test_an_upstream_fault_names_the_clients_field(
     body: dict[str, Any], param: str, part: str, stream: bool
 ) -> None:
     """The story: whatever was wrong with guided_regex, the client read of response_format, which it had not sent."""
@@ -239,7 +239,7 @@ async def test_a_grammar_begins_behind_the_reasoning() -> None:
     assert without == await grammar_of(body) == replace(behind, preamble=Preamble.NONE)
 
 
-async def test_the_search_for_a_fault_in_tools_has_one_time_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: a grammar with a fault elsewhere had every tool's schema looked at, some of them in a process of their
     own: minutes of a thread that other requests wait for."""
     looked: list[Any] = []

@@ -40,9 +40,7 @@ async def test_a_list_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [[], ["# none"], ["a"], ["a:b"], ["a:0"], ["a:65536"], ["dns:///a:1"], [":1"]])
-async def test_what_is_no_list_changes_nothing_later_and_is_an_error_at_first(
-    tmp_path: Path, lines: Sequence[str]
-) -> None:
+async def test_an_invalid_list_is_an_error_at_first(tmp_path: Path, lines: Sequence[str]) -> None:
     """An empty file is one that somebody is writing: nobody leaves all servers for that."""
     path = tmp_path / "targets"
     put(path, "a:1")
@@ -73,14 +71,14 @@ async def test_names_beside_a_list_are_asked_no_more_often(tmp_path: Path, monke
     assert asked == ["dns:///c:1"]
 
 
-def test_a_list_is_one_of_the_ways_to_name_servers() -> None:
+def test_a_file_list_names_servers() -> None:
     assert targets("a:1,file:///etc/targets") == ("a:1", "file:///etc/targets")
     for wrong in ("file://etc/targets:1", "file:/etc/targets"):
         with pytest.raises(ConfigError, match="or file:///PATH"):
             targets(wrong)
 
 
-def test_a_token_goes_to_a_list_only_with_a_word_about_who_reads_along(tmp_path: Path) -> None:
+def test_a_token_needs_encryption_or_an_insecure_flag(tmp_path: Path) -> None:
     """Nobody knows what hosts it will have."""
     security = DialSecurity(token_file=tmp_path / "token")
     with pytest.raises(ConfigError, match="would go to file:///etc/targets in plain text"):

@@ -66,7 +66,7 @@ async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
         await server.stop(None)
 
 
-async def test_an_old_connection_takes_no_new_stream_and_cuts_none() -> None:
+async def test_an_old_connection_takes_no_new_stream() -> None:
     """A balancer of connections gives a new server nothing while the old ones last."""
     async with naming_peers(grpc__max_connection_age_ms=300) as address, grpc.aio.insecure_channel(address) as channel:
         name: Any = channel.unary_stream("/test.Peers/Name")
@@ -92,7 +92,7 @@ async def test_connections_have_a_number() -> None:
         assert codes == [True, True, False]
 
 
-async def test_a_dial_that_began_in_a_black_hole_is_soon_given_up() -> None:
+async def test_a_dial_into_a_black_hole_ends_soon() -> None:
     """The story: it hung for gRPC's own 20 s, though the link had been back for long; promised are 3 s, here 0.3."""
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

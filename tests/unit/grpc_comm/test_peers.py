@@ -173,7 +173,7 @@ async def test_an_answer_that_is_not_read_is_dropped() -> None:
         call.cancel()
 
 
-async def test_a_watcher_of_health_that_reads_nothing_holds_up_nobody() -> None:
+async def test_a_silent_health_watcher_delays_nobody() -> None:
     """The story: one such watcher made SIGTERM wait for ever, since the library writes to it under a lock."""
     async with serving() as (_, server):
         address = f"127.0.0.1:{server.port}"

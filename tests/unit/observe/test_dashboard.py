@@ -13,7 +13,7 @@ VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"][
 EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 
 
-def test_a_request_that_passes_a_gateway_and_a_server_is_counted_once() -> None:
+def test_a_relayed_request_is_counted_once() -> None:
     """Sums are over the processes of one role, and one role alone can be chosen."""
     role, instance = VARIABLES["role"], VARIABLES["instance"]
     assert not role["multi"]

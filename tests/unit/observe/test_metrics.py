@@ -29,8 +29,8 @@ class Completer:
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         yield Started(5, 1, num_cached_tokens=3)
-        yield Delta((1, 2, 3), "abc", 4, 2, TIMINGS, counts=COUNTS)
-        yield Delta((4,), "d", 0, 0, TIMINGS, counts=COUNTS)
+        yield Delta(0, (1, 2, 3), 4, 2, TIMINGS, counts=COUNTS, text="abc")
+        yield Delta(3, (4,), 0, 0, TIMINGS, counts=COUNTS, text="d")
         if self.error is not None:
             raise self.error
         yield Finished(FinishReason.STOP)
@@ -115,7 +115,7 @@ class Slots:
     num_running, num_waiting, num_slots = 3, 1, 4
 
 
-def test_an_engine_tells_how_much_of_its_cache_is_held() -> None:
+def test_an_engine_reports_its_cache_use() -> None:
     metrics = Metrics("tiny", role="target")
     metrics.watch(Slots())
     found = samples(metrics)

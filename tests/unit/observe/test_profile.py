@@ -62,7 +62,7 @@ def test_acceptance_by_position_counts_each_place_of_a_proposal() -> None:
     assert row["mean_acceptance_length"] == pytest.approx(2.0)
 
 
-def test_total_speed_is_over_wall_clock_time_not_over_the_sum_of_requests() -> None:
+def test_total_speed_is_over_wall_time() -> None:
     """Two requests side by side gave 16 tokens in one second, though their times add up to two."""
     both = [request(started=0.0, gaps=[0.5, 0.5]) for _ in range(2)]
     row = figures(both)
@@ -103,7 +103,7 @@ def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
     assert all(path.is_file() for path in written)
 
 
-def test_a_long_lived_server_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_lived_server_keeps_bounded_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: 100,000 requests of 200 kB each were kept in memory."""
     monkeypatch.setattr(profile_module, "MAX_MESSAGES", 5)
     profile = Profile("target")

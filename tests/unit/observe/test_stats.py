@@ -60,7 +60,7 @@ def test_one_token_has_no_time_per_further_one() -> None:
     assert stats.tpot_s is None
 
 
-def test_a_count_that_no_pass_has_makes_no_list_of_its_length() -> None:
+def test_an_impossible_count_makes_no_long_list() -> None:
     """The story: a hostile server's Delta with num_draft_tokens of four billion took the client 34 GB."""
     stats = RequestStats()
     stats.take(Commit(0, (1,), num_draft_tokens=2**32 - 1, num_accepted_tokens=2**32 - 1))

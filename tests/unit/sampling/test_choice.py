@@ -166,7 +166,7 @@ def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], 
     assert by_numpy.tobytes() == by_torch.numpy().tobytes()
 
 
-def test_numpy_and_torch_give_the_same_bits_over_a_large_vocabulary() -> None:
+def test_numpy_and_torch_noise_is_equal() -> None:
     """400,000 values see about every exponent and mantissa range of both logarithms."""
     keys = noise_keys([3, MAX_SEED, 0, 11], [0, 5, 2**31, 131071])
     token_ids = np.arange(100_000)
@@ -284,7 +284,7 @@ def test_no_stream_is_a_shifted_copy_of_another(first_seed: int) -> None:
     assert len(np.unique(np.round(cube, 13))) == cube.size
 
 
-def test_noise_has_the_mean_and_variance_of_a_gumbel_variate() -> None:
+def test_noise_has_a_gumbels_mean_and_variance() -> None:
     """Euler's constant and pi^2/6: a factor or sign lost in the two logarithms shows here."""
     values = noise([5] * 1000, list(range(1000)), [0]).ravel()
     values = np.append(values, gumbel_noise(np.array(noise_keys([9], [9])), np.arange(200_000)))
@@ -370,7 +370,7 @@ def test_a_rows_scores_do_not_depend_on_its_neighbours(
     ],
     ids=str,
 )
-def test_tokens_that_tie_with_the_last_one_kept_are_kept(params: SamplingParams, survivors: list[int]) -> None:
+def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: list[int]) -> None:
     """Which of two equal tokens goes must not depend on a library's sort."""
     for array in (np.array([[0.0, 3.0, 2.0, 2.0, 1.0]]), torch.tensor([[0.0, 3.0, 2.0, 2.0, 1.0]])):
         assert np.flatnonzero(np.isfinite(np.asarray(process_logits(array, [params]))[0])).tolist() == survivors
@@ -381,9 +381,7 @@ def test_tokens_that_tie_with_the_last_one_kept_are_kept(params: SamplingParams,
 
 @relaxed
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=40), sampled_params, any_position)
-def test_greedy_takes_the_lowest_of_the_best_and_ignores_the_rest(
-    logits: list[int], params: SamplingParams, position: int
-) -> None:
+def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingParams, position: int) -> None:
     """Greedy output is reproduced across seeds, libraries and dtypes; low precision makes ties common."""
     greedy = replace(params, temperature=0.0)
     for array in (np.array([logits], dtype=np.float32), torch.tensor([logits], dtype=torch.bfloat16)):

@@ -118,6 +118,6 @@ def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
     assert p_value(law.decode(table(choose, sampling)), sampling) < ALPHA_WRONG
 
 
-def test_a_mask_after_truncation_is_no_mistake_where_nothing_is_truncated() -> None:
+def test_a_late_mask_is_right_without_truncation() -> None:
     """So that the variant above fails for its order, and not for another reason."""
     assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

@@ -25,7 +25,7 @@ def test_they_are_the_log_softmax(num_top: int) -> None:
             assert list(position.logprobs[1:]) == pytest.approx(expected[row, best].tolist())
 
 
-def test_ties_go_to_the_lowest_ids_and_nothing_is_infinite() -> None:
+def test_ties_go_to_the_lowest_ids() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, -torch.inf]], dtype=torch.bfloat16)
     (position,) = token_logprobs(logits, [4], 2)
     assert list(position.token_ids[1:]) == [1, 2]

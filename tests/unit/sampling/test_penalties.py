@@ -101,9 +101,7 @@ def test_logit_bias_is_transformers_sequence_bias(seed: int, bias: tuple[tuple[i
 
 @relaxed
 @given(st.integers(0, 2**32), st.lists(st.tuples(penalizing, sequences, st.integers(0, 9)), min_size=1, max_size=5))
-def test_numpy_and_torch_agree_and_rows_are_their_own_affair(
-    seed: int, rows: list[tuple[SamplingParams, list[int], int]]
-) -> None:
+def test_numpy_and_torch_rows_are_independent(seed: int, rows: list[tuple[SamplingParams, list[int], int]]) -> None:
     """Equal bits, alone or in a batch, and the logits themselves are left as they were."""
     logits, sampling = random_logits(seed, len(rows)), [params for params, _, _ in rows]
     before = [TokensBefore.of(sequence, start) for _, sequence, start in rows]
@@ -119,9 +117,7 @@ def test_numpy_and_torch_agree_and_rows_are_their_own_affair(
 
 @relaxed
 @given(sequences, st.lists(token_ids, max_size=6), st.integers(0, 20))
-def test_each_row_of_a_proposal_sees_the_draft_tokens_before_it(
-    committed: list[int], proposal: list[int], output_start: int
-) -> None:
+def test_each_row_sees_the_draft_tokens_before(committed: list[int], proposal: list[int], output_start: int) -> None:
     turn = Turn(0, 0, committed, SamplingParams(presence_penalty=1.0), output_start=output_start)
     rows = rows_before(turn, proposal)
     for i, row in enumerate(rows):
@@ -137,9 +133,7 @@ def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
 
 @relaxed
 @given(sequences, st.lists(st.tuples(st.lists(token_ids, max_size=4), st.lists(token_ids, max_size=3))))
-def test_a_sequence_that_is_counted_as_it_grows_is_counted_as_a_whole(
-    log: list[int], steps: list[tuple[list[int], list[int]]]
-) -> None:
+def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple[list[int], list[int]]]) -> None:
     """Penalties counted every token of prompt and output in every pass once: a long context paid for each token."""
     tally, output_start = Tally(len(log)), len(log)
     for committed, drafts in steps:
@@ -197,7 +191,7 @@ def test_penalties_change_the_greedy_choice() -> None:
         assert choose_tokens(logits, [params], [5], [TokensBefore.of([0, 0], 0)]) == [token_id]
 
 
-def test_presence_and_frequency_count_output_only_and_repetition_the_prompt_too() -> None:
+def test_presence_and_frequency_count_output_only() -> None:
     logits = np.array([[2.0, 1.0]], dtype=np.float32)
     before = [TokensBefore.of([0, 0], 2)]  # all of it prompt
     for params in (SamplingParams(presence_penalty=2.0), SamplingParams(frequency_penalty=2.0)):
@@ -205,7 +199,7 @@ def test_presence_and_frequency_count_output_only_and_repetition_the_prompt_too(
     assert adjust_logits(logits, [SamplingParams(repetition_penalty=2.0)], before).tolist() == [[1.0, 1.0]]
 
 
-def test_the_output_of_a_resumed_request_begins_where_it_did() -> None:
+def test_a_resumed_output_begins_where_it_did() -> None:
     request = GenerationRequest((1, 2, 3, 4, 5))
     assert request.output_start == 5
     assert replace(request, num_committed_tokens=2).output_start == 3

@@ -32,7 +32,7 @@ def test_limits_hold(gamma: int, num_branches: int, step_s: float, pass_s: float
         assert pacing.window == 0
 
 
-def test_a_far_target_wants_more_and_a_slow_one_more_at_once() -> None:
+def test_far_and_slow_targets_want_more_tokens() -> None:
     near, far = (choose_pacing(4, 0, Measured(0.003, 0.025, rtt_s)) for rtt_s in (0.0, 0.1))
     assert near.window < far.window
     assert (near.num_ahead, far.num_ahead) == (0, 4)

@@ -29,7 +29,7 @@ def test_one_width_says_nothing_about_the_slope(widths: list[int]) -> None:
     assert costs.base_s == pytest.approx(0.01 if widths else 0.0)
 
 
-def test_what_a_crowd_costs_is_not_held_against_a_single_session() -> None:
+def test_crowd_costs_do_not_count_for_one_session() -> None:
     """After eight sessions in rounds, the next session alone had no draft token verified for a whole answer: their
     passes, and the one that prepared for them, made it look as if draft tokens cost that much."""
     times = PassTimes()

@@ -39,7 +39,7 @@ def test_none_that_is_not_ready_while_another_is() -> None:
     assert {found.choose(0.0) for _ in range(10)} == {"c:1"}
 
 
-def test_one_that_comes_back_is_not_held_to_what_broke_before() -> None:
+def test_a_returning_server_starts_without_failures() -> None:
     """The story: a server that was killed under three streams came back at once, and got nothing for a minute."""
     found = replicas("a:1", "b:1")
     for _ in range(MAX_FAILURES):
@@ -56,7 +56,7 @@ def test_none_is_ready_and_a_request_finds_out() -> None:
     assert Replicas().choose(0.0) is None
 
 
-def test_where_it_failed_is_tried_last_and_the_unfit_never() -> None:
+def test_failed_servers_are_tried_last_unfit_never() -> None:
     found = replicas(*ADDRESSES)
     assert found.choose(0.0, failed={"a:1", "b:1"}) == "c:1"
     assert found.choose(0.0, failed=set(ADDRESSES)) in ADDRESSES
@@ -64,7 +64,7 @@ def test_where_it_failed_is_tried_last_and_the_unfit_never() -> None:
     assert found.choose(0.0, unfit=set(ADDRESSES)) is None
 
 
-def test_three_failures_in_a_row_eject_for_a_growing_pause() -> None:
+def test_three_failures_eject_for_a_growing_pause() -> None:
     found, now = replicas(*ADDRESSES), 100.0
     for pause_s in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S):
         eject(found, "a:1", now)
@@ -73,7 +73,7 @@ def test_three_failures_in_a_row_eject_for_a_growing_pause() -> None:
         assert "a:1" in {found.choose(now) for _ in range(9)}
 
 
-def test_a_pause_does_not_grow_for_ever_and_is_forgiven() -> None:
+def test_a_pause_is_bounded_and_forgotten() -> None:
     found, now = replicas(*ADDRESSES), 0.0
     for _ in range(20):
         eject(found, "a:1", now)

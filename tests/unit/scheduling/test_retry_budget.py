@@ -18,7 +18,7 @@ def test_resumes_that_succeed_cost_nothing() -> None:
         budget.give_back()
 
 
-def test_a_budget_that_was_spent_grows_again_to_its_size_and_no_further() -> None:
+def test_the_retry_budget_refills_to_its_size() -> None:
     budget = RetryBudget()
     while budget.take(5.0):
         pass

@@ -22,7 +22,7 @@ def test_a_commit_answers_the_last_message_that_had_arrived() -> None:
     assert round_trip.seconds == pytest.approx(0.06)
 
 
-def test_the_least_of_late_counts_and_old_samples_are_forgotten() -> None:
+def test_minimum_of_late_counts_forgets_old_samples() -> None:
     round_trip = RoundTrip()
     for seconds in (0.01, 0.05, 0.03):
         round_trip.record(seconds)

@@ -22,7 +22,7 @@ def test_nothing_is_due_before_anything_came() -> None:
     assert arrivals.late_in(1.0, at_most_s=LONG_S) is None  # one message has no gap
 
 
-def test_a_running_chain_is_due_one_gap_after_its_last_message() -> None:
+def test_a_chain_is_due_a_gap_after_its_message() -> None:
     arrivals = Arrivals()
     for i in range(60):
         arrivals.proposed(0.002 * i, 1)
@@ -87,7 +87,7 @@ def test_who_would_not_wait_does_not_wait_longer(
         assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, slope_s=0.0)
 
 
-def test_waiting_is_worth_a_good_draft_and_a_short_way() -> None:
+def test_waiting_pays_with_good_drafts_and_short_ways() -> None:
     def pays(delay_s: float, rate: float) -> bool:
         return waiting_pays(delay_s, 4, rate, pass_s=0.010, slope_s=0.0005)
 

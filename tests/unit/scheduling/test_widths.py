@@ -32,7 +32,7 @@ def test_no_other_widths_give_more_tokens_per_second(
     assert tokens_per_s(chosen, rates, base_s, slope_s) == pytest.approx(best, rel=1e-9)
 
 
-def test_a_flat_pass_takes_all_and_a_poor_draft_nothing() -> None:
+def test_flat_passes_take_all_poor_drafts_nothing() -> None:
     assert choose_widths([8, 3], [0.5, 0.1], base_s=0.01, slope_s=0.0) == [8, 3]
     assert choose_widths([8], [0.05], base_s=0.01, slope_s=0.001) == [0]
     assert choose_widths([], [], base_s=0.01, slope_s=0.001) == []
@@ -45,7 +45,7 @@ def test_load_narrows_speculation() -> None:
     assert widths[0] > widths[-1]
 
 
-def test_what_draft_tokens_cost_is_tried_again_now_and_then() -> None:
+def test_costs_of_draft_tokens_are_remeasured() -> None:
     """Else a cost that was measured in a bad moment would keep them out for good."""
     costs = PassCosts()
     for width in (0, 4) * 20:

@@ -131,7 +131,7 @@ def test_a_method_that_nobody_listed_is_operation() -> None:
     assert all(rights_of_call(f"{path}2") == {Right.OPS} for path in paths)
 
 
-async def test_a_role_is_what_it_may_do_and_no_more(at: Served, trust: Pki) -> None:
+async def test_a_role_grants_its_rights_alone(at: Served, trust: Pki) -> None:
     for role in ROLES:
         refused = await refusals(at.grpc, dialling(trust, token=token_of(role)))
         assert set(refused) == set(METHODS) - ALLOWED[role]
@@ -258,7 +258,7 @@ async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: 
 
 
 @pytest.mark.parametrize("insecure", [True, False])
-async def test_a_pool_worker_needs_a_role_wherever_others_can_dial(insecure: bool, trust: Pki) -> None:
+async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pki) -> None:
     """A stranger's Attach was sent the prompts of everybody, and their answers."""
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
     async with served(security, host="0.0.0.0") as at:
@@ -302,7 +302,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "words"), BROKEN.items(), ids=BROKEN.values())
-def test_a_file_that_is_not_as_it_must_be_names_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "auth.toml"
     path.write_text(text)
     with pytest.raises(UnusableError, match=f"{path}: .*{words}"):

@@ -152,7 +152,7 @@ async def test_another_model_behind_is_what_clients_are_told_of(directory: Path,
 
 
 @pytest.mark.parametrize("kind", [DeadlineError, UnauthenticatedError])
-async def test_a_target_that_does_not_say_what_it_serves_is_asked_again(
+async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, kind: type[SpecDecError]
 ) -> None:
     """The story: a target was replaced, and asked once for its card. It was busy: from then on its answers were given
@@ -173,7 +173,7 @@ async def test_a_target_that_does_not_say_what_it_serves_is_asked_again(
     await serves.__aexit__(None, None, None)
 
 
-async def test_a_target_of_another_vocabulary_ends_service_and_says_why(
+async def test_a_target_of_another_vocabulary_ends_service(
     directory: Path, card: ModelCard, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The story: the draft was SERVING, every request a 500 internal_error, and there was nothing in the log."""

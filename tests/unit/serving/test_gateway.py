@@ -73,9 +73,7 @@ async def started(card: ModelCard, port: int = 0) -> Server:
 
 
 @pytest.mark.parametrize("next_one", [OTHER, BUSY])
-async def test_a_model_that_takes_the_place_of_another_is_listed(
-    monkeypatch: pytest.MonkeyPatch, next_one: ModelCard
-) -> None:
+async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_one: ModelCard) -> None:
     """The gateway read the name once: after a restart with another model it refused the model that was served. And it
     asked once: if that failed, it did not ask again before the next restart."""
     monkeypatch.setattr(fleet_module, "LOOK_AGAIN_S", 0.05)
@@ -100,7 +98,7 @@ async def test_a_model_that_takes_the_place_of_another_is_listed(
         assert (await client.get("/v1/models/tiny")).status_code == 404
 
 
-async def test_a_gateway_is_as_ready_as_what_is_behind_it_on_every_port() -> None:
+async def test_a_gateway_is_as_ready_as_its_servers() -> None:
     """The story: its HTTP port said 503 without a server behind it. The port of probes, which the kubelet asks, said
     200, and the balancer went on sending requests."""
     server, port = await started(CARD), free_port()
@@ -123,7 +121,7 @@ async def test_a_gateway_is_as_ready_as_what_is_behind_it_on_every_port() -> Non
     await server.close()
 
 
-async def test_a_gateway_without_a_server_is_alive_and_waits_for_one() -> None:
+async def test_a_gateway_without_servers_is_alive() -> None:
     """The story: a gateway opened no port before a target answered, and ended after --connect_timeout_s. While a large
     model was loaded, which may take an hour, Kubernetes restarted its gateways again and again, ever more slowly."""
     port, probe_port = free_port(), free_port()
@@ -142,7 +140,7 @@ async def test_a_gateway_without_a_server_is_alive_and_waits_for_one() -> None:
     await server.close()
 
 
-async def test_a_gateway_looks_a_name_up_again_until_its_server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name of a pod is not known before the pod has an address."""
     monkeypatch.setattr(gateway_module, "RETRY_S", 0.02)
     resolver = Resolver(monkeypatch)

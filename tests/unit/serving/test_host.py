@@ -103,7 +103,7 @@ async def test_what_was_loaded_is_not_searched_for_garbage() -> None:
     assert gc.get_freeze_count() == 0
 
 
-async def test_work_that_ends_badly_ends_the_host_with_its_error() -> None:
+async def test_failed_work_ends_the_host() -> None:
     recorder = Recorder()
 
     async def until() -> None:

@@ -45,7 +45,7 @@ async def test_every_port_but_that_of_probes_is_encrypted(trust: Pki) -> None:
             assert await FailoverCompleter(fleet, link).model() == CARD
 
 
-async def test_a_page_that_rebinds_its_name_to_loopback_is_refused() -> None:
+async def test_a_rebound_host_name_is_refused() -> None:
     async with served(PortSecurity()) as at, httpx.AsyncClient() as client:
         for host, status in (
             ("localhost", 200),
@@ -109,7 +109,7 @@ def test_plain_text_off_loopback_names_the_ways_out(host: str, trust: Pki) -> No
     assert not ServerConfig(host, security=PortSecurity(*trust.pair("server"))).on_loopback
 
 
-def test_a_token_is_not_sent_in_plain_text_over_a_network() -> None:
+def test_a_token_is_not_sent_in_plain_text() -> None:
     security = DialSecurity(token_file=Path("token"))
     with pytest.raises(ConfigError, match=r"the token would go to 10.0.0.1 in plain text: --tls_ca"):
         ConnectionConfig("10.0.0.1", 1, security=security)

@@ -195,7 +195,7 @@ async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door:
         await check_separate(ask)
 
 
-async def test_accounts_behind_a_gateway_that_speaks_for_them_are_separate(scene: Scene) -> None:
+async def test_a_gateways_accounts_are_separate(scene: Scene) -> None:
     """The target knows the gateway alone; the group is named where the slots are."""
     target = await scene.target(entry("gateway", "client", "speaks_for_others = true") + SHOP)
     async with over_http(await scene.gateway(target, CLIENTS)) as ask:
@@ -211,7 +211,7 @@ async def test_a_gateway_that_speaks_for_nobody_is_one_account(scene: Scene) -> 
 
 
 @pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
-async def test_accounts_of_a_serving_draft_are_separate_at_draft_and_target(scene: Scene, more: str) -> None:
+async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str) -> None:
     """Also where the target knows the draft alone: what the draft asks it for is separate already."""
     target = await scene.target(entry("edge", "draft", more) + (SHOP if more else ""))
     drafting = Drafting()
@@ -261,9 +261,7 @@ callers = st.builds(
 
 
 @given(callers, st.text('ab:,"[]', max_size=3), callers, st.text('ab:,"[]', max_size=3))
-def test_salts_are_equal_where_account_or_group_and_clients_salt_are(
-    one: Caller, given_one: str, other: Caller, given_other: str
-) -> None:
+def test_salts_depend_on_account_group_and_client(one: Caller, given_one: str, other: Caller, given_other: str) -> None:
     """Account a with salt bc is not account ab with salt c, and a group is no account of its name."""
 
     def owner(who: Caller) -> tuple[bool, str]:

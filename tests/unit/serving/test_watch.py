@@ -92,9 +92,7 @@ async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float
     assert diary.told == ["open", "ready=False alive=False", "refuse", "close"]
 
 
-async def test_a_pass_that_hangs_is_not_ready_and_does_not_hold_up_the_end(
-    monkeypatch: pytest.MonkeyPatch, forced: list[float]
-) -> None:
+async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.MonkeyPatch, forced: list[float]) -> None:
     monkeypatch.setattr(host, "FORCE_AFTER_S", 0.5)
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder, EngineLimits(pass_timeout_s=0.1))

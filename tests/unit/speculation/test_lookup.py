@@ -41,9 +41,7 @@ def test_lookup_is_its_definition(token_ids: list[int], limit: int) -> None:
 
 
 @given(TOKENS, st.lists(st.tuples(TOKENS, TOKENS), max_size=6), st.integers(1, 8))
-def test_an_index_that_grows_finds_what_a_new_one_does(
-    log: list[int], steps: list[tuple[list[int], list[int]]], limit: int
-) -> None:
+def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[int], list[int]]], limit: int) -> None:
     """However the sequence came to be; drafts behind it are looked up, and never become a part of it."""
     index = NgramIndex()
     proposer = NgramProposer(num_slots=1, max_length=1000)
@@ -95,7 +93,7 @@ def test_what_comes_true_is_proposed_at_length() -> None:
     assert len(proposal) == 16
 
 
-def test_what_never_comes_true_is_hardly_tried_and_not_given_up_for_good() -> None:
+def test_hopeless_ways_are_hardly_tried() -> None:
     """A plain text pays for tries: where one costs a twentieth of a pass, few passes of a hundred may have one."""
     rng, lookup, num_tried = random.Random(0), Lookup(), 0
     log = [rng.randrange(20) for _ in range(50)]

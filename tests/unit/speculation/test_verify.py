@@ -12,7 +12,7 @@ tokens = st.lists(st.integers(0, 2), max_size=8)
 
 
 @given(proposal=tokens, chosen=tokens)
-def test_keeps_the_common_prefix_and_one_token_of_the_targets_own(proposal: list[int], chosen: list[int]) -> None:
+def test_commits_keep_the_prefix_and_one_token(proposal: list[int], chosen: list[int]) -> None:
     chosen = [*chosen, *[5] * 9][: len(proposal) + 1]
     verdict = verify(chosen, proposal)
     num_accepted = verdict.num_accepted_tokens

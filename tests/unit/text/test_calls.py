@@ -105,7 +105,7 @@ CASES: dict[str, tuple[CallFormat, str, Answer]] = {
 
 
 @pytest.mark.parametrize(("form", "text", "answer"), CASES.values(), ids=CASES)
-def test_what_is_a_call_and_what_only_looks_like_one(form: CallFormat, text: str, answer: Answer) -> None:
+def test_calls_and_lookalikes_are_told_apart(form: CallFormat, text: str, answer: Answer) -> None:
     assert read(form, [text]) == answer
     assert read(form, [*text, ""]) == answer
 
@@ -121,7 +121,7 @@ def test_only_the_first_call_where_one_is_wanted() -> None:
     assert read(HERMES, [f"{CALL}\n{CALL}"], one_call=True)[2] == [("f", '{"a": 1}')]
 
 
-def test_what_cannot_become_a_call_is_not_held_back_for_ever() -> None:
+def test_text_that_is_no_call_is_released() -> None:
     reader = LLAMA3_JSON.reader(NAMES)
     assert reader.push('{"name": "' + "x" * 5000, is_last=False)[0]
 

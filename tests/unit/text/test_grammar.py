@@ -327,7 +327,7 @@ def test_what_cannot_explode_is_not_tried_out(monkeypatch: pytest.MonkeyPatch) -
         COMPILER.compile(Grammar(GrammarKind.GRAMMAR, hidden))
 
 
-def test_a_trial_says_what_its_limit_is_and_when_it_could_not_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_reports_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without room for another process is no fault of the grammar's."""
     source = '{"x": "&"}'
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(subprocess.TimeoutExpired("x", 8)))

@@ -99,7 +99,7 @@ def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("many", [False, True])
-def test_whatever_a_grammar_of_calls_allows_is_read_as_valid_calls(form: CallFormat, many: bool) -> None:
+def test_allowed_calls_are_read_as_valid(form: CallFormat, many: bool) -> None:
     """Random walks through the masks, which is what a model that knows nothing of tools does."""
     rng, named = random.Random(2), set()
     matcher = COMPILER.compile(only_calls(form, SCHEMAS, many=many, output=None))
@@ -142,7 +142,7 @@ def test_strict_arguments_wherever_a_call_begins() -> None:
     assert LLAMA3_JSON.trigger is None
 
 
-def test_a_fault_of_a_schema_is_found_without_a_tokenizer() -> None:
+def test_schema_faults_are_found_without_a_tokenizer() -> None:
     assert fault_of_schema(SCHEMAS["person"]) == ("", "")
     path, fault = fault_of_schema({"type": "object", "properties": {"a": {"items": {"type": "nonsense"}}}})
     assert (path, "nonsense" in fault) == ("properties/a/items", True)

@@ -63,7 +63,7 @@ def test_vocabularies_are_the_same(pair: tuple[PlainTokenizer, Any]) -> None:
         {"added_tokens_decoder": {"2048": {"content": "<later>", "special": True}}},
     ],
 )
-def test_what_tokenizer_json_does_not_hold_is_left_to_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_missing_tokenizer_parts_use_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     directory = shutil.copytree(BUNDLED_TARGET, tmp_path / "model")
     file = directory / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

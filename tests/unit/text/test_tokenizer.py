@@ -56,7 +56,7 @@ def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("token_ids", [[1], ["\x80"], ["\xf0", "\x9f"], ["\xe2", "\x82", "\xf0"]], ids=str)
-def test_a_long_run_without_a_character_costs_no_more_by_its_length(token_ids: list[Any]) -> None:
+def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
     """The story: the library reads again whatever has not become text yet. An output of one byte that is none, or of
     one special token, cost half a millisecond of the loop a token behind 2000, and 10 ms behind 40,000."""
     vocabulary = BYTE_LEVEL._tokenizer.get_vocab()
@@ -251,7 +251,7 @@ def test_the_template_of_another_server_has_a_limit(tmp_path: Path) -> None:
     assert tokenizer.with_template(CHAT_TEMPLATE, tmp_path).is_slow_to_chat
 
 
-def test_a_template_may_not_say_just_anything_to_a_client() -> None:
+def test_a_templates_message_is_bounded() -> None:
     template = "{{ raise_exception('no\\nlines ' + 'x' * 5000) }}"
     strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())
     with pytest.raises(InvalidRequestError, match="no lines x") as caught:

@@ -92,7 +92,7 @@ async def test_offsets_count_the_text_that_tokens_have(
 
 
 @pytest.mark.parametrize("tools", ["", '[{"type": "function"}]'])
-async def test_marks_of_calls_are_text_only_where_tools_were_offered(tools: str) -> None:
+async def test_call_markers_are_text_without_tools(tools: str) -> None:
     fast = tiny_tokenizer()
     fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     tokenizer = Tokenizer(fast, frozenset())
@@ -112,7 +112,7 @@ PREAMBLES = {
 
 
 @pytest.mark.parametrize(("prompt", "preamble"), PREAMBLES.items())
-async def test_what_may_stand_before_a_grammar_follows_from_the_prompt(prompt: str, preamble: Preamble) -> None:
+async def test_a_grammars_preamble_follows_from_the_prompt(prompt: str, preamble: Preamble) -> None:
     asked = []
 
     class Asked(RefusingGenerator):

@@ -137,6 +137,7 @@ def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> N
         ),
         st.builds(
             Delta,
+            position=lengths,
             token_ids=token_ids,
             text=st.text(),
             num_draft_tokens=counts,
@@ -152,7 +153,7 @@ def test_event(event: Started | Delta | Finished) -> None:
     assert convert.event_from_message(convert.event_to_message(event)) == event
 
 
-def test_what_stands_before_a_grammar_is_written_into_that_of_a_session() -> None:
+def test_a_preamble_becomes_part_of_the_grammar() -> None:
     """So that a target which knows of no reasoning masks alike, and no field is needed there."""
     grammar = Grammar(GrammarKind.CHOICE, '["a"]', Preamble.REST_OF_REASONING)
     request = GenerationRequest((1,), stop_at_eos=True, grammar=grammar, sampling=SamplingParams())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpc_comm.server import Server
-from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
+from inference.commit import Delta, Event, Finished, FinishReason, Started
 from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
@@ -64,14 +64,14 @@ class Counting:
         if self.refusal is not None:
             if self.refuses_late:
                 yield Started(3, 7, provenance=self.origin)
-                yield Delta((), "", 0, 0, Timings(), position=3)
+                yield Delta(3, ())
             raise self.refusal
         first = len(request.resume.token_ids) if request.resume is not None and self.resumes else 0
         yield Started(3, 7, provenance=self.origin)
         for token_id in range(first, NUM_TOKENS):
             is_last = token_id == NUM_TOKENS - 1
             reason = FinishReason.LENGTH if is_last else None
-            yield Delta((token_id,), str(token_id), 0, 0, Timings(), (1,), finish_reason=reason, position=3 + token_id)
+            yield Delta(3 + token_id, (token_id,), text=str(token_id), piece_lengths=(1,), finish_reason=reason)
             await self.go.wait()
         yield Finished(FinishReason.LENGTH)
 
@@ -161,7 +161,7 @@ async def test_a_drain_moves_a_request_that_can_move() -> None:
         assert len(second.completer.asked) == 1
 
 
-async def test_a_drain_leaves_a_request_alone_that_has_nowhere_to_go() -> None:
+async def test_a_drain_keeps_requests_without_another_server() -> None:
     async with places(Counting()) as (completer, (only,)):
         only.server.move()
         assert await answer(completer) == WHOLE
@@ -186,14 +186,14 @@ async def test_another_model_does_not_go_on() -> None:
     assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
 
 
-async def test_where_a_device_draws_the_noise_nobody_goes_on_and_it_is_said() -> None:
+async def test_device_noise_forbids_resumes() -> None:
     async with places(Counting(origin=UNKNOWN), Counting()) as (completer, (first, second)):
         with pytest.raises(UnavailableError, match="no other server can go on"):
             await interrupted(completer, first)
         assert second.completer.asked == []
 
 
-async def test_a_full_server_sends_a_request_on_and_only_all_of_them_refuse_it() -> None:
+async def test_a_full_server_passes_a_request_on() -> None:
     full = CapacityError("all 1 slots are busy", retry_after_s=1.0)
     async with places(Counting(refusal=full), Counting()) as (completer, _):
         assert await answer(completer) == WHOLE
@@ -203,7 +203,7 @@ async def test_a_full_server_sends_a_request_on_and_only_all_of_them_refuse_it()
         assert [len(place.completer.asked) for place in found] == [1, 1]
 
 
-async def test_where_all_are_full_nobody_waits_long_to_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: each request that one full server passed on to the next took from the budget of resumes. Where more
     than 4 a second came, a refusal was UNAVAILABLE after 30 s; and streams whose server died had nothing left to go on
     with."""
@@ -229,7 +229,7 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_what_breaks_servers_is_carried_to_three_of_them_by_all_together(late: bool) -> None:
+async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
     """The story: a gateway asks a draft, which asks targets. Three of these broke, the draft gave up, and the gateway
     asked it again, as it would ask another: nine broke. An empty message before it breaks is no progress."""
     poison = Counting(refusal=InternalError("the model failed"))
@@ -240,7 +240,7 @@ async def test_what_breaks_servers_is_carried_to_three_of_them_by_all_together(l
     assert len(poison.asked) == MAX_BARREN_RESUMES
 
 
-async def test_a_server_that_does_not_know_us_is_left_out() -> None:
+async def test_a_server_that_refuses_us_is_left_out() -> None:
     """The story: the token of a gateway was revoked at one of two targets. That one refused at once, so it was always
     the least loaded and never at fault: 38 of 40 requests were refused."""
     stranger = UnauthenticatedError("the token is not known here")
@@ -262,7 +262,7 @@ async def test_a_server_of_another_kind_is_left_out() -> None:
             await answer(completer)
 
 
-async def test_what_has_not_begun_is_refused_when_no_server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.workers.fleet.LATELY_S", 0.1)
     async with places(Counting()) as (completer, (only,)):
         await only.die()
@@ -271,7 +271,7 @@ async def test_what_has_not_begun_is_refused_when_no_server_is_there(monkeypatch
                 await answer(completer)
 
 
-async def test_what_has_not_begun_waits_for_a_server_that_was_there_just_now() -> None:
+async def test_a_new_request_waits_for_a_recent_server() -> None:
     """The story: two servers were killed one after the other. The first was back, and its channel had not dialled yet,
     or the second was ready, and ejected for the streams that had broken: a gateway refused whatever came meanwhile."""
     async with places(Counting()) as (completer, (only,)):

@@ -59,7 +59,7 @@ class Resolver:
         await until(lambda: self.num_asked >= end)
 
 
-async def test_a_name_is_looked_up_again_and_only_changes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_changed_name_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver = Resolver(monkeypatch, "10.0.0.2", "10.0.0.1")
     told = addresses_of(["c:1", f"dns:///{NAME}:7"])
     assert await anext(told) == {"c:1": None, "10.0.0.1:7": NAME, "10.0.0.2:7": NAME}
@@ -84,7 +84,7 @@ def is_ready(fleet: Fleet, place: Place) -> bool:
     return place.address in fleet.addresses and fleet.is_ready(fleet._replicas[place.address])
 
 
-async def test_a_server_that_joins_is_used_and_one_that_leaves_ends_what_it_has(
+async def test_joining_servers_are_used_leaving_ones_drain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     resolver = Resolver(monkeypatch, "127.0.0.1")
@@ -118,7 +118,7 @@ async def test_a_server_that_joins_is_used_and_one_that_leaves_ends_what_it_has(
         assert len(new.completer.asked) == 4, "it has ended where it began"
 
 
-async def test_a_server_that_says_nothing_does_not_hold_up_the_word_of_another() -> None:
+async def test_a_silent_server_does_not_delay_another() -> None:
     """The story: one of two servers had vanished without a word, and the other was well. A gateway asks both for its
     own health, and waited for both: probes that have a second each took it out of service."""
     good = Place(Counting())
@@ -133,7 +133,7 @@ async def test_a_server_that_says_nothing_does_not_hold_up_the_word_of_another()
             assert not await fleet.is_serving()
 
 
-async def test_a_gateway_with_as_many_requests_as_a_connection_holds_is_ready() -> None:
+async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
     """The story: the question whether the target serves waited behind them for a stream, and a gateway was taken out of
     service for being busy."""
     busy = Place(Counting())
@@ -184,9 +184,7 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
     await server.close()
 
 
-async def test_who_joins_while_a_token_is_being_written_is_let_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: a new server's channel read the files anew. One that was cut off at that moment ended the task that
     follows the list, and nobody who came later was ever found; a pool worker left all of its targets."""
     monkeypatch.setattr(names, "LOOK_S", 0.02)

@@ -55,7 +55,7 @@ class Front(Server):
         super().__init__("127.0.0.1:0", [servicer], status_of=to_status)
 
 
-async def test_a_call_tells_the_load_and_begins_the_one_drain() -> None:
+async def test_a_drain_call_returns_the_load() -> None:
     operation, work = Operation(Load(), may_drain=True), Slow()
     front = Front(operation)
     host = asyncio.create_task(Host(work, [front], config=ServerConfig(), operation=operation).run())

@@ -20,9 +20,9 @@ from tests.support.completers import CARD
 NOTHING = Timings()
 ANSWER: list[Event] = [
     Started(3, 1),
-    Delta((7, 8), "ab", 0, 0, NOTHING, position=3),
-    Delta((9,), "c", 0, 0, NOTHING, position=5),
-    Delta((10,), "d", 0, 0, NOTHING, finish_reason=FinishReason.LENGTH, position=6),
+    Delta(3, (7, 8), text="ab"),
+    Delta(5, (9,), text="c"),
+    Delta(6, (10,), finish_reason=FinishReason.LENGTH, text="d"),
     Finished(FinishReason.LENGTH),
 ]
 
@@ -79,13 +79,13 @@ async def test_nothing_comes_twice(number: int, words: str) -> None:
 
 
 async def test_tokens_without_a_position_are_refused() -> None:
-    async with reading([ANSWER[0], Delta((7,), "a", 0, 0, NOTHING), *ANSWER[2:]]) as completer:
-        with pytest.raises(UnavailableError, match="position None came where 3 is next"):
+    async with reading([ANSWER[0], Delta(-1, (7,), text="a"), *ANSWER[2:]]) as completer:
+        with pytest.raises(UnavailableError, match="position -1 came where 3 is next"):
             _ = [event async for event in completer.complete(CompletionRequest("x"))]
 
 
 async def test_nothing_follows_the_last_piece() -> None:
-    surplus = Delta((11,), "e", 0, 0, NOTHING, finish_reason=FinishReason.LENGTH, position=7)
+    surplus = Delta(7, (11,), finish_reason=FinishReason.LENGTH, text="e")
     async with reading([*ANSWER[:4], surplus, ANSWER[-1]]) as completer:
         with pytest.raises(UnavailableError, match="5 tokens came, the limit is 4"):
             _ = [event async for event in completer.complete(CompletionRequest("x"))]

@@ -224,7 +224,7 @@ async def read(completer: Completer, seen: list[int], request: CompletionRequest
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 @pytest.mark.parametrize("recipe", HOSTILE)
-async def test_a_surplus_is_an_error_and_not_asked_for_again(recipe: Recipe, asked_by: Any) -> None:
+async def test_a_surplus_is_an_error_without_retry(recipe: Recipe, asked_by: Any) -> None:
     num_good, words = HOSTILE[recipe]
     target, seen = Target(recipe), list[int]()
     async with asked_by(target) as completer:
@@ -244,7 +244,7 @@ async def test_an_honest_target_goes_on_behind_a_surplus(recipe: Recipe, asked_b
     assert target.num_asked > 1  # more than 2 if a proposal meets the end of the honest stream, which is asked again
 
 
-async def test_where_a_client_leaves_the_length_open_the_servers_default_is_the_limit() -> None:
+async def test_an_open_length_takes_the_servers_default() -> None:
     seen: list[int] = []
     async with asked_by_client(Target(endless)) as completer:
         with pytest.raises(UnavailableError, match="the limit is 6"):

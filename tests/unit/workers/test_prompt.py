@@ -21,7 +21,7 @@ from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_token
 SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfor %}{{ messages[0]['content'] }}"
 
 
-async def test_the_template_of_another_server_is_not_run_on_the_loop(tmp_path: Path) -> None:
+async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
     """The story: a draft ran its target's template, whatever that was, where it also served everybody else."""
     save_tiny_model(tmp_path, "llama")
     tokenizer = Tokenizer.load(tmp_path).with_template(SLOW, tmp_path)

@@ -168,9 +168,7 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
         ({"prompt_digest": "0123"}, "prompt_digest 0123"),
     ],
 )
-async def test_no_server_goes_on_with_what_would_become_another_text(
-    model: ModelConfig, change: dict[str, str], words: str
-) -> None:
+async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
     async with server(model) as completer:
         begun = REQUESTS["a grammar"]
         started = (await events_of(completer, begun))[0]
@@ -180,7 +178,7 @@ async def test_no_server_goes_on_with_what_would_become_another_text(
             await events_of(completer, replace(begun, resume=resume))
 
 
-async def test_a_server_that_knows_no_model_refuses_to_go_on(model: ModelConfig) -> None:
+async def test_a_server_without_model_id_refuses_resumes(model: ModelConfig) -> None:
     async with server(model, model_id="") as completer:
         started = (await events_of(completer, REQUESTS["token ids"]))[0]
         assert isinstance(started, Started)
@@ -215,9 +213,7 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
                 await events_of(completer, request)
 
 
-async def test_log_probabilities_of_a_prompt_let_others_have_their_turn(
-    model: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: those of 2000 tokens, with the 20 best of each, were named in one go: 0.13 s of frozen loop, and at
     each server that an answer passes 0.1 s more to convert them; 16 times as much in a context of 32,000."""
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)

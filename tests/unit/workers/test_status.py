@@ -55,7 +55,7 @@ def test_what_a_caller_can_act_on_survives_two_hops() -> None:
     assert str(told) == "draft:2: target:1: top_p 0 is outside (0, 1]"
 
 
-def test_that_no_other_server_should_be_asked_survives_two_hops() -> None:
+def test_a_final_failure_survives_two_hops() -> None:
     told: errors.SpecDecError = errors.UnavailableError("the target died over it")
     assert not told.is_final
     told.is_final = True
@@ -91,7 +91,7 @@ def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception])
     assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
 
 
-def test_a_write_into_a_broken_connection_is_a_lost_link() -> None:
+def test_a_write_to_a_broken_connection_is_lost() -> None:
     """grpcio calls it INTERNAL; taken at its word, the request failed instead of dialling again."""
     error = from_rpc_error(failed_call(Status(grpc.StatusCode.INTERNAL, "Internal error from Core")), "host:1")
     assert type(error) is errors.UnavailableError
@@ -105,7 +105,7 @@ def test_what_is_not_ours_is_internal() -> None:
 
 
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
-def test_a_refusal_of_our_own_credentials_is_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
+def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
     """It would look for what is wrong with its own token; the log says whose it was."""
     behind = client_status(error("the token is not known here", address="target:1"))
     assert behind is not None

@@ -90,7 +90,7 @@ def test_what_compile_made_is_what_the_servers_find(
 
 
 @pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])
-def test_a_draft_that_cannot_fork_takes_no_slots_for_branches(models: ModelDirectories, flags: tuple[str, ...]) -> None:
+def test_a_draft_without_fork_takes_no_branch_slots(models: ModelDirectories, flags: tuple[str, ...]) -> None:
     """It took four times the memory, and was another model than the one compiled ahead for `--batch 2`."""
     drafts = ("--model", str(models.related), *flags)
     assert proposer_config(settings_of("draft", [*drafts, *COMMON])).branches == 0

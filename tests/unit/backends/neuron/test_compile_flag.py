@@ -97,7 +97,7 @@ def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
     return folder
 
 
-def test_a_model_that_another_program_compiled_is_loaded_if_it_fits(
+def test_a_foreign_compiled_model_is_loaded_if_it_fits(
     artifacts: Path, tmp_path: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AWS's tutorials let NEURON_COMPILED_ARTIFACTS name the model itself; it was taken for an empty folder of models,

@@ -11,7 +11,7 @@ from tests.support.nxdi_double.rooms import automatic_buckets, fitting_bucket
 pytestmark = pytest.mark.usefixtures("on_double")
 
 
-def test_parameter_names_are_read_off_the_class_that_is_there() -> None:
+def test_parameter_names_come_from_the_class() -> None:
     names = parameter_names(NeuronConfig)
     assert {"tp_degree", "fused_qkv", "speculation_length"} <= names
     assert "vocab_parallel" not in names, "the double does not have it"

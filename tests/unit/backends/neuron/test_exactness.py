@@ -77,7 +77,7 @@ async def test_distributed_samples_the_same_tokens(
     assert 0.1 < rate < 0.9, "a draft that is always right, or never, would prove little"
 
 
-async def test_two_slot_models_in_one_process_sample_the_same_tokens(
+async def test_two_slot_models_sample_the_same_tokens(
     models: ModelDirectories, sampled: list[GenerationRequest], expected: list[Answer]
 ) -> None:
     target = neuron(models.target)

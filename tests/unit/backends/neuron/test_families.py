@@ -81,7 +81,7 @@ def test_what_nxdi_leaves_out_is_refused(tmp_path: Path, family: str, fields: di
 
 
 @pytest.mark.usefixtures("on_real")
-def test_a_checkpoint_that_transformers_5_wrote_is_not_read_with_another_rope(tmp_path: Path) -> None:
+def test_a_transformers_5_checkpoint_keeps_its_rope(tmp_path: Path) -> None:
     """NxDI needs Transformers 4, which looks for rope_theta at the top of config.json and else takes 10000."""
     path = save(tmp_path, "llama")
     file = path / "config.json"

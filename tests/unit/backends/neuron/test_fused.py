@@ -115,7 +115,7 @@ def turn(token_ids: list[int], start: int, slot: int = 0) -> Turn:
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_a_draft_that_equals_its_target_commits_k_tokens_a_step(models: ModelDirectories, on_device: bool) -> None:
+def test_an_equal_draft_commits_k_tokens_a_step(models: ModelDirectories, on_device: bool) -> None:
     decoder = load(models.target, models.target, device_sampling=on_device)
     tokens = [5, 6, 7]
     (first,) = decoder.step([turn(tokens, 0)])
@@ -136,7 +136,7 @@ def test_prompts_and_steps_share_a_pass(models: ModelDirectories, calls: Calls) 
     assert len(verdicts[1].token_ids) == 1
 
 
-def test_a_part_of_a_prompt_chooses_nothing_and_the_whole_is_read_later(models: ModelDirectories) -> None:
+def test_a_prompts_part_chooses_no_token(models: ModelDirectories) -> None:
     decoder = load(models.target, models.related)
     (part,) = decoder.step([replace(turn([5, 6], 0), chooses=False)])
     assert part.token_ids == ()
@@ -171,9 +171,7 @@ def test_what_the_graph_cannot_do_is_refused_by_name(
         )
 
 
-def test_eagle_that_samples_refuses_a_seed_and_what_the_device_cannot_do(
-    models: ModelDirectories, tmp_path: Path
-) -> None:
+def test_a_sampling_eagle_refuses_seeds(models: ModelDirectories, tmp_path: Path) -> None:
     draft = save_eagle_draft(tmp_path / "eagle", "eagle")
     decoder = load(models.target, draft, method="eagle")
     sampling = SamplingParams(temperature=0.7, top_k=20)

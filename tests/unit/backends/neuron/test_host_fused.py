@@ -151,13 +151,13 @@ def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories,
     assert len(verdict.token_ids) == num_drafted + 1
 
 
-async def test_an_end_is_held_back_as_at_the_torch_target(models: ModelDirectories) -> None:
+async def test_an_end_is_held_back_as_on_torch(models: ModelDirectories) -> None:
     held = [replace(request, min_new_tokens=7, max_new_tokens=14) for request in wanted()]
     answers = await generate_all(engine(load(models.target, models.related)), held)
     assert answers == await generate_all(torch_target(models), held)
 
 
-def test_what_the_prompt_graph_cannot_give_is_all_that_is_refused(models: ModelDirectories) -> None:
+def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> None:
     """It reads prompts up to a length, and gives what follows their last token alone."""
     decoder = load(models.target, models.related, overrides={"max_context_length": 32})
     with pytest.raises(InvalidRequestError, match="prompt_logprobs 0: this server's compiled prompt graph"):

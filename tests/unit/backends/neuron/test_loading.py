@@ -100,7 +100,7 @@ def test_what_nxdi_itself_refuses_is_one_line() -> None:
         load_neuron_backend(config)
 
 
-def test_a_quantized_pair_must_say_what_of_the_draft_is_not(models: ModelDirectories, tmp_path: Path) -> None:
+def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
     """NxDI never quantizes a draft, but takes its layers for quantized: a KeyError after the target was written."""
     options = quantized(quantized_checkpoints_path=str(tmp_path / "int8.pt"), quantization_type="per_channel_symmetric")
     with pytest.raises(ConfigError, match="a quantized pair needs draft_model_modules_to_not_convert"):
@@ -110,7 +110,7 @@ def test_a_quantized_pair_must_say_what_of_the_draft_is_not(models: ModelDirecto
     assert load_decoder(*pair(models.target, models.related, **options), decide) is not None
 
 
-def test_an_nxdi_of_an_older_sdk_is_refused_with_the_image_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_nxdi_names_the_image_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "version_of", lambda package: "0.6.10598+1a2b")
     with pytest.raises(ConfigError, match=r"needs NxD Inference 0.7 or newer.* has 0.6.*sdk2.29.1"):
         load_neuron_backend(neuron_config(checkpoint("llama")))
@@ -127,7 +127,7 @@ def test_a_slot_must_be_longer_than_a_verification() -> None:
         load_neuron_backend(config)
 
 
-def test_a_pair_needs_one_vocabulary_one_family_and_one_dtype(models: ModelDirectories, tmp_path: Path) -> None:
+def test_a_pair_needs_one_vocabulary_family_and_dtype(models: ModelDirectories, tmp_path: Path) -> None:
     wide = save_tiny_model(tmp_path / "wide", "llama", vocab_size=320)
     with pytest.raises(ConfigError, match=r"has 320 tokens, target .* has 288"):
         load_decoder(*pair(models.target, wide), decide)
@@ -152,9 +152,7 @@ def test_a_draft_must_be_of_its_method(
         load_decoder(*pair(target, draft, method=method), decide)
 
 
-def test_an_eagle_target_must_have_enough_layers_and_be_of_a_family_that_nxdi_has_it_for(
-    models: ModelDirectories, tmp_path: Path
-) -> None:
+def test_an_eagle_target_needs_layers_and_family(models: ModelDirectories, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has 2 layers: an EAGLE3 draft reads three .* needs 7 at least"):
         load_decoder(*pair(models.target, save_eagle_draft(tmp_path / "draft", "eagle3"), method="eagle3"), decide)
     qwen3 = save_tiny_model(tmp_path / "qwen3", "qwen3")
@@ -187,7 +185,7 @@ def test_an_eagle3_draft_is_checked_before_hours_of_compiling(tmp_path: Path, lo
 TREE = {"0": ["1", "2"], "1": ["3"], "2": ["4"]}
 
 
-def test_a_token_tree_has_as_many_nodes_as_a_pass_has_tokens(models: ModelDirectories, tmp_path: Path) -> None:
+def test_a_token_tree_fits_a_pass(models: ModelDirectories, tmp_path: Path) -> None:
     draft = save_eagle_draft(tmp_path / "draft", "eagle")
     options: dict[str, Any] = {"method": "eagle", "overrides": {"token_tree_config": TREE}}
     with pytest.raises(ConfigError, match=r"token_tree_config has 5 nodes, .* must be as many, not 4"):
@@ -234,7 +232,7 @@ def test_logical_cores_must_agree_with_the_environment() -> None:
         check_logical_cores({"logical_nc_config": 2}, {"NEURON_RT_VIRTUAL_CORE_SIZE": "1"})
 
 
-def test_a_quantized_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_quantized_checkpoint_is_one_line(tmp_path: Path) -> None:
     path = str(tmp_path / "there" / "quantized.pt")
     options = quantized(quantized_checkpoints_path=path, quantization_type="blockwise_symmetric")
     with pytest.raises(ConfigError, match=r"quantized.pt cannot be written: .*blockwise_symmetric not supported"):
@@ -329,7 +327,7 @@ def test_an_artifact_stands_alone(tmp_path: Path, artifacts: Path) -> None:
     compilation.application_class(f"{folder}/").load(f"{folder}/")
 
 
-def test_a_compilation_that_fails_leaves_no_artifact_but_its_logs(
+def test_a_failed_compilation_leaves_only_its_logs(
     artifacts: Path, nxdi: Nxdi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(self: object, folder: str) -> None:

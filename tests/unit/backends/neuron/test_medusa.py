@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused_at_start(checkpoint: Path, changes: dict[s
         load(checkpoint, **changes)
 
 
-def test_a_tree_as_wide_as_a_context_bucket_is_refused(checkpoint: Path) -> None:
+def test_a_tree_as_wide_as_its_bucket_is_refused(checkpoint: Path) -> None:
     wide = replace(config(checkpoint, medusa_speculation_length=128), sequence_length=120)
     with pytest.raises(ConfigError, match="medusa_speculation_length 128: a context bucket may have as many"):
         load_decoder(wide, wide, decide)

@@ -153,7 +153,7 @@ def test_every_kind_of_scale_is_doubled(tmp_path: Path, name: str, shape: tuple[
     assert torch.equal(new, old * 2)
 
 
-def test_a_fused_tensor_of_experts_has_its_scale_beside_it(tmp_path: Path) -> None:
+def test_a_fused_expert_tensor_keeps_its_scale(tmp_path: Path) -> None:
     experts = weight().reshape(2, 2, 256)
     model = save(tmp_path / "model", {"up_proj": experts, "up_proj_scale_inv": torch.ones(2, 1, 2)})
     rescaled(model, tmp_path / "out")

@@ -61,7 +61,7 @@ def test_one_slot_alone_is_a_full_batch() -> None:
     assert_matches(backend, plain, [[Move(0, 0, TOKENS[:7], 1)], [Move(0, 0.75, TOKENS[9:13], 1)]], tolerance=1e-3)
 
 
-def test_a_prompt_with_a_proposal_is_one_prompt_call_and_passes_of_k(calls: Calls) -> None:
+def test_a_prompt_with_proposal_is_one_call(calls: Calls) -> None:
     backend = slot_backend()
     backend.forward([Span(0, 0, TOKENS[:10], num_logits=3)])
     assert calls == [("context", (1, 8)), ("speculation", (1, K))]
@@ -78,7 +78,7 @@ def test_spans_of_various_widths_share_passes(calls: Calls) -> None:
     assert calls == [("token", (2, 1))]
 
 
-def test_a_long_span_that_starts_later_is_read_again_from_the_beginning(calls: Calls) -> None:
+def test_a_long_later_span_is_read_from_the_start(calls: Calls) -> None:
     backend = slot_backend(gamma=0)
     backend.forward([Span(0, 0, TOKENS[:3], 1)])
     calls.clear()
@@ -89,7 +89,7 @@ def test_a_long_span_that_starts_later_is_read_again_from_the_beginning(calls: C
 
 
 @pytest.mark.parametrize("overrides", [{"max_context_length": 9}, {"context_encoding_buckets": [3, 9]}])
-def test_a_prompt_above_the_prompt_graph_goes_on_in_passes(calls: Calls, overrides: dict[str, Any]) -> None:
+def test_a_long_prompt_continues_in_passes(calls: Calls, overrides: dict[str, Any]) -> None:
     config = neuron_config(checkpoint("llama"), overrides=overrides)
     backend = load_neuron_backend(config)
     logits = backend.forward([Span(1, 0, TOKENS[:12], 1)])
@@ -97,7 +97,7 @@ def test_a_prompt_above_the_prompt_graph_goes_on_in_passes(calls: Calls, overrid
     np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:12])[-1:], rtol=0, atol=1e-3)
 
 
-def test_what_a_slot_holds_is_used_where_passes_were_measured_to_be_faster() -> None:
+def test_slot_reads_are_used_where_faster() -> None:
     times = ReadingTimes(width=5)
     times.record_prompt(40, 1.0)
     assert not times.goes_on(39, 40), "nobody knows what a pass takes"
@@ -122,7 +122,7 @@ def test_a_backend_measures_what_it_reads() -> None:
     assert backend.goes_on(8, 12)
 
 
-def test_a_span_behind_what_the_slot_holds_is_an_error() -> None:
+def test_a_span_behind_the_slot_is_an_error() -> None:
     with pytest.raises(ValueError, match="slot 0 holds 0 tokens, a span starts at 3"):
         slot_backend().forward([Span(0, 3, TOKENS[:2], 1)])
 

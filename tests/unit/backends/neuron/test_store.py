@@ -78,7 +78,7 @@ def test_on_mountpoint_nothing_was_ever_found_again(mounted: Mountpoint) -> None
     assert [entry.name for entry in mounted.root.iterdir()] == [WANTED.key]
 
 
-def test_two_publishers_at_once_leave_one_model_that_all_take(anywhere: Path) -> None:
+def test_two_publishers_leave_one_model(anywhere: Path) -> None:
     """Both begin, both compile, and neither sees the other's until both have published."""
     first, second = store.begin(anywhere, WANTED.key), store.begin(anywhere, WANTED.key)
     for folder in (second, first):
@@ -99,7 +99,7 @@ def test_who_is_slower_takes_what_the_faster_one_made(anywhere: Path) -> None:
     assert [find_or_compile(anywhere, WANTED, compile_while_another_finishes)] == faster
 
 
-def test_a_publisher_killed_at_any_moment_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_killed_publisher_blocks_nobody(tmp_path: Path) -> None:
     """Whatever it left, nobody reads, and the next one publishes beside it; what it had finished is found."""
     for moment in range(100):
         mountpoint = Mountpoint(tmp_path / f"store{moment}")
@@ -119,7 +119,7 @@ def test_a_publisher_killed_at_any_moment_is_in_nobodys_way(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", [store.MANIFEST, "model.pt", "weights/tp0.safetensors"])
-def test_a_file_that_was_cut_short_or_lost_hides_a_model(root: Path, name: str) -> None:
+def test_a_truncated_file_hides_a_model(root: Path, name: str) -> None:
     folder = find_or_compile(root, WANTED, compile_into)
     (folder / name).write_bytes((folder / name).read_bytes()[:-3])
     assert store.find(root, WANTED.key) is None
@@ -128,9 +128,7 @@ def test_a_file_that_was_cut_short_or_lost_hides_a_model(root: Path, name: str) 
     assert store.find(root, WANTED.key) is None
 
 
-def test_a_read_only_store_is_read_and_refused_before_hours_of_compiling(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_store_refuses_before_compiling(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = find_or_compile(root, WANTED, compile_into)
     Mountpoint(root, is_read_only=True).mount(monkeypatch)
     assert find_or_compile(root, WANTED, never) == folder
@@ -234,7 +232,7 @@ def copied(source: Path, folder: Path, change: Callable[[bytes], bytes] = bytes)
     return folder
 
 
-def test_a_key_is_of_the_content_and_of_no_time(tmp_path: Path) -> None:
+def test_a_key_depends_on_content_alone(tmp_path: Path) -> None:
     """It held the times of weight files: every pod that downloaded the checkpoint itself compiled it again."""
     source = checkpoint("llama")
     copy = copied(source, tmp_path / "copy")
@@ -248,7 +246,7 @@ def test_a_key_is_of_the_content_and_of_no_time(tmp_path: Path) -> None:
     assert key(copy) == key(changed), "size and time of a file may be those of another content"
 
 
-def test_what_the_hub_has_named_by_its_content_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_the_hub_are_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
     for folder in (blobs, snapshot):
         folder.mkdir()

@@ -113,7 +113,7 @@ def test_stale_positions_are_never_seen(backend: OnnxBackend) -> None:
     assert_matches(backend, reference("llama"), HISTORY)
 
 
-def test_keys_and_values_are_written_in_place_and_nowhere_else(backend: OnnxBackend) -> None:
+def test_keys_and_values_are_written_in_place(backend: OnnxBackend) -> None:
     memory = backend._slots.memory
     before = memory.copy()
     backend.forward([Span(1, 0, TOKENS[:5], 0)])
@@ -178,14 +178,14 @@ def test_a_fork_continues_like_its_source(backend: OnnxBackend) -> None:
     np.testing.assert_allclose(again[0], source, atol=1e-5)
 
 
-def test_a_second_load_needs_no_weights_of_the_first_form(
+def test_a_second_load_needs_no_original_weights(
     checkpoint: Path, backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_make, "load_weights", None)
     assert_matches(load(checkpoint), reference("llama"), HISTORY)
 
 
-def test_other_weights_are_packed_anew_and_the_old_ones_forgotten(tmp_path: Path) -> None:
+def test_other_weights_are_packed_again(tmp_path: Path) -> None:
     first = load(save_tiny_model(tmp_path, "llama", seed=1))
     old, long_ago = first._decoder.folder, time.time() - 10 * onnx_make.SETTLED_S
     os.utime(old, (long_ago, long_ago))
@@ -219,7 +219,7 @@ def test_a_packed_form_cut_short_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [layout.GRAPH_FILE, layout.WEIGHTS_FILE, layout.SHAPE_FILE, layout.PROBE_FILE])
-def test_a_file_missing_from_the_packed_form_is_made_again(tmp_path: Path, name: str) -> None:
+def test_a_missing_packed_file_is_made_again(tmp_path: Path, name: str) -> None:
     load(save_tiny_model(tmp_path, "llama"))
     (packed_folder(tmp_path) / name).unlink()
     assert_matches(load(tmp_path), reference("llama"), HISTORY)

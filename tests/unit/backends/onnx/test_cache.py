@@ -60,9 +60,7 @@ def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.
     assert not folder.exists()
 
 
-def test_other_weights_of_equal_size_and_date_are_not_served_as_the_old_ones(
-    model: Path, models: ModelDirectories
-) -> None:
+def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirectories) -> None:
     """The story: the cache went by size and date; the text was the old model's, the model_id the new one's."""
     before = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)
     file, status = model / "model.safetensors", (model / "model.safetensors").stat()
@@ -73,7 +71,7 @@ def test_other_weights_of_equal_size_and_date_are_not_served_as_the_old_ones(
     assert np.abs(after - before).max() > 0.01
 
 
-def test_weights_that_are_replaced_while_they_are_packed_are_nobodys(
+def test_weights_replaced_while_packing_are_not_used(
     model: Path, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The story: new weights came between the hash and the packing, and lay in the cache as the old ones, for whoever
@@ -97,7 +95,7 @@ def test_a_touched_checkpoint_is_not_packed_again(model: Path) -> None:
     assert packed._cache_folder(model, "float32") == folder
 
 
-def test_builds_that_were_killed_are_cleaned_up_and_others_are_not(model: Path) -> None:
+def test_killed_builds_are_cleaned_up(model: Path) -> None:
     """The story: kill -9 while packing left 44 MB for ever. Another process that is packing has its folder locked."""
     parent = packed._cache_folder(model, "float32").parent
     parent.mkdir(parents=True)
@@ -134,7 +132,7 @@ def test_nobody_begins_to_read_what_is_being_deleted(model: Path, monkeypatch: p
     assert list(folder.parent.iterdir()) == []
 
 
-def test_a_cache_that_only_others_may_write_to_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: baked into an image by root, it could not be locked, and was packed again at every start, in vain."""
     first = load_onnx_backend(ModelConfig(model, num_threads=1))
     first._decoder.lock.close()

@@ -40,7 +40,7 @@ def linears(model: torch.nn.Module) -> tuple[int, int]:
     return sum(type(m) is torch.nn.Linear for m in modules), sum(type(m) is PackedLinear for m in modules)
 
 
-def test_a_model_on_cpu_in_float32_is_packed_by_itself() -> None:
+def test_a_float32_cpu_model_is_packed() -> None:
     model = tiny_model("llama")
     TorchBackend(model, num_slots=1, max_length=MAX_LENGTH)
     assert linears(model) == (0, 2 * 7 + 1)

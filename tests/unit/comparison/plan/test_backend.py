@@ -39,7 +39,7 @@ def test_a_draft_on_the_cpu_takes_no_neuron_core() -> None:
     assert flags_of(mixed, SERVERS[2]) == "--backend torch"
 
 
-def test_a_draft_on_the_cpu_has_an_arithmetic_of_its_own() -> None:
+def test_a_draft_on_the_cpu_keeps_its_dtype() -> None:
     config = parse_config(["--draft_backend", "onnx", "--draft_dtype", "int8"])
     assert [flags_of(config.backend, server) for server in SERVERS] == ["", "", "--backend onnx --dtype int8", ""]
     with pytest.raises(ConfigError, match="draft_dtype int8 is for a draft on the CPU"):

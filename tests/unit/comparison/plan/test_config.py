@@ -215,7 +215,7 @@ def test_arrays_of_a_file_are_lists_and_flags_win(tmp_path: Path) -> None:
     assert [contender.label for contender in found.contenders] == ["target", "a"]
 
 
-def test_one_at_a_time_starts_one_architecture_after_the_other(tmp_path: Path) -> None:
+def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
     """Together they are what is measured together: no contender is lost, and none comes twice."""
     drafts = (str(model_directory(tmp_path, "draft")), "ngram")
     endpoints = (Endpoint("a", "grpc://h:1"), Endpoint("b", "http://h/v1"))
@@ -255,7 +255,7 @@ def test_passes_of_endpoints_are_not_emulated(tmp_path: Path) -> None:
         config(tmp_path, **there, backend=BackendConfig(emulation=Emulation(0.025)))
 
 
-def test_an_open_loop_is_warmed_up_as_wide_as_it_will_be(tmp_path: Path) -> None:
+def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
     """Its passes over several requests were first seen by whoever was measured first."""
     workload = WorkloadConfig(PROMPTS, request_rates=(2.0,))
     loads = {cell.concurrency for cell in _warm_up(config(tmp_path, workload=workload))}

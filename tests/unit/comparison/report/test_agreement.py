@@ -87,7 +87,7 @@ def test_only_servers_of_the_same_model_are_compared() -> None:
     ]
 
 
-def test_nothing_is_claimed_of_strangers_unless_the_user_says_that_their_weights_are_equal() -> None:
+def test_equality_is_claimed_only_when_asserted() -> None:
     strangers = [_answer("a", "", "ab"), _answer("b", "n", "ac", 1)]
     agreement = check_agreement(strangers)
     assert (agreement.is_known, agreement.holds, agreement.not_comparable) == (False, True, ("a", "b"))

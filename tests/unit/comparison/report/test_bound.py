@@ -52,7 +52,7 @@ RUN_AHEAD = (Contender(Topology.DISTRIBUTED, "draft", 4, Schedule.ASYNC), Conten
 
 
 @pytest.mark.parametrize("contender", RUN_AHEAD)
-def test_run_ahead_without_a_surprise_is_full_proposals_and_the_first_way(contender: Contender) -> None:
+def test_run_ahead_without_surprise_is_the_first_way(contender: Contender) -> None:
     theory = Theory(contender, COSTS, 1.0, num_tokens=100, concurrency=1)
     near, far = (100 / theory.tokens_per_s(rtt_s, client_is_far=False) for rtt_s in (0.0, 0.5))
     assert near == pytest.approx(100 / 5 * VERIFY_S)
@@ -61,7 +61,7 @@ def test_run_ahead_without_a_surprise_is_full_proposals_and_the_first_way(conten
 
 
 @pytest.mark.parametrize("contender", RUN_AHEAD)
-def test_a_round_trip_costs_run_ahead_speed_where_the_draft_is_surprised(contender: Contender) -> None:
+def test_surprises_cost_run_ahead_a_round_trip(contender: Contender) -> None:
     """The bound was flat in the round trip, as if a surprise were known at the draft at once."""
     theory = Theory(contender, COSTS, 0.8, num_tokens=200, concurrency=1)
     rates = [theory.tokens_per_s(rtt_s, client_is_far=False) for rtt_s in (0.0, 0.03, 0.1, 0.5)]
@@ -134,7 +134,7 @@ def test_run_ahead_is_never_simulated_above_its_bound(seed: int) -> None:
     assert waits or bound_s > 0.4 * seconds
 
 
-def test_network_costs_fused_and_target_nothing_but_the_first_token() -> None:
+def test_network_costs_targets_the_first_token_alone() -> None:
     for topology, gamma in ((Topology.FUSED, 4), (Topology.TARGET, None)):
         theory = Theory(Contender(topology, "draft", gamma), COSTS, 0.5, num_tokens=100, concurrency=1)
         near, far = (theory.tokens_per_s(0.05, client_is_far=is_far) for is_far in (False, True))

@@ -21,7 +21,7 @@ def test_of_one_value_and_of_none() -> None:
     assert describe([]) == {}
 
 
-def test_the_knee_of_a_queue_is_where_it_begins_to_fill() -> None:
+def test_the_knee_is_where_the_queue_fills() -> None:
     """A closed loop: so many slots are served at once, whoever comes beside them waits."""
     loads = [1, 2, 4, 6, 8, 12, 16]
     assert knee(loads, [max(1.0, load / 6) for load in loads]) == loads.index(6)

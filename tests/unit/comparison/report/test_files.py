@@ -244,7 +244,7 @@ def test_files_say_that_they_are_emulated(tmp_path: Path) -> None:
         assert {row["emulated"] for row in csv.DictReader(file)} == {"target:25ms"}
 
 
-def test_conditions_tell_prompts_of_other_lengths_and_other_backends_apart(tmp_path: Path) -> None:
+def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
     """Reports of 10 and of 1000 input tokens, of torch and of ONNX, had the same conditions: nobody learned of it, and
     `diff` called one slower than the other."""
     prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
@@ -270,7 +270,7 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
     assert page.index(f'<p class="verdict bad">{warning}') < page.index("In short</h2>")
 
 
-def test_runs_that_differ_several_times_over_are_a_busy_machine(tmp_path: Path) -> None:
+def test_widely_differing_runs_mean_busy(tmp_path: Path) -> None:
     measured = samples(config(tmp_path))
     assert findings(config(tmp_path), measured).warnings == []
     slow = [replace(it, records=tuple(slowed(it, 4.0))) if it.repeat else it for it in measured]

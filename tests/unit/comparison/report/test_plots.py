@@ -57,7 +57,7 @@ def test_every_draft_has_a_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_report_of_endpoints_speaks_of_them_and_of_no_bound(tmp_path: Path) -> None:
+def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
     """The story: it had a bound in its legend that nobody could draw, round trips below 0, and topologies of nobody."""
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
     measured = findings(config(tmp_path, topologies=(), endpoints=both, network=NetworkConfig((0.0,))))
@@ -88,7 +88,7 @@ def test_every_picture_says_whether_it_is_emulated(
     assert set(titles) == {label}
 
 
-def test_rates_of_many_clients_are_not_called_those_of_one(tmp_path: Path) -> None:
+def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
     """With --concurrency 4 alone its tokens per second stood on an axis "one client"."""
     workload = WorkloadConfig((PromptSet("structured", ("1 2 3",)),), num_runs=2, concurrencies=(4,))
     measured = findings(config(tmp_path, workload=workload))
@@ -97,7 +97,7 @@ def test_rates_of_many_clients_are_not_called_those_of_one(tmp_path: Path) -> No
     assert figure.axes[0].get_ylabel() == "tokens per second, 4 in flight"
 
 
-def test_itl_of_a_picture_is_what_the_tables_call_so(tmp_path: Path) -> None:
+def test_itl_of_pictures_and_tables_agree(tmp_path: Path) -> None:
     """The picture had the gaps between messages under that name, which with speculation are several times as long."""
     measured = findings(config(tmp_path))
     figure = latency_shares(measured)
@@ -107,7 +107,7 @@ def test_itl_of_a_picture_is_what_the_tables_call_so(tmp_path: Path) -> None:
     assert drawn[:2] == pytest.approx([max(of_target) * 1e3, max(of_fused) * 1e3])
 
 
-def test_a_speed_up_that_chance_may_have_made_is_not_told_without_saying_so(tmp_path: Path) -> None:
+def test_an_uncertain_speed_up_says_so(tmp_path: Path) -> None:
     """The page began with "0.81 times", and said three tables below that there was no difference."""
     workload = WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=2)
     settings = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), workload=workload)

@@ -55,7 +55,7 @@ def test_figures_are_llmperf_s_with_ours_beside_them(alone: Sample) -> None:
     assert found["num_completed_requests_per_min"] == pytest.approx(60 / (len(TOKENS) * PASS_S))
 
 
-def test_tokens_that_come_together_have_one_gap_and_several_latencies(tmp_path: Path) -> None:
+def test_tokens_together_have_one_gap(tmp_path: Path) -> None:
     """Three tokens per pass: between messages passes a round, between tokens less than a third of it."""
     measured = samples(config(tmp_path))
     fused = next(sample for sample in measured if sample.cell.contender.topology.value == "fused")
@@ -90,7 +90,7 @@ def test_limits_that_cannot_be_read(text: str) -> None:
         parse_slo(text)
 
 
-def test_against_the_target_alone_prompts_are_paired_within_a_run(tmp_path: Path) -> None:
+def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
     """The second run is slower for everybody: in pairs nothing of it is left."""
     found = findings(config(tmp_path, workload=WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=3)))
     fused = found.services[1]
@@ -134,7 +134,7 @@ def test_time_spent_on_failures_counts_in_every_rate(alone: Sample) -> None:
     assert together.wall_s == pytest.approx(9.0 + 120.0)  # from the first sent to the end of the last, which failed
 
 
-def test_llmperf_s_files_of_an_endpoint_do_not_claim_another_model(tmp_path: Path) -> None:
+def test_llmperf_files_claim_no_other_model(tmp_path: Path) -> None:
     """They had the bundled target's name, which was never asked."""
     there = config(
         tmp_path, topologies=(), endpoints=(Endpoint("a", "grpc://127.0.0.1:1"),), network=NetworkConfig((0.0,))

@@ -27,15 +27,13 @@ TICKS = os.sysconf("SC_CLK_TCK")
         (HostLoad(0.5, 24.0, 2, other_cores=None), 1.0, False),
     ],
 )
-def test_a_machine_is_busy_by_others_or_by_runs_that_differ(load: HostLoad, spread: float, *, is_busy: bool) -> None:
+def test_foreign_load_or_spread_means_busy(load: HostLoad, spread: float, *, is_busy: bool) -> None:
     warning = busy_warning(load, spread)
     assert bool(warning) == is_busy
     assert not warning or (str(load) in warning and f"{spread:.2f}" in warning)
 
 
-def test_others_are_what_the_cores_did_but_for_this_process_and_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cores are made up; the child is a real one, whose work would pass for that of others."""
     stat, busy_s = tmp_path / "stat", 0.0
     monkeypatch.setattr(host_load, "_CPU_TIMES", stat)

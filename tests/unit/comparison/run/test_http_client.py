@@ -22,7 +22,7 @@ from tests.support.foreign import TEXT, foreign_server
 WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignore_eos=True)
 
 
-async def test_an_answer_without_usage_is_counted_by_its_messages_and_says_so() -> None:
+async def test_an_answer_without_usage_counts_messages() -> None:
     """The first manners of asking are refused by this server; the one that it takes is kept."""
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         first = await client.complete("hello", 0, time.monotonic())
@@ -59,7 +59,7 @@ async def test_whatever_goes_wrong_is_a_record_with_a_code(prompt: str, code: st
         assert (await client.complete("and goes on", 4, time.monotonic())).error_code is None
 
 
-async def test_a_prompt_that_is_refused_takes_nothing_from_the_next() -> None:
+async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
     """The story: a prompt too long for a server was a 400 in every manner of asking, and from then on no request had a
     seed, or told its tokens: answers were another sample's, counts were guessed."""
     bodies: list[dict[str, object]] = []
@@ -82,7 +82,7 @@ async def test_a_prompt_that_is_refused_takes_nothing_from_the_next() -> None:
 
 
 @pytest.mark.parametrize("usage", ['{"completion_tokens": "many"}', '{"prompt_tokens": [1]}', "[1]", '"none"'])
-async def test_counts_that_are_none_are_a_record_with_a_code(usage: str) -> None:
+async def test_missing_counts_are_a_record_with_a_code(usage: str) -> None:
     """The story: a count that is no number ended the comparison with a traceback. An event without data is no chunk."""
     stream = f'retry: 3\n\ndata: {{"choices": [], "usage": {usage}}}\n\n'
     headers = {"content-type": "text/event-stream"}
@@ -93,7 +93,7 @@ async def test_counts_that_are_none_are_a_record_with_a_code(usage: str) -> None
     assert (record.error_code, usage in record.error_message) == ("BAD_CHUNK", True)
 
 
-async def test_a_server_that_is_gone_is_a_record_once_it_was_there_and_an_error_before() -> None:
+async def test_a_lost_server_is_a_record_or_error() -> None:
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         gone = HttpClient(client._http, Endpoint("b", foreign.url), WORKLOAD)
         client._http.base_url = "http://127.0.0.1:9/v1/"
@@ -121,7 +121,7 @@ async def test_a_conversation_sends_what_was_answered_before() -> None:
     ] in said
 
 
-def test_tokens_of_messages_are_those_counted_or_all_of_them_spread() -> None:
+def test_token_counts_are_reported_or_spread() -> None:
     def shares(*counts: int | None, total: int | None = None) -> list[int]:
         chunks = [_Chunk(float(i), "x" * (i + 1), count) for i, count in enumerate(counts)]
         return [item.num_tokens for item in _rounds(chunks, total)]
@@ -144,7 +144,7 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
             pass
 
 
-def test_a_text_of_less_than_a_token_has_come_when_it_came() -> None:
+def test_text_below_a_token_keeps_its_time() -> None:
     """A server that tells a total alone, as llama.cpp's: by its characters the first message, "1", had no token, so it
     was left out, and TTFT was that of the second one; a last message was lost likewise, and end to end with it."""
     texts = ("1", " and a long time", " after", ".")
@@ -155,7 +155,7 @@ def test_a_text_of_less_than_a_token_has_come_when_it_came() -> None:
     assert sum(item.num_tokens for item in found) == 5
 
 
-async def test_a_prompt_that_is_refused_costs_others_neither_their_seed_nor_their_counts() -> None:
+async def test_a_refused_prompt_changes_no_other() -> None:
     """400 is also the answer to a prompt that is too long. Each of the ways to ask was given up for all that came
     after it: they had no seed, and their tokens were guessed."""
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
@@ -170,7 +170,7 @@ async def test_a_prompt_that_is_refused_costs_others_neither_their_seed_nor_thei
 
 
 @pytest.mark.parametrize("usage", [{"completion_tokens": "many"}, {"prompt_tokens": [1]}, {"completion_tokens": 1e999}])
-def test_counts_that_are_none_fail_the_request_and_not_the_comparison(usage: dict[str, object]) -> None:
+def test_missing_counts_fail_the_request_alone(usage: dict[str, object]) -> None:
     """They ended it, hours of other figures with them, in a traceback."""
     with pytest.raises(HttpError) as error:
         _Answer().take(json.dumps({"choices": [], "usage": usage}), 0.0)

@@ -32,7 +32,7 @@ def test_messages_survive_json() -> None:
     timings = Timings(compute_us=9)
     told: tuple[Event, ...] = (
         Started(4, 7, provenance=Provenance("model")),
-        Delta((1, 2), "ab", 3, 1, timings),
+        Delta(4, (1, 2), 3, 1, timings, text="ab"),
     )
     written = [(float(at), b64encode(event_to_message(it).SerializeToString()).decode()) for at, it in enumerate(told)]
     read = record_of_messages(2, 5.0, json.loads(json.dumps(written)), None)
@@ -54,7 +54,7 @@ async def _held_up(prompt_index: int, due_s: float) -> list[RequestRecord]:
 ONE_AT_A_TIME = asyncio.Lock()
 
 
-async def test_what_comes_on_its_own_does_not_wait_for_answers_and_its_wait_counts() -> None:
+async def test_forced_tokens_do_not_wait_for_answers() -> None:
     """A client that waits for its answer asks a slow server less, and never sees its queue: coordinated omission."""
     records = await as_they_come(_held_up, 3, [0.0] * 6)
     assert [record.prompt_index for record in records] == [0, 1, 2, 0, 1, 2]
@@ -69,7 +69,7 @@ async def test_one_client_waits_for_the_answer() -> None:
     assert second.stats.end_to_end_s >= 0.05 * 0.9
 
 
-async def test_a_late_client_counts_from_when_the_request_was_due() -> None:
+async def test_a_late_client_counts_from_the_due_time() -> None:
     async def blocks_the_loop(prompt_index: int, due_s: float) -> list[RequestRecord]:
         time.sleep(0.05)  # noqa: ASYNC251 - that is the fault
         done = Round(time.monotonic() - due_s, 1, 0, 0, Timings())

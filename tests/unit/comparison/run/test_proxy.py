@@ -156,7 +156,7 @@ async def test_blackhole_is_silent_until_restored() -> None:
         assert await reader.readexactly(5) == b"lost?"
 
 
-async def test_closing_one_end_closes_the_other_after_the_last_bytes() -> None:
+async def test_closing_one_end_closes_the_other() -> None:
     async def greet_and_leave(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"bye")
         writer.close()

@@ -55,7 +55,7 @@ def advised(*speedups: tuple[Contender, float]) -> Contender | None:
         ([(FUSED, 0.4)], None),
     ],
 )
-def test_the_fastest_is_advised_unless_something_simpler_is_as_good(
+def test_the_fastest_is_advised_unless_simpler_equals(
     speedups: list[tuple[Contender, float]], expected: Contender | None
 ) -> None:
     assert advised(*speedups) == expected
@@ -101,7 +101,7 @@ def test_the_words_have_what_was_asked() -> None:
         assert expected in text
 
 
-def test_a_draft_on_a_machine_of_its_own_costs_that_too() -> None:
+def test_a_draft_on_its_own_machine_costs_too() -> None:
     prices = Prices(36.0, 3.6)
     assert prices.per_million_tokens(FUSED, 100.0) == pytest.approx(100.0)
     assert prices.per_million_tokens(ASYNC, 100.0) == pytest.approx(110.0)
@@ -129,7 +129,7 @@ def test_the_service_can_be_started_from_its_file(tmp_path: Path, contender: Con
         assert args.lookup == (contender is not None)
 
 
-def test_files_say_that_they_are_emulated_and_what_was_not_tried(tmp_path: Path) -> None:
+def test_files_name_emulation_and_gaps(tmp_path: Path) -> None:
     settings = config(tmp_path, backend=BackendConfig(emulation=Emulation(0.025)), output=tmp_path)
     write_study(Study(settings, evidence(), (), None, 60.0, QUIET), tmp_path)
     results = json.loads((tmp_path / "study.json").read_text())
@@ -142,7 +142,7 @@ def test_files_say_that_they_are_emulated_and_what_was_not_tried(tmp_path: Path)
     assert (tmp_path / "study.png").stat().st_size > 10_000
 
 
-def test_a_busy_machine_gets_no_advice_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_busy_machine_gets_no_advice(tmp_path: Path) -> None:
     """The story: at a load average of 24 on two cores a study wrote "serve the target alone" into service.toml. On the
     same machine, when it was quiet, speculation was 2.4 times as fast."""
     quiet = Study(config(tmp_path, output=tmp_path), evidence(), (), None, 60.0, QUIET, spread=1.1)

@@ -72,7 +72,7 @@ def test_flags_that_mean_nothing_are_refused(flags: list[str], capsys: pytest.Ca
     assert flags[0] in capsys.readouterr().err
 
 
-def test_a_study_can_be_asked_again_and_takes_a_comparison_s_file(tmp_path: Path) -> None:
+def test_a_study_repeats_and_takes_a_comparisons_file(tmp_path: Path) -> None:
     """Its own defaults came behind the file's flags and won, and no file was written that asks for the same again."""
     first = parsed("--rtt-ms", "80,0", "--max-new-tokens", "32,8", "--budget", "90s", "--price_per_hour", "3,1")
     (tmp_path / "config.toml").write_text(first.comparison.asked)

@@ -82,7 +82,7 @@ def test_the_best_of_the_whole_grid_is_found(rtt_ms: float, load: int) -> None:
     assert len(evidence.trials) < len(evidence.space.contenders)  # without trying everything
 
 
-def test_a_way_that_lost_with_the_usual_length_gets_another_chance() -> None:
+def test_a_way_lost_at_usual_length_is_retried() -> None:
     """Fused looked best at gamma 8, where the pool is poor; with 2 it is the best of all."""
 
     def speedup(place: Place, contender: Contender) -> float:
@@ -94,7 +94,7 @@ def test_a_way_that_lost_with_the_usual_length_gets_another_chance() -> None:
     assert evidence.at(evidence.space.usual)[0].contender.topology is Topology.POOL
 
 
-def test_every_condition_is_tried_by_every_way_and_no_trial_twice() -> None:
+def test_every_condition_meets_every_way_once() -> None:
     evidence = studied(rounds, rtt_ms=(10.0, 0.2, 80.0), concurrency=(1, 8), max_new_tokens=(64, 16))
     tried = [(it.place, it.contender) for it in evidence.trials]
     assert len(tried) == len(set(tried))

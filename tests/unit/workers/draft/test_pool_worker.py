@@ -40,7 +40,7 @@ def pool_worker(*addresses: str, offer: Offer = OFFER) -> PoolWorker:
     return PoolWorker(engine, addresses, offer, Metrics("tiny"))
 
 
-async def test_a_target_that_refuses_does_not_end_the_workerfor_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_refusal_does_not_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def run(self: PoolStream) -> None:
@@ -78,7 +78,7 @@ async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPa
     await both.stop(grace_s=0)
 
 
-async def test_a_target_that_is_not_trusted_is_not_dialled_for_ever(tmp_path: Path) -> None:
+async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> None:
     """A handshake that fails reads as UNAVAILABLE: who dials must tell it from a lost link, and say why."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
@@ -91,7 +91,7 @@ async def test_a_target_that_is_not_trusted_is_not_dialled_for_ever(tmp_path: Pa
     await target.close()
 
 
-async def test_a_link_that_breaks_in_any_way_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: a frame that could not be parsed was an internal error, and the worker left all of its targets."""
     num_tries = 0
 

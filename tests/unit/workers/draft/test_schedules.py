@@ -24,7 +24,7 @@ def commit(session: DraftSession, *, echo: int = 0) -> Commit:
     return Commit(len(session.committed), (999,), timings=timings, num_received_tokens=echo)
 
 
-def test_a_way_that_seems_long_is_tried_all_the_same() -> None:
+def test_a_way_that_seems_long_is_tried() -> None:
     """The first measurement held the opening of the connection; nothing was expected of any message, so none was sent,
     so nothing corrected it: whole answers went without a draft."""
     engine = DraftEngine(ScriptedProposer())
@@ -48,7 +48,7 @@ def test_a_way_that_seems_long_is_tried_all_the_same() -> None:
     assert session.pacing.window == 0
 
 
-def test_the_pass_that_reads_the_prompt_does_not_count_for_long() -> None:
+def test_the_prompts_pass_does_not_count_for_long() -> None:
     engine = DraftEngine(ScriptedProposer())
     engine._recent_steps_s.extend([0.5, 0.001, 0.001])  # the first step of a process is slow
     session = DraftSession([1, 2], SamplingParams())
@@ -79,7 +79,7 @@ class Target:
         return commit
 
 
-async def test_the_end_of_this_server_is_told_to_who_runs_ahead_too() -> None:
+async def test_a_drain_reaches_drafts_that_run_ahead() -> None:
     """The story: the grace was over, the engine had ended the session, and the request went on without drafts until
     gRPC cut it a second later: its client was told "Cancelling all calls"."""
     engine, target = DraftEngine(ScriptedProposer()), Target()

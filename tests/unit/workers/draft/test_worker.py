@@ -125,9 +125,7 @@ async def test_a_request_that_breaks_targets_is_not_carried_on(
         await generated(monkeypatch, failure, failure, failure, LAST)
 
 
-async def test_a_target_that_is_not_trusted_any_more_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """gRPC calls both UNAVAILABLE; dialling for 30 s would only hide why."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
@@ -140,7 +138,7 @@ async def test_a_target_that_is_not_trusted_any_more_is_not_lost(
     assert await generated(monkeypatch, Commit(2, (7,)), LOST, LAST, link=link) == [7, 8]  # nobody is there: lost
 
 
-async def test_a_target_that_is_not_there_yet_is_no_such_break(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_target_still_starting_is_no_break(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await generated(monkeypatch, *[LOST] * 5, Commit(2, (7,)), LAST) == [7, 8]
 
 
@@ -150,7 +148,7 @@ async def test_the_end_of_this_server_is_no_lost_target(monkeypatch: pytest.Monk
         await generated(monkeypatch, Commit(2, (7,)), ENDED, LAST)
 
 
-async def test_the_failure_of_a_draft_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drafts_failure_keeps_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: a request over which the draft's model failed, in rounds, was told that the server was shutting
     down, and a gateway in front asked it again and again."""
     monkeypatch.setattr(OneDraft, "error", FAILED)
@@ -197,7 +195,7 @@ async def test_no_lost_or_foreign_commit_passes_for_an_answer(commit: pb.VerifyR
         await stream.commit()
 
 
-async def test_a_stream_that_broke_before_it_was_opened_is_asked_again_slowly() -> None:
+async def test_a_stream_broken_early_is_retried_slowly() -> None:
     """gRPC's 36066: a refusal that meets a write is lost, and read as a broken link: 30 s of dialling for a 429."""
     state = StreamState(is_cautious=True)
     call: Any = Wire(OPENED, committing(2, 7))
@@ -207,7 +205,7 @@ async def test_a_stream_that_broke_before_it_was_opened_is_asked_again_slowly() 
     assert (await stream.commit()).token_ids == (7,)
 
 
-async def test_a_target_that_runs_into_a_time_limit_of_its_own_is_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_targets_own_time_limit_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the 5 s that it waits for a first message; the request's own deadline is another matter."""
     assert await generated(monkeypatch, Commit(2, (7,)), DeadlineError("no first message"), LAST) == [7, 8]
 

@@ -1,0 +1,49 @@
+"""Room for prompt tokens in passes that decode."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.scheduling.prompt_parts import MAX_PART_TOKENS, MIN_PART_TOKENS, STEP_TOKENS, PromptParts
+
+seconds = st.floats(1e-6, 1e3)
+
+
+@given(share=st.floats(0.1, 1000), parts=st.lists(st.tuples(st.integers(1, 512), seconds), max_size=9), pass_s=seconds)
+def test_room_is_within_its_limits(share: float, parts: list[tuple[int, float]], pass_s: float) -> None:
+    known = PromptParts(share)
+    for num_tokens, taken in parts:
+        known.record(num_tokens, taken)
+    room = known.room(pass_s)
+    assert MIN_PART_TOKENS <= room <= MAX_PART_TOKENS
+    assert room % STEP_TOKENS == 0
+
+
+@given(share=st.floats(0.5, 8), pass_s=st.floats(1e-3, 0.2), token_s=st.floats(1e-5, 1e-2))
+def test_parts_take_the_share_of_a_pass(share: float, pass_s: float, token_s: float) -> None:
+    """Within the limits, reading the room takes `share` passes, short of at most STEP_TOKENS."""
+    known = PromptParts(share)
+    for _ in range(5):
+        known.record(64, 64 * token_s)
+    room = known.room(pass_s)
+    if MIN_PART_TOKENS < room < MAX_PART_TOKENS:
+        assert room * token_s <= share * pass_s * 1.000001 <= (room + STEP_TOKENS) * token_s * 1.000002
+
+
+def test_costs_follow_the_latest_parts() -> None:
+    """A token costs more at later positions, so that the parts of a long prompt become shorter."""
+    known = PromptParts(2.0)
+    rooms = []
+    for token_s in (1e-4, 1e-3):
+        for _ in range(20):
+            known.record(64, 64 * token_s)
+        rooms.append(known.room(0.01))
+    assert rooms == [200, 16]
+
+
+def test_unknown_times_limit_nothing() -> None:
+    known = PromptParts(2.0)
+    assert known.room(0.01) == MAX_PART_TOKENS
+    known.record(64, 0.1)
+    assert known.room(0.0) == MAX_PART_TOKENS
