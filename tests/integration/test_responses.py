@@ -136,15 +136,8 @@ async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 async def test_langchain(url: str, method: Any) -> None:
-    model = ChatOpenAI(
-        model="target",
-        base_url=url,
-        api_key="none",
-        max_retries=0,
-        max_tokens=80,
-        temperature=0,
-        use_responses_api=True,
-    )  # type: ignore[arg-type,call-arg]
+    fields: Any = {"model": "target", "base_url": url, "api_key": "none", "max_retries": 0, "use_responses_api": True}
+    model = ChatOpenAI(**fields, max_tokens=80, temperature=0)  # type: ignore[call-arg]
     answer = await asyncio.wait_for(model.with_structured_output(Forecast, method=method).ainvoke("Rain?"), 60)
     assert isinstance(answer, Forecast)
     whole = await model.ainvoke("Rain?")
