@@ -12,7 +12,7 @@ from inference.cli.prompts.output import TextSink
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.source import PromptJob
 from inference.cli.prompts.topologies import run_prompts
-from inference.commit import Delta, Event, Finished, FinishReason, OwnDrafts, Started, Timings
+from inference.commit import Delta, Event, Finished, FinishReason, OwnDrafts, Started
 from inference.config import ObserveConfig
 from inference.errors import CapacityError, UnavailableError
 from inference.request import SamplingParams
@@ -49,8 +49,7 @@ def test_the_line_of_figures_says_what_it_means(
     result = Result("x")
     own = OwnDrafts(2, 1) if source == "lookup" else OwnDrafts()
     result.record(Started(1, 9898))
-    figures = {"num_draft_tokens": 2, "num_accepted_tokens": 1, "timings": Timings(), "own": own}
-    result.record(Delta(1, (5, 6), "ab", **figures))  # type: ignore[arg-type]
+    result.record(Delta(1, (5, 6), 2, 1, own=own, text="ab"))
     result.record(Finished(FinishReason.STOP))
     TextSink(SamplingParams(temperature=temperature)).end(result)
     line = capsys.readouterr().out
