@@ -246,7 +246,8 @@ async def test_a_compressed_body_is_told_what_to_do() -> None:
 @pytest.mark.parametrize("part", [b'{"prompt": "x"}', b'{"pro'], ids=["after the body", "within it"])
 async def test_a_half_closed_client_is_told_what_to_do(part: bytes) -> None:
     """It got nothing: its end of the connection looks like that of a client that has left, which cancels a request."""
-    lines = (b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Content-Length: 15", b"\r\n")
+    head = (b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Content-Type: application/json")
+    lines = (*head, b"Content-Length: 15", b"\r\n")
     front = HttpFront(gateway(completer := ScriptedCompleter([["a"]], gap_s=30.0), port=free_port()), ServerConfig())
     async with opened(front):
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
@@ -255,8 +256,8 @@ async def test_a_half_closed_client_is_told_what_to_do(part: bytes) -> None:
         answer = await asyncio.wait_for(reader.read(), 20)
         await until(lambda: completer.num_running == 0)
         writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 ")
+    status, _, body = answer.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 400 ")
     error = json.loads(body)["error"]
     assert (error["code"], "leave it open" in error["message"]) == ("half_closed", True)
 
