@@ -152,7 +152,7 @@ async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]
         for part in config.parts:
             progress.phase(f"starting servers: {'; '.join(map(str, part.machines)) or 'none'}")
             async with deployment(part) as servers:
-                samples += await measure(part, servers, progress)
+                samples += await measure(part, servers, progress, samples)
                 progress.phase("stopping servers")
     return samples
 
@@ -163,6 +163,8 @@ def _report(findings: Findings, console: Console) -> int:
     print_tables(console, findings)
     for difference in findings.agreement.differences:
         print(f"error: {difference}", file=sys.stderr)
+    for difference in findings.agreement.near_ties:
+        print(f"near-tie: {difference}", file=sys.stderr)
     print(f"report: {findings.config.output / 'report.html'}", file=sys.stderr)
     print(json.dumps(results, separators=(",", ":")), flush=True)
     if findings.num_failed:

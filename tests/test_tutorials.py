@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from comparison.plan import flags as comparison
+from comparison.study.flags import study_parser
 from inference.backends.neuron.graphs.parameters import KNOWN, check_names
 from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments, target_arguments
 from inference.cli.config_file import ConfigFileParser
@@ -70,7 +71,9 @@ def check_python(words: list[str]) -> None:
     if script == "main.py":
         check_role(arguments)
     elif script == "compare_architectures.py":
-        comparison.comparison_parser().parse_args([comparison.with_underscores(word) for word in arguments])
+        is_study = arguments[0] == "study"
+        parser = study_parser() if is_study else comparison.comparison_parser()
+        parser.parse_args([comparison.with_underscores(word) for word in arguments[is_study:]])
     else:
         assert script == "llmperf/token_benchmark_ray.py"
         values = dict(zip(arguments[::2], arguments[1::2], strict=True))
@@ -158,6 +161,27 @@ def test_requests_name_the_model_that_is_served(page: Path) -> None:
             served.add(args.served_model_name or model_name(Path(model)))
     assert len(asked) > 0
     assert asked - {None} <= served
+
+
+def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
+    """(prefix_caching, temperature of requests that say none) of a server."""
+    args = parser_of(arguments[1]).parse_args(arguments[2:])
+    return args.prefix_caching, args.temperature
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
+def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: the baseline kept prefixes and a fused graph cannot, so that its TTFT was that of one pass, and
+    "TTFT unchanged" came out false. And LLMPerf's '{}' sampled at the checkpoint's 0.6, where AWS's was greedy."""
+    monkeypatch.chdir(ROOT)
+    servers = [words[2:] for words in command_lines(page) if words[:2] == ["python", "main.py"]]
+    found = {regime(words) for words in servers if words[1] in ("target", "fused_target")}
+    assert found == {(False, None if "8b" in page.stem else 0.0)}
+
+
+def test_the_report_compares_like_with_like_without_a_configuration() -> None:
+    args = trainium_report._parse(["--target_model", "a", "--draft_model", "b", "--", "--batch", "2"])
+    assert [regime(variant.arguments)[0] for variant in trainium_report._variants(args)] == [False, False]
 
 
 def test_every_configuration_file_has_a_page() -> None:

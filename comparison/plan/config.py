@@ -126,6 +126,8 @@ class WorkloadConfig:
         max_new_tokens: output tokens per request.
         ignore_eos: let every answer have exactly --max_new_tokens tokens.
         temperature: sampling temperature; 0 is greedy.
+        near_tie: difference in log-probability up to which two tokens count as a near-tie of rounding, so that answers
+            that part there are no failure; 0.25 for bfloat16, 0 for none; needs --temperature 0.
         seed: key of the sampling noise, 0 .. 2^64-1.
         concurrencies: requests in flight at once; above 1 needs Locust (requirements-loadtest.txt).
         deadline_s: longest time that a request may take.
@@ -144,6 +146,7 @@ class WorkloadConfig:
     max_new_tokens: int = setting(96, "--max_new_tokens N")
     ignore_eos: bool = setting(False, "--ignore_eos")
     temperature: float = setting(0.0, "--temperature T", within=RANGES["temperature"])
+    near_tie: float = setting(0.0, "--near_tie NATS", within=Range(0.0, 10.0))
     seed: int = setting(0, "--seed N", within=RANGES["seed"])
     concurrencies: tuple[int, ...] = setting((1,), "--concurrency LIST", kind=list_of(int), within=Range(1, 4096))
     deadline_s: float = setting(120.0, "--deadline_s S", within=SECONDS)
@@ -160,6 +163,10 @@ class WorkloadConfig:
         _require(self.max_new_tokens >= 2, f"max_new_tokens {self.max_new_tokens} is below 2: there is no rate in one")
         _require_distinct("concurrency", self.concurrencies)
         _require_distinct("request_rate", self.request_rates or ("none",))
+        _require(
+            not self.near_tie or self.temperature == 0,
+            f"near_tie {self.near_tie:g}: at temperature {self.temperature:g} tokens part by noise too; use 0",
+        )
         _require(self.warm_up >= 1, f"warm_up {self.warm_up} is below 1: first requests are slower than all others")
 
     @property
@@ -294,15 +301,25 @@ class ComparisonConfig:
         )
         if Topology.FUSED in self.topologies and any(map(self.backend.one_graph, self.draft_models)):
             _require(
-                len(self.gammas) == 1,
+                self.one_at_a_time or len(self._graph_lengths) <= 1,
                 f"gamma {', '.join(map(str, self.gammas))}: speculation_method {method} is compiled for one: "
-                "name one, or use --speculation_method vanilla",
+                "name one, or use --one_at_a_time or --speculation_method vanilla",
             )
             _require(
                 self.workload.temperature == 0 or self.backend.keeps_seeds,
                 f"temperature {self.workload.temperature:g}: speculation_method {method} samples on the device, where "
                 "seeds are not kept: use --temperature 0, or fused or vanilla without --device_sampling",
             )
+
+    def _graph_length(self, contender: Contender) -> int | None:
+        """Return the gamma that a contender's server is compiled for; None if one server takes any."""
+        is_graph = contender.topology is Topology.FUSED and self.backend.one_graph(contender.draft or NGRAM)
+        return contender.gamma if is_graph else None
+
+    @property
+    def _graph_lengths(self) -> set[int]:
+        """All gammas that servers are compiled for."""
+        return {length for contender in self.contenders if (length := self._graph_length(contender)) is not None}
 
     def server_of(self, contender: Contender) -> Server:
         """Return the server that clients of a contender send requests to."""
@@ -349,20 +366,29 @@ class ComparisonConfig:
 
     @property
     def parts(self) -> tuple[ComparisonConfig, ...]:
-        """Comparisons to run one after the other: all contenders at once, or one for each topology and draft."""
+        """Comparisons to run one after the other: all contenders at once, or those that share their servers."""
         if not self.one_at_a_time:
             self.machines  # noqa: B018 - raises if the host has too few cores
             return (self,)
-        groups: dict[object, list[Contender]] = defaultdict(list)
+        groups: dict[tuple[object, object, int | None], list[Contender]] = defaultdict(list)
         for contender in self.contenders:
-            groups[contender.topology, contender.draft].append(contender)
-        return tuple(replace(self, one_at_a_time=False, chosen=tuple(group)) for group in groups.values())
+            draft = None if contender.topology is Topology.TARGET else contender.draft
+            groups[contender.topology, draft, self._graph_length(contender)].append(contender)
+        return tuple(
+            replace(self, one_at_a_time=False, chosen=tuple(group), gammas=self.gammas if length is None else (length,))
+            for (_, _, length), group in groups.items()
+        )
 
     @property
     def uses_locust(self) -> bool:
         """Whether Locust sends concurrent requests, for all contenders or none: texts only, without endpoints."""
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
         return max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
+
+    @property
+    def trusts_weights(self) -> bool:
+        """Whether endpoints must answer alike because the user says so; samples depend on more than weights."""
+        return self.equal_weights and self.workload.temperature == 0
 
     @property
     def baseline(self) -> Contender:

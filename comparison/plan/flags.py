@@ -63,8 +63,8 @@ class ComparisonSettings:
         tokenizer: model directory with the tokenizer that counts --input_tokens (default: --target_model; with
             endpoints alone, 4 characters are a token).
         cores_per_machine: cores, and threads of a model, on each machine.
-        one_at_a_time: start, measure and stop one topology and draft after the other, for a host too small for all
-            at once.
+        one_at_a_time: start, measure and stop one topology, draft and compiled gamma after the other, for a host too
+            small for all at once; a study of this kind that was interrupted goes on with the same command.
         output: directory for results.csv, results.json, report.html and the plots.
         llmperf: also write LLMPerf's two JSON files for each measurement, into DIR/llmperf.
     """

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from comparison.plan.grid import Cell, Sample
 from comparison.run.record import RequestRecord
@@ -28,6 +28,7 @@ class Difference:
         reference: label of the contender with the expected answer.
         position: first difference, in output tokens; in characters if one of the servers sends no tokens.
         expected, actual: token ids or characters there; None if an answer has ended.
+        margin: difference in log-probability of the two tokens there; None if it is not known.
     """
 
     cell: Cell
@@ -37,13 +38,15 @@ class Difference:
     position: int
     expected: int | str | None
     actual: int | str | None
+    margin: float | None = None
 
     def __str__(self) -> str:
         where = f"{self.cell.kind} prompt {self.prompt_index + 1}, output position {self.position}"
         unit = "character" if isinstance(self.expected if self.actual is None else self.actual, str) else "token"
         what = f"{unit} {self.actual!r} where {self.reference} has {self.expected!r}"
         when = f"rtt {self.cell.rtt_ms:g} ms, {self.cell.load}, run {self.repeat + 1}"
-        return f"{self.cell.contender.label}, {where}: {what} ({when})"
+        margin = "" if self.margin is None else f", {self.margin:.3g} apart in log-probability"
+        return f"{self.cell.contender.label}, {where}: {what}{margin} ({when})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class Agreement:
 
     Attributes:
         num_requests: number of compared answers.
-        differences: differences in the order of measurement.
+        differences: differences in the order of measurement, but for near-ties.
+        near_ties: differences at two tokens whose log-probabilities differ by no more than rounding may.
         not_comparable: labels of contenders that are not known to share a model with another one.
         by_text: whether answers of servers that send no tokens were compared by their text.
     """
@@ -61,6 +65,7 @@ class Agreement:
     differences: tuple[Difference, ...]
     not_comparable: tuple[str, ...] = ()
     by_text: bool = False
+    near_ties: tuple[Difference, ...] = ()
 
     @property
     def is_known(self) -> bool:
@@ -79,33 +84,67 @@ class Agreement:
         text = f"same tokens: all {self.num_requests} answers agree{how} with the same seed"
         if not self.holds:
             text = f"DIFFERENT TOKENS: {len(self.differences)} of {self.num_requests} answers differ"
+        elif self.near_ties:
+            text = f"same tokens but for near-ties: {len(self.near_ties)} of {self.num_requests} answers part at one"
         return f"{text}; {others}" if self.not_comparable else text
 
 
 OURS = "started here"
 
 
-def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False) -> Agreement:
-    """Compare every answer with the first one to the same prompt; the target alone is measured first.
+class Pair(NamedTuple):
+    """Answer of a sample, and the first answer to the same prompt by a server of the same model."""
+
+    sample: Sample
+    record: RequestRecord
+    reference: Sample
+    expected: RequestRecord
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether both servers send tokens."""
+        return bool(self.expected.token_ids and self.record.token_ids)
+
+    @property
+    def parting(self) -> Parting | None:
+        """First difference, by tokens if possible, else by text."""
+        if self.has_tokens:
+            return first_difference(self.expected.token_ids, self.record.token_ids)
+        return first_difference(self.expected.text, self.record.text)
+
+
+def pairs(samples: Sequence[Sample], *, equal_weights: bool = False) -> Iterator[Pair]:
+    """Yield every answer that can be compared; the target alone is measured first, and is the reference.
 
     Args:
         equal_weights: whether all endpoints have the same weights, according to the user.
     """
-    members = _by_model(samples, equal_weights=equal_weights)
-    references: dict[tuple[str, str, int], tuple[str, RequestRecord]] = {}
-    differences, num_requests, by_text = [], 0, False
-    for model, sample, record in members:
+    references: dict[tuple[str, str, int], tuple[Sample, RequestRecord]] = {}
+    for model, sample, record in _by_model(samples, equal_weights=equal_weights):
         key = model, sample.cell.kind, record.prompt_index
-        label, expected = references.setdefault(key, (sample.cell.contender.label, record))
-        has_tokens = bool(expected.token_ids and record.token_ids)
-        answers = (expected.token_ids, record.token_ids) if has_tokens else (expected.text, record.text)
-        num_requests, by_text = num_requests + 1, by_text or not has_tokens
-        if (parting := first_difference(*answers)) is not None:
-            differences.append(Difference(sample.cell, sample.repeat, record.prompt_index, label, *parting))
-    compared = {sample.cell.contender.label for _, sample, _ in members}
-    compared_labels = dict.fromkeys(sample.cell.contender.label for sample in samples)
-    others = tuple(label for label in compared_labels if label not in compared)
-    return Agreement(num_requests, tuple(differences), others, by_text)
+        yield Pair(sample, record, *references.setdefault(key, (sample, record)))
+
+
+def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False, near_tie: float = 0.0) -> Agreement:
+    """Compare every answer with its reference.
+
+    Args:
+        equal_weights: see `pairs`.
+        near_tie: largest margin of a near-tie.
+    """
+    compared = list(pairs(samples, equal_weights=equal_weights))
+    found = []
+    for pair in compared:
+        if (parting := pair.parting) is not None:
+            label, record = pair.reference.cell.contender.label, pair.record
+            place = pair.sample.cell, pair.sample.repeat, record.prompt_index
+            found.append(Difference(*place, label, *parting, record.margin))
+    near = tuple(each for each in found if each.margin is not None and each.margin <= near_tie)
+    known = {pair.sample.cell.contender.label for pair in compared}
+    labels = dict.fromkeys(sample.cell.contender.label for sample in samples)
+    others = tuple(label for label in labels if label not in known)
+    by_text = any(not pair.has_tokens for pair in compared)
+    return Agreement(len(compared), tuple(each for each in found if each not in near), others, by_text, near)
 
 
 def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:

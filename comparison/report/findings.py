@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,9 +53,21 @@ class Findings:
         failed = [(it.cell, f"{it.num_failed} of {len(it.requests)}") for it in self.services if it.num_failed]
         return [
             *([self.busy] if self.busy else []),
+            *self._unlike_prompts(),
             *(f"{name} does not count tokens: one is assumed in each of its messages" for name in names),
             *(f"{cell}: {share} requests failed, latencies are those of others" for cell, share in failed),
         ]
+
+    def _unlike_prompts(self) -> list[str]:
+        """Return a warning if a contender read its prompts where another one had kept them."""
+        shares: dict[str, float] = defaultdict(float)
+        for it in self.summaries:
+            shares[it.cell.contender.label] = max(shares[it.cell.contender.label], it.cached_share)
+        low, high = min(shares, key=shares.__getitem__, default=""), max(shares, key=shares.__getitem__, default="")
+        if not shares or shares[high] - shares[low] < UNLIKE_SHARE:
+            return []
+        found = f"{high} had kept up to {shares[high]:.0%} of its prompts' tokens, {low} {shares[low]:.0%}"
+        return [f"{found}: times to the first token are not alike. --no-prefix_caching on every server makes them so"]
 
     @property
     def conditions(self) -> list[tuple[str, str]]:
@@ -114,7 +127,7 @@ def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float,
     """Return the findings in samples; those of the warm-up serve only the check of tokens."""
     summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
-    agreement = check_agreement(samples, equal_weights=config.equal_weights and config.workload.temperature == 0)
+    agreement = check_agreement(samples, equal_weights=config.trusts_weights, near_tie=config.workload.near_tie)
     return Findings(config, tuple(summarizer.summaries()), services, agreement, duration_s, load)
 
 
@@ -162,6 +175,8 @@ def measured_conditions(config: ComparisonConfig, load: HostLoad) -> list[tuple[
 
 
 HOST_LOAD = "Host load"
+UNLIKE_SHARE = 0.1
+"""Difference between shares of kept prompts from which two contenders did unlike work."""
 """Name of the condition that differs in every run."""
 
 
@@ -249,6 +264,7 @@ def json_of(findings: Findings) -> dict[str, Any]:
         "warnings": findings.warnings,
         "num_requests": agreement.num_requests,
         "differences": [str(difference) for difference in agreement.differences],
+        "near_ties": [str(difference) for difference in agreement.near_ties],
         "duration_s": round(findings.duration_s, 1),
         "conditions": dict(findings.conditions),
         "load": {**asdict(findings.load), "spread": spread_of(findings.summaries)},

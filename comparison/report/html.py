@@ -90,7 +90,10 @@ def _header(findings: Findings) -> Header:
         "Comparison of architectures",
         [*doubts, (str(agreement), not agreement.holds)],
         f"{compared}: speed at equal tokens. Measured in {findings.duration_s:.0f} s.",
-        [*map(str, agreement.differences[:MAX_DIFFERENCES]), *(it for it in findings.warnings if it != findings.busy)],
+        [
+            *map(str, (agreement.differences + agreement.near_ties)[:MAX_DIFFERENCES]),
+            *(it for it in findings.warnings if it != findings.busy),
+        ],
     )
 
 

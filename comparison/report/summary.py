@@ -39,6 +39,7 @@ class CellSummary:
         bound_tokens_per_s: bound in theory; see `bound`.
         bound_speedup: bound over that of the target alone.
         is_estimated: whether tokens of some answers are estimates, since the server does not count them.
+        cached_share: share of the prompts' tokens that the server had kept, and did not read.
     """
 
     cell: Cell
@@ -56,6 +57,7 @@ class CellSummary:
     bound_tokens_per_s: float
     bound_speedup: float | None
     is_estimated: bool
+    cached_share: float
 
     @property
     def percent_of_bound(self) -> float:
@@ -177,6 +179,8 @@ class Summarizer:
             bound_tokens_per_s=self._bound(cell),
             bound_speedup=self._bound_speedup(cell),
             is_estimated=any(record.is_estimated for record in records),
+            cached_share=sum(it.num_cached_tokens for it in records)
+            / max(1, sum(it.num_prompt_tokens for it in records)),
         )
 
     def _speedup(self, cell: Cell) -> Spread | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from comparison.plan.datasets import Conversation, Prompt
 from comparison.run.record import RequestRecord
@@ -16,6 +16,22 @@ CONNECT_TIMEOUT_S = 10.0
 Ask: TypeAlias = Callable[[int, float], Awaitable[list[RequestRecord]]]
 """Function that sends all turns of the prompt of an index. Times count from its second argument, in monotonic seconds.
 Failures go into the records."""
+
+
+NUM_BEST = 5
+"""Best tokens per position that a client asks for; OpenAI allows no more."""
+
+
+class Step(NamedTuple):
+    """Token of an answer.
+
+    Attributes:
+        offset: number of characters before it.
+        best: texts and log-probabilities of the token and of the best ones in its place.
+    """
+
+    offset: int
+    best: tuple[tuple[str, float], ...]
 
 
 class Client(Protocol):
@@ -33,6 +49,9 @@ class Client(Protocol):
 
     async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
         """Send one prompt. Times count from `sent_s`; failures go into the record."""
+
+    async def scored(self, prompt: str) -> tuple[str, list[Step]]:
+        """Return the answer to a prompt with its tokens; no tokens if the server does not report log-probabilities."""
 
 
 def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:

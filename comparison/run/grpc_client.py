@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 from comparison.plan.config import Contender, WorkloadConfig
-from comparison.run.client import CONNECT_TIMEOUT_S
+from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
 from comparison.run.record import RequestRecord, Round
 from grpc_comm.channel import open_channel, wait_until_ready
 from inference.commit import Delta, Event, Started
@@ -52,6 +53,23 @@ class GrpcClient:
             )
         return record_of(events, prompt_index, sent_s)
 
+    async def scored(self, prompt: str) -> tuple[str, list[Step]]:
+        """See `Client`."""
+        request = replace(request_of(prompt, self._workload, self._contender), logprobs=NUM_BEST)
+        text, steps, offset = "", [], 0
+        try:
+            async with aclosing(self._completer.complete(request)) as stream:
+                async for delta in stream:
+                    if isinstance(delta, Delta):
+                        text += delta.text
+                        for scores in delta.logprobs:
+                            best = ((each.text.decode(errors="replace"), each.logprob) for each in scores)
+                            steps.append(Step(offset, tuple(best)))
+                            offset += scores.num_characters
+        except SpecDecError:
+            return "", []
+        return text, steps
+
 
 def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
     """Return the request for a prompt, with this contender's gamma and schedule."""
@@ -81,6 +99,7 @@ def record_of(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: 
         rounds=tuple(_round(arrived_s, delta) for arrived_s, delta in deltas if delta.token_ids),
         text="".join(delta.text for _, delta in deltas),
         model_id=started.provenance.model_id,
+        num_cached_tokens=started.num_cached_tokens,
     )
 
 

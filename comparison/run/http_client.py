@@ -17,7 +17,7 @@ from httpx_sse import SSEError, aconnect_sse
 
 from comparison.plan.config import WorkloadConfig
 from comparison.plan.endpoint import Endpoint
-from comparison.run.client import CONNECT_TIMEOUT_S
+from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
 from comparison.run.record import RequestRecord, Round
 from grpc_comm.secured import AUTHORIZATION, watched_token
 from grpc_comm.watched import UnusableError
@@ -62,7 +62,7 @@ class _Answer:
     def __init__(self) -> None:
         self.chunks: list[_Chunk] = []
         self.num_tokens: int | None = None
-        self.num_prompt_tokens = 0
+        self.num_prompt_tokens = self.num_cached_tokens = 0
         self.is_complete = False
 
     def take(self, data: str, arrived_s: float) -> None:
@@ -79,12 +79,14 @@ class _Answer:
             text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
             num_tokens = None if usage.get("completion_tokens") is None else int(usage["completion_tokens"])
             num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
+            num_cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         except (ValueError, AttributeError, TypeError, OverflowError):
             raise HttpError("BAD_CHUNK", f"no chunk of an answer: {data[:MAX_SHOWN]}") from None
         if failure:
             raise HttpError("IN_STREAM", f"the stream broke off with {str(failure)[:MAX_SHOWN]}")
         self.num_tokens = self.num_tokens if num_tokens is None else num_tokens
         self.num_prompt_tokens = num_prompt_tokens or self.num_prompt_tokens
+        self.num_cached_tokens = num_cached_tokens or self.num_cached_tokens
         self.is_complete = self.is_complete or choice.get("finish_reason") is not None
         if text or (num_tokens and choice):
             self.chunks.append(_Chunk(arrived_s, str(text), num_tokens))
@@ -100,6 +102,7 @@ class _Answer:
             text="".join(chunk.text for chunk in self.chunks),
             model_id=model_id,
             is_estimated=self.num_tokens is None,
+            num_cached_tokens=self.num_cached_tokens,
         )
 
 
@@ -175,6 +178,20 @@ class HttpClient:
             code, message = exc.code, str(exc)
         message = f"endpoint {self._endpoint.name}: {message}"
         return RequestRecord(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
+
+    async def scored(self, prompt: str) -> tuple[str, list[Step]]:
+        """See `Client`."""
+        body = {**self._body(prompt, len(_DIALECTS) - 1), "stream": False, "logprobs": NUM_BEST}
+        try:
+            async with asyncio.timeout(self._workload.deadline_s):
+                answer = await self._http.post("completions", json=body, extensions=self._sni)
+            (choice,) = answer.raise_for_status().json()["choices"]
+            scores = choice["logprobs"]
+            chosen = zip(scores["tokens"], scores["token_logprobs"], strict=True)
+            columns = zip(scores["text_offset"], chosen, scores["top_logprobs"], strict=True)
+            return choice["text"], [Step(offset, (own, *best.items())) for offset, own, best in columns]
+        except (TimeoutError, httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+            return "", []
 
     async def _ask(self, prompt: str | Chat, dialect: int, answer: _Answer, sent_s: float) -> bool:
         """Return True after an answer, False if the server refused this dialect. An accepted dialect is kept."""

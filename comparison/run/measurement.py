@@ -15,12 +15,18 @@ from comparison.run.grpc_client import request_of
 from comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals
 from comparison.run.progress import Progress
 from comparison.run.record import RequestRecord
+from comparison.run.ties import with_margins
 from comparison.run.topologies import Deployment
 from inference.errors import SpecDecError, UnavailableError
 
 
-async def measure(config: ComparisonConfig, servers: Deployment, progress: Progress) -> list[Sample]:
+async def measure(
+    config: ComparisonConfig, servers: Deployment, progress: Progress, before: Sequence[Sample] = ()
+) -> list[Sample]:
     """Warm up, then run the whole grid. The warm-up's samples come first and serve only the check of tokens.
+
+    Args:
+        before: samples of servers that ran earlier, with which answers are compared.
 
     Raises:
         ConfigError: a prompt is too long for one of the servers; nothing was measured.
@@ -38,7 +44,7 @@ async def measure(config: ComparisonConfig, servers: Deployment, progress: Progr
             servers.set_rtt(cell.rtt_ms)
             samples.append(await measurement.run(cell, repeat, prompts[cell.kind]))
             progress.measured(samples[-1])
-    return samples
+        return await with_margins(config, clients, samples, before) if config.workload.near_tie else samples
 
 
 def _warm_up(config: ComparisonConfig) -> list[Cell]:

@@ -36,6 +36,7 @@ class RequestRecord:
         sent_s: time of sending, or the time due in an open loop, in seconds of a clock that all requests of the same
             run share.
         num_prompt_tokens: tokens of the prompt.
+        num_cached_tokens: tokens of the prompt that the server did not read, because it had kept them.
         token_ids: tokens of the answer; empty if the server sends text only.
         rounds: commits in order; the first includes the reading of the prompt.
         error_code: name of the gRPC status, HTTP status, or kind of failure; None if the request was answered.
@@ -44,6 +45,8 @@ class RequestRecord:
         model_id: server's fingerprint of everything that its tokens depend on; empty if it reports none.
         is_estimated: whether messages were counted, because the server does not count tokens.
         failed_s: seconds from sending to failure; 0 if the request was answered.
+        margin: difference in log-probability of the two tokens at which the answer parts from another server's; None if
+            it does not part, or if no server reports it.
     """
 
     prompt_index: int
@@ -57,6 +60,8 @@ class RequestRecord:
     model_id: str = ""
     is_estimated: bool = False
     failed_s: float = 0.0
+    num_cached_tokens: int = 0
+    margin: float | None = None
 
     @cached_property
     def stats(self) -> RequestStats:

@@ -185,7 +185,8 @@ async def deployment(config: ComparisonConfig) -> AsyncGenerator[Deployment, Non
 
 async def compile_models(config: ComparisonConfig) -> None:
     """Compile the models that the servers of a comparison load."""
-    async with AsyncExitStack() as stack:
-        running = Deployment(config)
-        await running.link(stack)
-        await running.compile()
+    for part in config.parts:
+        async with AsyncExitStack() as stack:
+            running = Deployment(part)
+            await running.link(stack)
+            await running.compile()

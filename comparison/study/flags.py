@@ -136,11 +136,10 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
 
 
 def _require_what_can_be_studied(config: ComparisonConfig) -> None:
-    """Raise ConfigError for settings that a study lacks: it needs all servers at once, closed loops, known drafts."""
+    """Raise ConfigError for settings that a study lacks: it needs closed loops and known drafts."""
     others = {
         "endpoint": config.endpoints,
         "request_rate": config.workload.request_rates,
-        "one_at_a_time": config.one_at_a_time,
         "llmperf": config.llmperf,
         "slo": config.workload.slo.limits,
         "compile only": config.backend.compile_policy == "only",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from comparison.plan.backend import AUTO
+from comparison.plan.backend import AUTO, NEURON, BackendConfig
 from comparison.plan.config import ComparisonConfig, Contender, Topology
 from inference.cli.models import NGRAM
 
@@ -26,7 +26,7 @@ _ADDRESSES = "Addresses are yours: --target_host of an edge draft, --attach of a
 def _roles(config: ComparisonConfig, contender: Contender | None) -> dict[str, Table]:
     target = str(config.target_model.resolve())
     backend = config.backend
-    on: Table = {} if backend.name == AUTO else {"backend": backend.name}
+    on = _backend_flags(backend)
     alone: Table = {"model": target, **on}
     if contender is None:
         return {"target": {**alone, "no-lookup": True}}
@@ -35,7 +35,8 @@ def _roles(config: ComparisonConfig, contender: Contender | None) -> dict[str, T
     draft, gamma = _draft(contender), contender.gamma or 0
     if contender.topology is Topology.FUSED:
         fixed = {"no-adaptive_gamma": True} if len(config.gammas) > 1 else {}  # as it was measured
-        return {"fused_target": {"target_model": target, "draft_model": draft, "gamma": gamma, **fixed, **on}}
+        length = gamma + backend.one_graph(draft)  # one graph counts the target's token too
+        return {"fused_target": {"target_model": target, "draft_model": draft, "gamma": length, **fixed, **on}}
     table: Table = {"model": draft, "gamma": gamma}
     table |= {"tokenizer": target} if draft == NGRAM else {}
     table |= {"backend": backend.draft_name} if backend.draft_name != AUTO and draft != NGRAM else {}
@@ -43,6 +44,14 @@ def _roles(config: ComparisonConfig, contender: Contender | None) -> dict[str, T
     table |= {"schedule": contender.schedule.value} if contender.schedule else {}
     table |= {} if contender.branches is None else {"branches": contender.branches}
     return {"target": alone, "draft": table}
+
+
+def _backend_flags(backend: BackendConfig) -> Table:
+    names = ["name"] if backend.name != AUTO else []
+    names += ["dtype", "tp_degree", "sequence_length", "neuron_config"] if backend.name == NEURON else []
+    flags = {"backend" if name == "name" else name: getattr(backend, name) for name in names}
+    flags |= {"device_sampling": True} if backend.device_sampling else {}
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _draft(contender: Contender) -> str:

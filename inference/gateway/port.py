@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grpc_comm.server import BACKLOG, PortTakenError, listener
 from grpc_comm.tls import ServerTls
@@ -54,7 +54,18 @@ class Probes:
             is_ready = self.is_ready and (self._is_healthy is None or await self._is_healthy())
             await _respond(send, 200 if is_ready else 503)
         else:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send if self.is_ready else _closing(send))
+
+
+def _closing(send: Send) -> Send:
+    """Return `send` with a header that ends the connection: the client's next request takes another one."""
+
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return closing
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:

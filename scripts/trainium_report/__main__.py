@@ -62,7 +62,10 @@ def _load(args: argparse.Namespace) -> list[str]:
 
 
 def _variants(args: argparse.Namespace) -> list[Variant]:
-    """Return both variants; flags that a role refuses end the program here, before the first server starts."""
+    """Return both variants; flags that a role refuses end the program here, before the first server starts.
+
+    Neither keeps prefixes: a fused graph cannot, and the warm-up sends a prompt that is measured later.
+    """
     shared = _configured(args.config, args)
     baseline = args.baseline_model or args.target_model
     alone = ("target", [*_configured(args.baseline_config or args.config, args), "--model", baseline, "--gamma", "0"])
@@ -79,7 +82,7 @@ def _files(args: argparse.Namespace) -> list[Path]:
 
 
 def _configured(files: Sequence[Path] | None, args: argparse.Namespace) -> list[str]:
-    return [*(f"--config={file}" for file in files or []), *args.server_flags]
+    return [*(f"--config={file}" for file in files or []), "--no-prefix_caching", *args.server_flags]
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -5,6 +5,7 @@ It holds only those environment variables that belong to Neuron and its compiler
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
@@ -27,9 +28,10 @@ TIMEOUT_S = 60
 
 
 def write_bundle(output: Path, variants: Sequence[Variant], configs: Sequence[Path]) -> Path:
-    """Write results.json and system.json into the folder, and pack it with the configuration files."""
+    """Write results.json, results.csv and system.json, and pack the folder with the configuration files."""
     cells = [cell for cells in by_kind(variants).values() for cell in cells]
     (output / "results.json").write_text(json.dumps(cells, indent=1) + "\n")
+    _write_csv(output / "results.csv", cells)
     (output / "system.json").write_text(json.dumps(_system(variants), indent=1) + "\n")
     bundle = output.with_name(f"{output.name}.tar.gz")
     with tarfile.open(bundle, "w:gz") as archive:
@@ -39,6 +41,25 @@ def write_bundle(output: Path, variants: Sequence[Variant], configs: Sequence[Pa
         for file in _manifests(variants):
             archive.add(file, f"{output.name}/compiled/{file.parent.name}.json")
     return bundle
+
+
+def _write_csv(file: Path, cells: Sequence[dict[str, Any]]) -> None:
+    """Write a row for each variant and kind of prompts; a distribution has a column for each of its figures."""
+    rows = [
+        {f"{name}_{part}" if part else name: value for name, each in cell.items() for part, value in _parts(each)}
+        for cell in cells
+    ]
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.DictWriter(opened, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """Return named figures, or the value itself; messages are in results.json alone."""
+    if isinstance(value, dict):
+        return list(value.items())
+    return [] if isinstance(value, list) else [("", value)]
 
 
 def _system(variants: Sequence[Variant]) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from comparison.report.service import values_of
 from scripts.trainium_report.variant import Variant
 
 SHOWN = ("p50", "p99")
-COUNTED = ("acceptance_rate", "num_completed_requests", "num_completed_requests_per_min", "number_errors")
+COUNTED = (
+    *("acceptance_rate", "mean_output_throughput_token_per_s"),
+    *("num_completed_requests", "num_completed_requests_per_min", "number_errors"),
+)
 
 
 def report(variants: Sequence[Variant], failure: str | None) -> str:

@@ -30,6 +30,8 @@ FOREIGN = {
     "pip",
     "env",
     "serve",
+    "umask",
+    ".",
 }
 
 

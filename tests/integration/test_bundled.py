@@ -15,7 +15,7 @@ from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 from inference.request import SamplingParams
 from inference.serving.processes import free_port, server_process
 from inference.workers.completion import CompletionRequest
-from tests.support.servers import complete_all, draft_server, fused_server, run_command
+from tests.support.servers import complete_all, draft_server, fused_server, run_command, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -94,6 +94,19 @@ async def test_the_minimal_example_gives_a_servers_tokens(temperature: float) ->
         end = tokenizer.eos_token_id
         own = minimal.generate(draft, target, token_ids, num_tokens=MAX_NEW_TOKENS, gamma=3, end=end)
         assert own == answer.token_ids
+
+
+async def test_the_wire_examples_give_equal_texts() -> None:
+    """A client and a draft worker with grpcio and the .proto alone: a reader in another language begins with them."""
+    prompt = "one two three one two three one two"
+    async with target_server(BUNDLED_TARGET) as server:
+        client, worker = [
+            await run_command(server.address, prompt, program=f"examples/{name}.py")
+            for name in ("client", "draft_worker")
+        ]
+    assert client.stdout == worker.stdout
+    assert len(client.stdout) > 30
+    assert "accepted draft tokens" in worker.stderr
 
 
 async def test_the_pair_is_as_small_as_promised() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 from comparison.plan.config import Contender, Topology
 from comparison.plan.grid import Cell, Sample
 from comparison.run.record import RequestRecord
+from scripts.trainium_report.bundle import write_bundle
 from scripts.trainium_report.tables import by_kind, report
 from scripts.trainium_report.variant import Variant
 from tests.support.samples import record
@@ -30,6 +33,7 @@ def test_failed_requests_are_counted_and_not_measured() -> None:
     assert [cell["acceptance_rate"] for cell in cells] == [None, 2 / 3]
     text = report([alone, pair], None)
     assert "| number_errors | 0 |  | 1 |  |  |" in text
+    assert "| mean_output_throughput_token_per_s | " in text
     assert "| ttft_s | 0.02 | 0.02 | 0.03 | 0.03 | 1.5 |" in text
     assert "Equal answers: 2 of 2." in text
 
@@ -45,3 +49,12 @@ def test_a_server_that_did_not_start_leaves_a_page() -> None:
     text = report([variant(TARGET), Variant("with", "fused_target", ())], "no device")
     assert "(did not start)" in text
     assert "    no device" in text
+
+
+def test_all_figures_are_rows_for_a_spreadsheet(tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    write_bundle(tmp_path / "report", [variant(TARGET), variant(FUSED, FAILED)], [])
+    with (tmp_path / "report" / "results.csv").open(newline="") as file:
+        alone, pair = csv.DictReader(file)
+    assert (alone["variant"], alone["kind"], float(alone["ttft_s_p50"])) == (TARGET.name, "kind", 0.02)
+    assert (pair["error_code_frequency_UNAVAILABLE"], alone["error_code_frequency_UNAVAILABLE"]) == ("1", "")

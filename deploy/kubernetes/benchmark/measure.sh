@@ -1,6 +1,6 @@
 #!/bin/sh
 # Measure all $ENDPOINTS on every test case of $CASES, and publish. Arguments are compare_architectures.py's; its exit code
-# counts after what it measured is published, since a bfloat16 pair may differ in a near-tie.
+# counts after what it measured is published: failed requests, and answers that differ by more than a near-tie.
 set -u
 results=${RESULTS:-/results}
 for endpoint in $ENDPOINTS; do set -- "$@" "--endpoint=$endpoint"; done

@@ -35,6 +35,8 @@ class Sink(Protocol):
 class TextSink:
     """Output as text: the prompt, its continuation as it streams, and a line of figures."""
 
+    _num_ended = 0
+
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
 
@@ -47,19 +49,23 @@ class TextSink:
         sys.stdout.flush()
 
     def end(self, result: Result) -> None:
+        self._num_ended += 1
         if result.error is not None:
             print(flush=True)  # ends the line that has begun
             print(f"--- failed: {result.prompt!r}: {result.error}", file=sys.stderr, flush=True)
             return
         stats = result.stats
-        parts = [f"{stats.num_output_tokens} tokens", f"{stats.tokens_per_s:.1f} tokens/s"]
+        parts = [
+            f"{stats.num_output_tokens} tokens in {stats.end_to_end_s:.2f} s",
+            f"{stats.tokens_per_s:.1f} tokens/s",
+        ]
         if stats.acceptance_rate is not None:
             looked_up = {source for source, _ in stats.by_source} == {"lookup"}
             parts.append(f"acceptance {stats.acceptance_rate:.2f}{' of what was looked up' if looked_up else ''}")
         parts.append(f"finish {result.finish_reason.value if result.finish_reason else '?'}")
         if not self._sampling.greedy:
             parts.append(f"seed {result.seed}")
-        print(f"\n--- {', '.join(parts)}", flush=True)
+        print(f"\n--- {self._num_ended}: {', '.join(parts)}", flush=True)
 
 
 class TokenSink(TextSink):

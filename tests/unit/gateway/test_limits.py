@@ -390,6 +390,17 @@ async def test_probes_tell_a_restart_from_a_pause() -> None:
         assert await probes() == [200, 200, 200, 200]
 
 
+async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
+    """The story: clients with a pool kept their connections to a gateway that drained, until it closed them, and
+    lost the requests that were under way to it just then."""
+    body = {"prompt": "a"}
+    async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        assert "connection" not in (await client.post("/v1/completions", json=body)).headers
+        front.report(ready=False)
+        answer = await client.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+
+
 async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: 128 choices ran on past a reader that stood still, and their events took 0.8 GB."""
     monkeypatch.setattr(requests, "MAX_UNREAD", 10)

@@ -156,6 +156,7 @@ def fused_compilation(
     """Return a fused pair's compilation: one graph for both models' prompts, one that drafts and verifies."""
     base, neuron_config = _prepare(target, model_config, arguments)
     draft_config = _inference_config(base, _draft_of(neuron_config, draft, arguments), draft.path)
+    _check_fused_qkv(arguments, "draft_model_modules_to_not_convert", draft_config.num_hidden_layers)
     nxdi_config = _inference_config(base, neuron_config, target.path)
     pair = load_module(f"{MODELS}.config").FusedSpecNeuronConfig
     nxdi_config.fused_spec_config = pair(base._model_cls, draft_config=draft_config, draft_model_path=str(draft.path))
@@ -169,6 +170,7 @@ def fused_compilation(
 def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> tuple[Any, Any]:
     """Return NxDI's class of the model, and its NeuronConfig."""
     _check_quantization(arguments)
+    _check_fused_qkv(arguments, "modules_to_not_convert", model_config.num_hidden_layers)
     require_nxdi()
     base = _base_class(model_config)
     config_class = base.get_config_cls().get_neuron_config_cls()
@@ -253,6 +255,19 @@ def _quantization_faults(arguments: dict[str, Any], *, dtype: str, kind: str) ->
         yield f"quantization_dtype {dtype}: NxDI cannot shard its scales with quantization_type {kind}: {remedy}"
     if arguments.get("enable_fused_speculation") and not arguments.get("draft_model_modules_to_not_convert"):
         yield "a quantized pair needs draft_model_modules_to_not_convert, all of the draft's, which is not quantized"
+
+
+def _check_fused_qkv(arguments: dict[str, Any], parameter: str, num_layers: int) -> None:
+    """Refuse a list that leaves out a layer's attention other than by its name.
+
+    NxDI's models take each entry for a part of a name, its reader of checkpoints for the whole name. It ends with a
+    KeyError, after hours of compiling.
+    """
+    entries = arguments.get(parameter) or ()
+    for name in (f"layers.{layer}.self_attn" for layer in range(num_layers)):
+        is_left_out = any(entry in f"{name}.qkv_proj.Wqkv" for entry in entries)
+        if arguments.get("quantized") and arguments.get("fused_qkv") and is_left_out and name not in entries:
+            raise ConfigError(f"neuron_config: {parameter} with fused_qkv: NxDI needs {name} by this whole name")
 
 
 def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]) -> None:

@@ -380,3 +380,23 @@ async def test_a_broken_rule_is_noticed(
     mutant(monkeypatch)
     wanted = requests(6, seed=4, sampled=False)
     await assert_noticed(lambda: engine(load_greedy(models.target, models.related)), wanted, models.target, caplog)
+
+
+TREES = {
+    "two chains": {"0": ["1", "2"], "1": ["3"], "2": ["4"]},
+    "wide and deep": {"0": ["1", "2", "3"], "1": ["4", "5"], "4": ["6"]},
+}
+
+
+@pytest.mark.usefixtures("on_real")
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+async def test_a_token_tree_gives_the_target_s_tokens(
+    models: ModelDirectories, tmp_path: Path, tree: dict[str, list[str]]
+) -> None:
+    """From end to end: the draft grows it, the target verifies all of its paths in one pass."""
+    draft = save_eagle_draft(tmp_path / "draft", "eagle")
+    width = 1 + sum(map(len, tree.values()))
+    decoder = load(models.target, draft, method="eagle", width=width, overrides={"token_tree_config": tree})
+    wanted = requests(6, seed=4, sampled=False)
+    answers = await generate_all(TargetEngine(decoder, EngineLimits(gamma=width)), wanted)
+    assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)

@@ -86,6 +86,15 @@ def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
     assert (e4m3(halved).double() * 2 - e4m3(FINITE).double()).abs().max() == 2**-9
 
 
+def test_no_value_is_farther_from_the_public_one_than_by_awss_script() -> None:
+    """NxD's README divides by 448/240 and rounds every value; a half rounds only values near 0."""
+    public, factor = e4m3(FINITE).double(), 448 / 240
+    ours = e4m3(FINITE.translate(HALVED)).double() * 2
+    awss = (e4m3(FINITE).bfloat16() / factor).to(torch.float8_e4m3fn).double() * factor
+    assert ((ours - public).abs() <= (awss - public).abs() + 2**-9).all()
+    assert (ours - public).abs().sum() < (awss - public).abs().sum() / 100
+
+
 def test_twice_a_value_is_exact_or_nan() -> None:
     doubled, twice = e4m3(FINITE.translate(DOUBLED)).double(), e4m3(FINITE).double() * 2
     is_in_range = twice.abs() <= 448

@@ -16,7 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from comparison.plan.backend import BackendConfig
-from comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from comparison.plan.config import ALONE, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from comparison.plan.datasets import Conversation
 from comparison.plan.grid import Sample
 from comparison.report.chart_style import save
@@ -281,6 +281,17 @@ def test_widely_differing_runs_mean_busy(tmp_path: Path) -> None:
 def slowed(sample: Sample, factor: float) -> list[RequestRecord]:
     contender, rtt_ms = sample.cell.contender, sample.cell.rtt_ms
     return [record(contender, rtt_ms=rtt_ms, prompt_index=it.prompt_index, slowdown=factor) for it in sample.records]
+
+
+def test_prompts_that_one_server_had_kept_are_named(tmp_path: Path) -> None:
+    """The story: the baseline went on from kept prefixes, a fused graph cannot, and TTFTs stood side by side."""
+    measured = samples(config(tmp_path))
+    kept = [replace(it, records=tuple(replace(each, num_cached_tokens=3) for each in it.records)) for it in measured]
+    assert findings(config(tmp_path), kept).warnings == []
+    alike = [each if each.cell.contender == ALONE else old for old, each in zip(measured, kept, strict=True)]
+    (warning,) = findings(config(tmp_path), alike).warnings
+    assert warning.startswith("target had kept up to 75% of its prompts' tokens, fused (draft draft, gamma 3) 0%")
+    assert "--no-prefix_caching" in warning
 
 
 def test_whose_requests_failed_is_said_beside_the_speed(tmp_path: Path) -> None:

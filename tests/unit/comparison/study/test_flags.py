@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from comparison.plan.config import ALONE, LOOKUP, Contender, Topology
-from comparison.study.app import comparison_of
 from comparison.study.flags import AS_JSON, StudyConfig, parse_study
+from comparison.study.laboratory import comparison_of
 from comparison.study.space import Group
 from inference.errors import ConfigError
 from inference.request import GrammarKind
@@ -51,7 +51,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
         (["--max_new_tokens", ","], "max_new_tokens 0 is below 2"),
         (["--json_schema", "nowhere.json"], "grammar file nowhere.json cannot be read"),
         (["--endpoint", "a=grpc://h:1", "--rtt_ms", "0"], "endpoint: for a comparison, not for a study"),
-        (["--request_rate", "2", "--one_at_a_time"], "request_rate, one_at_a_time: for a comparison"),
+        (["--request_rate", "2", "--llmperf"], "request_rate, llmperf: for a comparison"),
         (["--llmperf"], "llmperf: for a comparison"),
     ],
 )

@@ -1,0 +1,71 @@
+"""Margins of the tokens at which answers part: a server is asked again, for the log-probabilities of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from comparison.plan.config import ComparisonConfig, Contender
+from comparison.plan.grid import Sample
+from comparison.report.agreement import Pair, first_difference, pairs
+from comparison.run.client import Step
+from comparison.run.connections import Clients
+
+
+async def with_margins(
+    config: ComparisonConfig, clients: Clients, samples: Sequence[Sample], before: Sequence[Sample] = ()
+) -> list[Sample]:
+    """Return the samples, with a margin in every record that parts from its reference where one can be found.
+
+    Args:
+        before: earlier samples; the first answers are among them.
+    """
+    asking = _Asking(config, clients)
+    margins = {
+        id(pair.record): await asking.margin(pair)
+        for pair in pairs([*before, *samples], equal_weights=config.trusts_weights)
+        if pair.parting is not None and pair.sample.cell.contender in clients
+    }
+    return [
+        replace(sample, records=tuple(replace(record, margin=margins.get(id(record))) for record in sample.records))
+        for sample in samples
+    ]
+
+
+class _Asking:
+    """Questions to the servers of a comparison, each prompt once per server."""
+
+    def __init__(self, config: ComparisonConfig, clients: Clients) -> None:
+        self._prompts = {each.kind: each.prompts for each in config.workload.prompt_sets}
+        self._clients = clients
+        self._answers: dict[tuple[Contender, str], tuple[str, list[Step]]] = {}
+
+    async def margin(self, pair: Pair) -> float | None:
+        """Return the margin by the reference, or else by the server that parted from it; None for conversations."""
+        prompts = self._prompts[pair.sample.cell.kind]
+        both = [it.cell.contender for it in (pair.reference, pair.sample) if it.cell.contender in self._clients]
+        for contender in both if all(isinstance(it, str) for it in prompts) else ():
+            key = contender, str(prompts[pair.record.prompt_index])
+            if key not in self._answers:
+                self._answers[key] = await self._clients[key[0]].scored(key[1])
+            if (margin := margin_of(*self._answers[key], pair.expected.text, pair.record.text)) is not None:
+                return margin
+        return None
+
+
+def margin_of(text: str, steps: Sequence[Step], expected: str, actual: str) -> float | None:
+    """Return the difference in log-probability of the tokens at which two answers part.
+
+    Args:
+        text, steps: a server's new answer to the same prompt; it must go on as one of the two answers does.
+    """
+    parting = first_difference(expected, actual)
+    step = next((step for step in reversed(steps) if parting and step.offset <= parting[0]), None)
+    if step is None or text[: step.offset] != expected[: step.offset]:
+        return None
+    (own, logprob), *others = step.best
+    rests = [rest for rest in (expected[step.offset :], actual[step.offset :]) if not rest.startswith(own)]
+    if not own or len(rests) != 1:
+        return None
+    found = [other for name, other in others if name and rests[0].startswith(name)]
+    return abs(logprob - max(found)) if found else None

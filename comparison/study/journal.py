@@ -1,0 +1,64 @@
+"""Journal of a study whose servers run one at a time: finished trials in a file, so that the study can be resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from comparison.plan.config import Contender, Topology
+from comparison.report.summary import Spread
+from comparison.study.advice import Trial
+from comparison.study.space import Place
+from inference.request import Schedule
+
+FILE = "trials.jsonl"
+_FREE = ("gamma", "draft_models", "budget", "anyway", "price_per_hour", "output")
+"""Settings that may change between an interrupted study and the one that goes on."""
+
+
+class Journal:
+    """Finished trials of a study and differences between answers.
+
+    Args:
+        file: a line for the settings, then one for each trial; trials of other settings are removed.
+        asked: all flags in the format of a --config file.
+    """
+
+    def __init__(self, file: Path, asked: str) -> None:
+        self._file = file
+        settings = json.dumps([line for line in asked.splitlines() if line.partition(" =")[0] not in _FREE])
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        before, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]  # a line without an end was cut off
+        lines = lines if before == settings else []
+        file.write_text("\n".join([settings, *lines, ""]), encoding="utf-8")
+        done = [json.loads(line) for line in lines]
+        self.trials = {(trial.place, trial.contender): trial for trial in (_trial(each["trial"]) for each in done)}
+        self.differences = [difference for each in done for difference in each["differences"]]
+
+    def add(self, trial: Trial, differences: Sequence[str]) -> None:
+        """Write a finished trial."""
+        schedule = trial.contender.schedule
+        contender = {
+            **asdict(trial.contender),
+            "topology": trial.contender.topology.value,
+            "schedule": schedule and schedule.value,
+        }
+        line = json.dumps({"trial": {**asdict(trial), "contender": contender}, "differences": list(differences)})
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self.trials[trial.place, trial.contender] = trial
+        self.differences += differences
+
+    def close(self) -> None:
+        """Remove the file, since nothing is left to do: another study starts from the beginning."""
+        self._file.unlink(missing_ok=True)
+
+
+def _trial(values: dict[str, Any]) -> Trial:
+    contender, schedule = values["contender"], values["contender"]["schedule"]
+    contender |= {"topology": Topology(contender["topology"]), "schedule": schedule and Schedule(schedule)}
+    read = {"place": Place(**values["place"]), "contender": Contender(**contender)}
+    return Trial(**{**values, **read, "speedup": Spread(**values["speedup"])})

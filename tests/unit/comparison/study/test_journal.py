@@ -1,0 +1,127 @@
+"""A study whose servers run one at a time: each is started once, and an interrupted study goes on where it was."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from comparison.plan.backend import BackendConfig
+from comparison.plan.config import ALONE, ComparisonConfig, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from comparison.plan.grid import Sample
+from comparison.study import sweep
+from comparison.study.app import conduct_study
+from comparison.study.flags import StudyConfig, parse_study
+from comparison.study.journal import FILE
+from inference.errors import UnavailableError
+from tests.support.samples import config, model_directory, samples
+
+PROMPTS = (PromptSet("structured", ("1 2 3",)), PromptSet("open_ended", ("It was",)))
+
+
+class Servers:
+    """Stand-in of servers: notes what was started, with which lengths, and fails at one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[tuple[str, int | None]] = []
+        self.broken: int | None = None
+        monkeypatch.setattr(sweep, "deployment", self.deployment)
+        monkeypatch.setattr(sweep, "measure", self.measure)
+
+    @asynccontextmanager
+    async def deployment(self, part: ComparisonConfig) -> AsyncGenerator[ComparisonConfig]:
+        (contender, *_) = part.chosen
+        self.started.append((contender.draft_name, contender.gamma))
+        assert part.gammas == ((contender.gamma,) if contender.topology is Topology.FUSED else (6, 4, 5))
+        if self.broken is not None and contender.gamma == self.broken:
+            raise UnavailableError("the compiler was killed")
+        yield part
+
+    async def measure(self, part: ComparisonConfig, *_: Any) -> list[Sample]:
+        return samples(part)
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+    return Servers(monkeypatch)
+
+
+def study(folder: Path, **changes: Any) -> StudyConfig:
+    """Two drafts and three lengths of one graph, at one place."""
+    folder.mkdir(exist_ok=True)
+    (folder / "report").mkdir(exist_ok=True)
+    drafts = tuple(str(model_directory(folder, name)) for name in ("small", "large"))
+    settings: dict[str, Any] = {
+        "draft_models": drafts,
+        "topologies": (Topology.TARGET, Topology.FUSED),
+        "gammas": (6, 4, 5),
+        "network": NetworkConfig((0.0,)),
+        "workload": WorkloadConfig(PROMPTS, num_runs=1, max_new_tokens=12),
+        "backend": BackendConfig(name="neuron"),
+        "one_at_a_time": True,
+        "asked": 'budget = "10m"\ntemperature = 0\n',
+    }
+    comparison = config(folder, **{**settings, **changes})
+    flags = ["--temperature", "0", "--rtt_ms", "0", "--max_new_tokens", "12", "--concurrency", "1"]
+    parsed = parse_study([*flags, "--topologies", "target,fused"])
+    fused = [contender for contender in comparison.contenders if contender != ALONE]
+    place = {**parsed.space.conditions, "kind": ("structured", "open_ended")}
+    return replace(
+        parsed, comparison=comparison, space=replace(parsed.space, contenders=tuple(fused), conditions=place)
+    )
+
+
+async def conducted(config: StudyConfig) -> list[tuple[str, int | None]]:
+    """Draft and length of every trial, each of which is at both kinds of prompts."""
+    trials = (await conduct_study(config, Console(file=io.StringIO()))).evidence.trials
+    assert [trial.place.kind for trial in trials] == ["structured", "open_ended"] * (len(trials) // 2)
+    return [(trial.contender.draft_name, trial.contender.gamma) for trial in trials[::2]]
+
+
+async def test_every_graph_is_served_once_and_the_target_alone_once(servers: Servers, tmp_path: Path) -> None:
+    found = await conducted(study(tmp_path))
+    assert servers.started == [("-", None), *found]  # each at both kinds of prompts
+    assert found == [(draft, gamma) for draft in ("small", "large") for gamma in (6, 4, 5)]
+    assert not (tmp_path / "report" / FILE).exists()
+
+
+async def test_an_interrupted_study_goes_on(servers: Servers, tmp_path: Path) -> None:
+    """It is the same study, though a length that cannot be compiled is no longer asked for."""
+    servers.broken = 5
+    with pytest.raises(UnavailableError, match="the compiler was killed"):
+        await conducted(study(tmp_path))
+    done, servers.started = servers.started[1:-1], []
+    with (tmp_path / "report" / FILE).open("a") as file:
+        file.write('{"trial": {"pla')  # the machine lost its power while this was written
+    again = replace(
+        study(tmp_path), comparison=replace(study(tmp_path).comparison, asked='budget = "9h"\ntemperature = 0\n')
+    )
+    without = tuple(contender for contender in again.space.contenders if contender.gamma != 5)
+    found = await conducted(replace(again, space=replace(again.space, contenders=without)))
+    assert (done, found[:2]) == ([("small", 6), ("small", 4)], done)
+    assert servers.started == [("-", None), ("large", 6), ("large", 4)]
+    assert found[2:] == servers.started[1:]
+
+
+async def test_no_server_starts_for_a_trial_that_the_budget_does_not_allow(servers: Servers, tmp_path: Path) -> None:
+    hasty = replace(study(tmp_path), budget_s=0.0)
+    done = await conduct_study(hasty, Console(file=io.StringIO()))
+    assert len(servers.started) <= 2
+    assert len(done.evidence.skipped) + len(done.evidence.trials) == 12
+    assert len(await conducted(study(tmp_path))) == 6  # with time for the others
+    assert not (tmp_path / "report" / FILE).exists()
+
+
+async def test_trials_of_another_study_are_no_part_of_this_one(servers: Servers, tmp_path: Path) -> None:
+    servers.broken = 5
+    with pytest.raises(UnavailableError):
+        await conducted(study(tmp_path))
+    servers.broken, servers.started = None, []
+    found = await conducted(study(tmp_path, asked="temperature = 0\nnum_runs = 7\n"))
+    assert servers.started == [("-", None), *found]
