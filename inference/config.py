@@ -119,7 +119,8 @@ class NeuronOptions(Checked):
         tp_degree: logical NeuronCores that a model is sharded over.
         gamma: draft tokens that a compiled verification pass has room for; 0 compiles none, as for a draft.
         method: one of SPECULATION_METHODS.
-        overrides: further parameters of NxDI's NeuronConfig, as a JSON object; several are merged.
+        overrides: further parameters of NxDI's NeuronConfig, as a JSON object, with underscores or dashes in names;
+            several are merged.
         artifacts: folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache).
         cores: NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all).
         device_sampling: let the device choose tokens where the host could (fused, or a target alone): less traffic,

@@ -30,6 +30,7 @@ LOADERS = {
 DECODER_LOADERS = {"neuron": ("inference.backends.neuron.decoders.fused", "load_fused_decoder")}
 # name -> module and the function that compiles ahead of time, (target or None, draft or None) -> None
 COMPILERS = {"neuron": ("inference.backends.neuron.decoders.fused", "compile_models")}
+DEVICES = Path("/dev")
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 """Backends that never copy a slot: their drafts have no branches, and need no slots for them."""
 AUTO = "auto"
@@ -113,6 +114,9 @@ def rescale_fp8(model: Path, output: Path) -> Iterator[str]:
 
 
 def _load_fastest(config: ModelConfig) -> Backend:
+    if config.device == "auto" and any(DEVICES.glob("neuron[0-9]*")):
+        unused = "model %s: this machine has Neuron devices, and they stay idle: only --backend neuron uses them"
+        logger.warning(unused, config.name)
     if config.dtype == "int8":
         return _load("onnx", config)
     if config.device == "auto" and _has_cuda():

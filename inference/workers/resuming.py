@@ -141,6 +141,7 @@ class Resuming(Generic[EventT]):
                         async for event in events:
                             if isinstance(event, Commit) and event.token_ids:
                                 self._progressed()
+                                replica.num_tokens += len(event.token_ids)
                             if self._progress.take(event):
                                 yield event
             except RESUMABLE as exc:

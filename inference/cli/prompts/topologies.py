@@ -13,7 +13,7 @@ from inference.cli.prompts.output import JsonSink, Sink, TextSink, TokenSink, pr
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.source import PromptJob
 from inference.commit import Delta
-from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
+from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.errors import CapacityError, SpecDecError
 from inference.observe.profile import Profile
 from inference.observe.stats import RequestStats
@@ -46,8 +46,8 @@ async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:
         return await _complete(job, FailoverCompleter(fleet, connection), TextSink(job.template.sampling))
 
 
-async def run_alone(job: PromptJob, model: ModelConfig) -> int:
-    """Complete prompts with one model of this process; return the exit code."""
+async def run_alone(job: PromptJob, model: ModelConfig | FusedConfig) -> int:
+    """Complete prompts with a model, or a pair, of this process; return the exit code."""
     async with target_engine(model, max_waiting=len(job.prompts), lookup=False) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         with timeline(job.observe, running.engine):

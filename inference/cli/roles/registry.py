@@ -52,6 +52,7 @@ ROLES = {
     "rescale_fp8": Role("Make a public fp8 checkpoint one for Neuron.", rescale_fp8.RescaleSettings, rescale_fp8.run),
     "token": Role("Make a token for the auth file of servers.", token.TokenSettings, token.run),
     "verify_target": Role("Run the target alone, here.", alone.VerifyTargetSettings, alone.run),
+    "verify_fused": Role("Run both models in one process, here.", alone.VerifyFusedSettings, alone.run_fused),
     "verify_draft": Role("Run the draft alone, here.", alone.VerifyDraftSettings, alone.run),
 }
 

@@ -40,6 +40,20 @@ def test_auto_is_torch_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert asked == ["torch"]
 
 
+@pytest.mark.parametrize(("backend", "is_told"), [("auto", True), ("torch", False)])
+def test_idle_neuron_devices_are_named(
+    backend: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The story: without --backend neuron, an 8B model on a Trainium instance was computed by its CPU, in silence."""
+    path = save_tiny_model(tmp_path, "llama")
+    load_backend(config_for(path))
+    assert "Neuron" not in caplog.text
+    (tmp_path / "neuron0").touch()
+    monkeypatch.setattr(registry, "DEVICES", tmp_path)
+    load_backend(replace(config_for(path), backend=backend))
+    assert ("this machine has Neuron devices, and they stay idle" in caplog.text) == is_told
+
+
 def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.LOADERS, "onnx", ("no_such_package", "load"))
     path = save_tiny_model(tmp_path, "llama")

@@ -37,6 +37,10 @@ FLAGS = {
     ),
     "fused_client": (ASKING | COMMON | {"--target_host", "--port", "--gamma", "--seed"}, {"--model", "--device"}),
     "verify_target": (MODEL | ASKING | COMMON | {"--model", "--seed"}, LISTENING | {"--port", "--gamma"}),
+    "verify_fused": (
+        MODEL | ASKING | COMMON | {"--target_model", "--draft_model", "--gamma", "--seed"},
+        LISTENING | {"--port"},
+    ),
     "verify_draft": (MODEL | ASKING | COMMON | {"--model", "--seed"}, LISTENING | {"--port", "--gamma"}),
 }
 

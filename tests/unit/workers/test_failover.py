@@ -22,6 +22,7 @@ from inference.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from inference.observe.metrics import Metrics
 from inference.request import UNKNOWN, Provenance
 from inference.scheduling import retry_budget
 from inference.scheduling.retry_budget import SIZE
@@ -295,3 +296,18 @@ async def test_a_new_request_waits_for_a_recent_server() -> None:
         assert not asking.done()
         await only.rise()
         assert await asking == WHOLE
+
+
+async def test_each_server_has_its_own_sums() -> None:
+    """The story: a gateway's figures were those of all replicas together, so that a slow or failing one had no name."""
+    metrics = Metrics("tiny", role="gateway")
+    async with places(Counting(), Counting()) as (completer, (first, second)):
+        metrics.watch_upstream(lambda: completer._fleet.replicas)
+        first.completer.refusal = InternalError("broken")
+        assert await answer(completer) == WHOLE
+        found = metrics.exposition().decode()
+    for name, values in {"requests": (1, 1), "failures": (1, 0), "tokens": (0, NUM_TOKENS)}.items():
+        for place, value in zip((first, second), values, strict=True):
+            series = f'specdec_upstream_{name}_total{{model_name="tiny",server="{place.address}"}} {float(value)}'
+            assert series in found
+    assert f'specdec_upstream_seconds_total{{model_name="tiny",server="{second.address}"}}' in found
