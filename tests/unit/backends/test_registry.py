@@ -13,7 +13,7 @@ from inference.backends.onnx.backend import OnnxBackend
 from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
-from inference.errors import ConfigError, RoomError
+from inference.errors import ConfigError
 from tests.support.families_page import PAGE, page
 from tests.support.models import save_tiny_model
 
@@ -82,9 +82,9 @@ def test_what_no_backend_can_is_refused_at_once(
         raise MemoryError(f"no {num_bytes} bytes")
 
     monkeypatch.setattr(slots, "lazy_zeros", no_memory)
-    config = replace(config_for(save_tiny_model(tmp_path, "llama")), **fields)  # type: ignore[arg-type]
-    with pytest.raises(RoomError, match=r"sequence_length 100000 is above|4096 slots of 64 positions do not fit"):
-        load_backend(config)
+    config = config_for(save_tiny_model(tmp_path, "llama"))
+    with pytest.raises(ConfigError, match=r"sequence_length 100000 is above|4096 slots of 64 positions do not fit"):
+        load_backend(replace(config, **fields))  # type: ignore[arg-type]
     assert not [record for record in caplog.records if "torch" in record.getMessage()]
 
 
