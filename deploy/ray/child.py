@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import subprocess
 import sys
@@ -20,8 +21,8 @@ from inference.workers.dialling import credentials_of
 
 CALL_S = 10.0
 """Timeout of a call to the child, in seconds."""
-
-
+PROBE_S = 5.0
+"""Timeout of a probe, in seconds."""
 DRAIN_S = 40.0
 """Seconds that the child may take to end, with room for a `--grace_s` of 30 s."""
 
@@ -36,7 +37,8 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, Any], security: DialSecurity) -> None:
         self._process = process
         self.ports: dict[str, int] = ready["ports"]
-        self.address = address(ready["host"], self.ports["grpc"]) if "grpc" in self.ports else None
+        self._host: str = ready["host"]
+        self.address = address(self._host, self.ports["grpc"]) if "grpc" in self.ports else None
         self._channel = None if self.address is None else open_channel(self.address, credentials_of(security))
 
     @classmethod
@@ -46,7 +48,8 @@ class Child:
         Raises:
             ChildEndedError: it ended first; the supervisor's log, which it shares, has the reason.
         """
-        words = [sys.executable, str(ROOT / "main.py"), "--role", role, *flags, "--lifeline", "stdin", "--ready_json"]
+        words = [sys.executable, str(ROOT / "main.py"), "--role", role, "--probe_port", "0", *flags]
+        words += ["--lifeline", "stdin", "--ready_json"]
         pipe = subprocess.PIPE  # no preexec_fn, and so no fork() under gRPC's threads
         process = await asyncio.to_thread(subprocess.Popen[bytes], words, stdin=pipe, stdout=pipe)
         assert process.stdout is not None
@@ -60,9 +63,31 @@ class Child:
             process.kill()
             raise
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def ended(self) -> int:
         """Wait for its end; return its exit code."""
         return await asyncio.to_thread(self._process.wait)
+
+    async def is_alive(self) -> bool:
+        """Return whether its probe says that it is alive; False as well if no answer comes in `PROBE_S`."""
+        return await asyncio.to_thread(self._probe)
+
+    def _probe(self) -> bool:
+        connection = http.client.HTTPConnection(self._host, self.ports["probes"], timeout=PROBE_S)
+        try:
+            connection.request("GET", "/livez")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def kill(self) -> None:
+        """End it at once, as it does not answer; `ended` returns."""
+        self._process.kill()
 
     async def load(self) -> pb.GetLoadResponse:
         """Return how busy it is.
@@ -92,5 +117,7 @@ class Child:
             self._process.kill()
             return await self.ended()
         finally:
+            assert self._process.stdout is not None
+            self._process.stdout.close()
             if self._channel is not None:
                 await self._channel.close()

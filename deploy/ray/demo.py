@@ -1,7 +1,8 @@
 """Demo of a Ray cluster on one machine, with figures: load, a killed node, from one target to three and back.
 
-Run by `make ray-demo`. Every answer is compared with the one that the first target gave undisturbed. This script
-starts Ray's processes in a folder and with a token of their own, and ends them.
+Run by `make ray-demo`, on Linux, where each node has a loopback address of its own, as on a machine of its own. Every
+answer is compared with the one that the first target gave undisturbed. This script starts Ray's processes in a folder
+and with a token of their own, and ends them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,13 +31,14 @@ from rich.table import Table
 from inference.config import ROOT
 from inference.serving.processes import free_port
 
-NUM_NODES = 3
+NUM_NODES, NUM_GATEWAYS = 3, 2
 NUM_TOKENS = 300
 NUM_SLOTS, CROWD = 5, 10
 """Slots of a target, and number of concurrent clients: they fill two targets, which is more than `scaling.FULL`."""
 PROMPTS = ("1, 2, 3,", "Once upon a time", "The little dog", "and the wind", "One day, Lily", "The sun")
 PATIENCE_S = 120.0
 WORKER = {"num_cpus": 0.1, "resources": {"target": 1}}
+EDGE = {"num_cpus": 0.1, "resources": {"edge": 0.1}}
 HEAD = {"num_cpus": 0.1, "resources": {"node:__internal_head__": 0.001}}
 AUTOSCALING = {
     "min_replicas": 1,
@@ -49,42 +51,43 @@ AUTOSCALING = {
 }
 
 
-def _here(flags: list[str]) -> dict[str, Any]:
-    return {"flags": flags, "host": "127.0.0.1"}
-
-
 class Town:
-    """Ray cluster, with the gateway's port. Every node but the head has room for one target."""
+    """Ray cluster. Every node but the head has room for one target and one gateway, whose port is the same on all."""
 
     def __init__(self, cluster: Any, folder: str) -> None:
         self._cluster = cluster
         self.folder = folder
-        self.port = free_port()
+        self._port = free_port()
+        self.gateways: list[str] = []
 
     def add_node(self) -> None:
-        self._cluster.add_node(num_cpus=2, resources={"target": 1})
+        host = f"127.0.0.{2 + len(self.gateways)}"
+        self._cluster.add_node(num_cpus=2, resources={"target": 1, "edge": 1}, node_ip_address=host)
+        self.gateways.append(f"http://{host}:{self._port}")
 
     def serve(self, **options: Any) -> None:
-        """Start targets with these `options`, a draft worker and a gateway; return when they serve."""
+        """Start targets with these `options`, a draft worker and gateways; return when they serve."""
         from ray import serve
 
-        from deploy.ray.registry import registry
         from deploy.ray.replicas import Draft, Gateway, Target, application
 
         serve.start(proxy_location="Disabled")
-        self._registry = registry()
         one, several = ["--threads", "1"], ["--threads", "1", "--batch", str(NUM_SLOTS), "--grace_s", "30"]
+        lists = "--insecure"  # their lists of targets could name other machines
+        edge = {"num_replicas": NUM_GATEWAYS, "max_replicas_per_node": 1, "ray_actor_options": EDGE}
         applications = {
-            "targets": application(Target, _here(several), ray_actor_options=WORKER, **options),
-            "drafts": application(Draft, _here(one), ray_actor_options=HEAD),
-            "gateway": application(Gateway, _here(["--http_port", str(self.port)]), ray_actor_options=HEAD),
+            "targets": application(Target, {"flags": several}, ray_actor_options=WORKER, **options),
+            "drafts": application(Draft, {"flags": [*one, lists], "host": "127.0.0.1"}, ray_actor_options=HEAD),
+            "gateways": application(Gateway, {"flags": ["--http_port", str(self._port), lists]}, **edge),
         }
         for name, each in applications.items():
             serve.run(each, name=name, route_prefix=None)
 
     async def targets(self) -> dict[str, str]:
         """Return the address of each node's target, by node id."""
-        leases = await self._registry.leases.remote()
+        from deploy.ray.registry import registry
+
+        leases = await registry().leases.remote()
         return {lease.node: lease.address for lease in leases.values()}
 
     async def until(self, condition: Callable[[dict[str, str]], bool]) -> float:
@@ -112,15 +115,15 @@ class Town:
         await asyncio.to_thread(self._cluster.remove_node, node, allow_graceful=False)
 
 
-def processes_of(place: Town) -> list[str]:
-    """Return the command lines of a cluster's processes: Ray's, and the servers below them."""
+def processes_of(place: Town) -> dict[int, str]:
+    """Return the command lines of a cluster's processes by id: Ray's, and the servers below them."""
     import psutil
 
-    found = []
+    found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get("RAY_TMPDIR") == place.folder:
-                found.append(" ".join(process.cmdline()))
+                found[process.pid] = " ".join(process.cmdline())
     return found
 
 
@@ -157,6 +160,7 @@ class Answers:
     num_done: int = 0
     num_failed: int = 0
     num_other: int = 0
+    num_again: int = 0
     num_tokens: int = 0
     first_after: list[float] = field(default_factory=list)
     longest_gap: float = 0.0
@@ -164,10 +168,14 @@ class Answers:
 
 
 class Clients:
-    """Clients that stream answers from a gateway and compare them with the undisturbed ones."""
+    """Clients that stream answers from gateways and compare them with the undisturbed ones.
 
-    def __init__(self, port: int) -> None:
-        self._http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
+    A client that loses its gateway asks the next one for the whole answer.
+    """
+
+    def __init__(self, gateways: Sequence[str]) -> None:
+        self._http = httpx.AsyncClient(timeout=PATIENCE_S)
+        self._gateways = gateways
         self._expected: dict[int, str] = {}
 
     async def learn(self) -> Answers:
@@ -205,13 +213,25 @@ class Clients:
         """Return one answer's text.
 
         Raises:
-            httpx.HTTPError: the gateway cannot be reached.
+            httpx.TransportError: no gateway can be reached.
             RuntimeError: the gateway reports a failure.
         """
+        first = number % len(self._gateways)
+        *others, last = (*self._gateways[first:], *self._gateways[:first])
+        for gateway in others:
+            try:
+                return await self._ask_at(gateway, number, answers)
+            except httpx.ConnectError:  # no gateway runs there
+                continue
+            except httpx.TransportError:
+                answers.num_again += 1
+        return await self._ask_at(last, number, answers)
+
+    async def _ask_at(self, gateway: str, number: int, answers: Answers) -> str:
         body = {"prompt": PROMPTS[number], "max_tokens": NUM_TOKENS, "ignore_eos": True}
         text, last, began = "", 0.0, time.monotonic()
         shape = {"temperature": 0.8, "seed": number, "stream": True}
-        async with self._http.stream("POST", "/v1/completions", json={**body, **shape}) as answer:
+        async with self._http.stream("POST", f"{gateway}/v1/completions", json={**body, **shape}) as answer:
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -233,8 +253,8 @@ class Clients:
 
 async def show(place: Town) -> int:
     """Run all parts and print the table; return the number of answers that were lost or different."""
-    clients, table, wrong = Clients(place.port), Table(title="Ray on one machine", box=box.SIMPLE), 0
-    for head in ("part", "targets", "same answer", "tokens/s", "TTFT p50", "longest gap", "took"):
+    clients, table, wrong = Clients(place.gateways), Table(title="Ray on one machine", box=box.SIMPLE), 0
+    for head in ("part", "targets", "same answer", "asked again", "tokens/s", "TTFT p50", "longest gap", "took"):
         table.add_column(head, justify="left" if head in ("part", "took") else "right", no_wrap=True)
 
     def row(name: str, targets: str, answers: Answers, took: str = "") -> None:
@@ -243,7 +263,7 @@ async def show(place: Town) -> int:
         same = f"{answers.num_done - answers.num_other} of {answers.num_done + answers.num_failed}"
         first = f"{statistics.median(answers.first_after or [0.0]):.2f} s"
         speed, gap = f"{answers.num_tokens / answers.lasted:.0f}", f"{answers.longest_gap:.2f} s"
-        table.add_row(name, targets, same, speed, first, gap, took)
+        table.add_row(name, targets, same, str(answers.num_again), speed, first, gap, took)
         print(f"  {name}: {took or 'done'}", flush=True)
 
     took: list[float] = []

@@ -16,6 +16,8 @@ BEAT_S = 1.0
 """Seconds between two renewals."""
 LEASE_S = 3.0
 """Seconds that a lease is good without a renewal."""
+RENEWALS_S = 1.5 * BEAT_S
+"""Seconds in which each target that is alive renews its lease."""
 ANSWER_S = 10.0
 """Longest wait for a change, in seconds; it ends the calls of followers that have died."""
 NAME = NAMESPACE = "specdec"
@@ -38,11 +40,16 @@ class Lease:
 
 
 class Leases:
-    """Leases of targets by key. Used from one event loop alone."""
+    """Leases of targets by key. Used from one event loop alone.
+
+    Just created, or after a time in which this process hung, it does not know all targets: followers get no list before
+    each target has had the time to renew its lease.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._whole_at = clock() + 1.5 * BEAT_S  # before, some targets may not have renewed yet
+        self._looked_at = clock()
+        self._whole_at = clock() + RENEWALS_S
         self._leases: dict[str, Lease] = {}
         self._version = time.time_ns() // 1_000_000  # grows, also from one actor to the next
         self._changed = asyncio.Event()
@@ -69,14 +76,17 @@ class Leases:
         ends_at = self._clock() + ANSWER_S
         while True:
             self._expire()
-            is_news = self._version != known and self._clock() >= self._whole_at
-            if is_news or self._clock() >= ends_at:
+            now = self._clock()
+            if now >= self._whole_at and (self._version != known or now >= ends_at):
                 return self._version, [lease.address for lease in self._leases.values()]
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout=BEAT_S / 2)
 
     def _expire(self) -> None:
         now = self._clock()
+        if now - self._looked_at > LEASE_S - BEAT_S:  # renewals may wait to be read
+            self._whole_at = now + RENEWALS_S
+        self._looked_at = now
         for key in [key for key, lease in self._leases.items() if lease.until < now]:
             del self._leases[key]
             self._tell()

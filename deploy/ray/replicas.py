@@ -1,6 +1,6 @@
 """Supervisors that Ray Serve places, restarts and scales, each of one ordinary server process. No token passes here.
 
-`targets`, `drafts` and `gateway` build the applications that serve.yaml names.
+`targets`, `drafts` and `gateways` build the applications that serve.yaml names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,12 +26,12 @@ from inference.config import DialSecurity
 logger = logging.getLogger("ray.serve")
 
 HUNG_S = 15.0
-"""Seconds without an answer after which a target is replaced."""
+"""Seconds without an answer to a probe after which a server is killed, and another one begun."""
 FILES = ("ca", "cert", "key", "token_file")
 
 
 class Supervisor:
-    """Supervisor of one server: it restarts a server that ends, and Serve replaces it if the server cannot start.
+    """Supervisor of one server: it restarts a server that ends or hangs, and Serve replaces it if none can start.
 
     Args:
         flags: flags of the role.
@@ -40,19 +40,19 @@ class Supervisor:
     """
 
     role: ClassVar[str]
+    _registry: Any = None
+    _child: Child | None = None
+    _fault: BaseException | None = None
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, flags: Sequence[str], host: str, security: Mapping[str, Any]
     ) -> None:
-        self._registry = registry()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fault: BaseException | None = None
         files = {name: Path(security[name]) for name in FILES if name in security}
         self._security = DialSecurity(**{**security, **files})
         where = ray.util.get_node_ip_address() if host == "node" else host
         self._flags = [*flags, "--host", where, *await self._own_flags()]
-        self._child = await self._begin()
-        self._background(self._keep())
+        self._background(self._keep(await self._begin()))
 
     async def _own_flags(self) -> list[str]:
         """Return the flags that the user does not set; wait for everything that the server needs to start."""
@@ -62,19 +62,43 @@ class Supervisor:
         """Do the role's work while a server runs."""
 
     async def _begin(self) -> Child:
-        return await Child.start(self.role, self._flags, self._security)
+        self._child = await Child.start(self.role, self._flags, self._security)
+        return self._child
 
-    async def _keep(self) -> None:
+    async def _keep(self, child: Child) -> None:
+        """Begin another server whenever one has ended."""
         while True:
-            attending = self._background(self._attend(self._child))
-            code = await self._child.ended()
-            attending.cancel()
+            beside = [self._background(work) for work in (self._attend(child), self._watch(child))]
+            code = await child.ended()
+            for task in beside:
+                task.cancel()
             logger.warning("%s ended with code %d: another one begins", self.role, code)
             await asyncio.sleep(BEAT_S)
-            self._child = await self._begin()
+            child = await self._begin()
 
-    def _background(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.create_task(work)
+    async def _watch(self, child: Child) -> None:
+        """Kill a server that hangs."""
+        answered_at = time.monotonic()
+        while time.monotonic() - answered_at < HUNG_S:
+            await asyncio.sleep(BEAT_S)
+            if await child.is_alive():
+                answered_at = time.monotonic()
+        logger.warning("%s has not been alive for %g s: it is killed", self.role, HUNG_S)
+        child.kill()
+
+    async def _registered(self, method: str, *args: Any) -> Any:
+        """Return the registry's answer. Its absence is no fault of the server here: wait for it, and log it."""
+        while True:
+            try:
+                self._registry = self._registry or await asyncio.to_thread(registry)
+                return await getattr(self._registry, method).remote(*args)
+            except ray.exceptions.RayError as exc:
+                logger.warning("the registry of targets does not answer: %s", exc)
+                self._registry = None
+                await asyncio.sleep(BEAT_S)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
@@ -88,7 +112,7 @@ class Supervisor:
         """Report a failure to Serve.
 
         Raises:
-            Exception: a background task has failed, such as another start of the server.
+            BaseException: a background task has failed, such as another start of the server.
         """
         if self._fault is not None:
             raise self._fault
@@ -97,8 +121,9 @@ class Supervisor:
         """Drain the server; Serve announces the end of a replica in no other way."""
         for task in self._tasks:
             task.cancel()
-        code = await self._child.drain()
-        logger.info("%s has drained, and ended with code %d", self.role, code)
+        if self._child is not None:
+            code = await self._child.drain()
+            logger.info("%s has drained, and ended with code %d", self.role, code)
 
 
 class Target(Supervisor):
@@ -106,29 +131,26 @@ class Target(Supervisor):
 
     role = "target"
     _load = pb.GetLoadResponse()
-    _heard_at: float | None = None  # None: no server runs
 
     async def _own_flags(self) -> list[str]:
         self._key = serve.get_replica_context().replica_tag
         return ["--port", "0"]
 
     async def _attend(self, child: Child) -> None:
-        node, self._heard_at = ray.get_runtime_context().get_node_id(), time.monotonic()
+        node = ray.get_runtime_context().get_node_id()
+        renewal: asyncio.Task[None] | None = None
         try:
             while True:
                 with suppress(grpc.aio.AioRpcError):
-                    self._load, self._heard_at = await child.load(), time.monotonic()
-                    await self._registry.put.remote(self._key, child.address, node)
+                    self._load = await child.load()
+                    if renewal is None or renewal.done():  # beside: the registry may hang
+                        renewal = self._background(self._registered("put", self._key, child.address, node))
                 await asyncio.sleep(BEAT_S)
         finally:
-            self._heard_at = None
-            self._registry.remove.remote(self._key)
-
-    async def check_health(self) -> None:
-        """See `Supervisor`; raises TimeoutError, too, if the target hangs."""
-        await super().check_health()
-        if self._heard_at is not None and time.monotonic() - self._heard_at > HUNG_S:
-            raise TimeoutError(f"the target has not answered for {HUNG_S:g} s")
+            if renewal is not None:
+                renewal.cancel()
+            if self._registry is not None:
+                self._registry.remove.remote(self._key)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load for `scaling.by_slots`: requests never pass Serve, so it cannot count them."""
@@ -151,7 +173,7 @@ class Follower(Supervisor):
     async def _follow(self, first: asyncio.Event) -> None:
         version, part = 0, self._file.with_suffix(".part")
         while True:
-            version, addresses = await self._registry.wait.remote(version)
+            version, addresses = await self._registered("wait", version)
             if addresses:  # an empty list keeps the last targets, which may only not have renewed yet
                 part.write_text("".join(f"{address}\n" for address in addresses))
                 part.replace(self._file)
@@ -196,6 +218,6 @@ def drafts(args: dict[str, Any]) -> Any:
     return application(Draft, args)
 
 
-def gateway(args: dict[str, Any]) -> Any:
+def gateways(args: dict[str, Any]) -> Any:
     """See `application`."""
     return application(Gateway, args)

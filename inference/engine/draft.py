@@ -76,15 +76,12 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         output_start: int | None = None,
         grammar: Matcher | None = None,
         cache_salt: str = "",
+        vocab_size: int | None = None,
     ) -> DraftSession:
         """Queue a sequence for a slot of the draft model.
 
-        Args:
-            token_ids: prompt and output so far.
-            sampling: the request's sampling parameters.
-            output_start: position of the first output token; None if there is no output yet.
-            grammar: the request's grammar. Without it fewer draft tokens are accepted.
-            cache_salt: the request's cache salt.
+        `grammar` and `cache_salt` are the request's. Without the grammar, drafts are only accepted less often.
+        `vocab_size` is the target's; None if it is the draft's own.
 
         Raises:
             CapacityError: slots and queue are full.
@@ -99,6 +96,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             confidence=self._confidence,
             grammar=grammar,
             cache_salt=cache_salt,
+            vocab_size=vocab_size,
         )
         self._enter(session)
         return session

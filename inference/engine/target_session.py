@@ -102,8 +102,9 @@ class TargetSession:
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
-        self.num_cached_tokens = 0  # prompt tokens that the slot held before; an estimate until there is a slot
-        self._suspect_at: int | None = None  # number of tokens at the latest `replay`
+        self.num_cached_tokens = 0  # prompt tokens taken from another sequence; an estimate until it has a slot
+        self._suspect_at: int | None = None
+        self._entered_at = 0  # number of tokens when it took its slot
         self.schedule = schedule
         self.acceptance = Acceptance()
         self.lookup = Lookup() if looks_up and gamma else None
@@ -138,6 +139,15 @@ class TargetSession:
         self.slot = slot
         self._num_cached = self.num_cached_tokens = num_cached_tokens
         self._waiting_since = time.monotonic()
+        self._entered_at = len(self.token_ids)
+
+    def leave(self) -> None:
+        self.slot = None
+
+    @property
+    def can_yield(self) -> bool:
+        """See `Holder`."""
+        return len(self.token_ids) > self._entered_at
 
     @property
     def wanted(self) -> Prefix:

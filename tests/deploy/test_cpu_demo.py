@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import subprocess
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,27 @@ import httpx
 import pytest
 
 from inference.config import ROOT
-from inference.serving.processes import ServerProcess, free_port, server_process
+from inference.serving.processes import free_port
 from tests.deploy.consistency import arguments_of
-from tests.deploy.kustomize import KUBERNETES, manifests, of_kind
+from tests.deploy.kustomize import KUBERNETES, Manifest, manifests, of_kind
 from tests.deploy.test_scripts import KUBECTL, stand_in
+from tests.support.cluster import Member
 
 pytestmark = pytest.mark.deploy
 
 
-def flags_of(name: str, replaced: Mapping[str, str]) -> list[str]:
-    """Of a workload: role, then flags; with another value where one is given, and paths of Secrets in `replaced`."""
-    documents = manifests(KUBERNETES / "overlays" / "cpu-demo")
+def flags_of(name: str, replaced: Mapping[str, str], documents: Sequence[Manifest] = ()) -> list[str]:
+    """Return role and flags of a workload, with other values of flags, and other folders of Secrets, where given.
+
+    Args:
+        documents: manifests; none means those of cpu-demo.
+    """
+    documents = list(documents) or manifests(KUBERNETES / "overlays" / "cpu-demo")
     workloads = {each["metadata"]["name"]: each for each in of_kind(documents, "StatefulSet", "Deployment")}
     flags = {flag: replaced.get(flag, value) for flag, value in arguments_of(workloads[name], documents).items()}
-    flags = {flag: value.replace("/access", replaced["/access"]) for flag, value in flags.items()}
+    for folder in ("/access", "/tls"):
+        here = replaced.get(folder, folder)
+        flags = {flag: value.replace(f"{folder}/", f"{here}/") for flag, value in flags.items()}
     role = flags.pop("--role")
     return [role, *(f"{flag}={value}" if value else flag for flag, value in flags.items())]
 
@@ -43,41 +50,47 @@ def access(tmp_path: Path) -> str:
     return str(kept)
 
 
-@dataclass(frozen=True)
-class Pod:
-    """A server, and where it listens on this machine."""
-
-    server: ServerProcess
-    grpc: int
-    http: int
-    probe: int
-
-    async def is_ready(self) -> bool:
-        """Whether a Service may lead there: one failed probe is none, as the manifests have it."""
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.probe}", timeout=5) as kubelet:
-            for _ in range(2):
-                with suppress(httpx.TransportError):
-                    if (await kubelet.get("/readyz")).status_code == 200:
-                        return True
-        return False
+def member_of(
+    name: str, folder: Path, replaced: Mapping[str, str], *more: str, documents: Sequence[Manifest] = ()
+) -> Member:
+    """Return a pod of a workload, not started, on free ports; see `flags_of`."""
+    own = ("--http_port", "--probe_port", "--metrics_port", "--serve", *(["--port"] if name == "target" else []))
+    ports = {flag: free_port() for flag in own}
+    role, *flags = flags_of(name, {**{flag: str(port) for flag, port in ports.items()}, **replaced}, documents)
+    return Member(
+        f"{name}-{ports['--probe_port']}",
+        role,
+        (*flags, *more),
+        folder,
+        port=ports.get("--port", 0),
+        http_port=ports["--http_port"],
+        metrics_port=ports["--metrics_port" if name == "draft" else "--http_port"],
+        probe_port=ports["--probe_port"],
+        ready_line={"target": "serving on", "draft": "attached as", "gateway": "HTTP on http"}[name],
+    )
 
 
 @asynccontextmanager
-async def pod_of(name: str, access: str, given: Mapping[str, str], *more: str) -> AsyncGenerator[Pod]:
-    """A pod of a workload, with these addresses in its flags."""
-    grpc, http, probe = (free_port() for _ in range(3))
-    ports = {"--http_port": str(http), "--probe_port": str(probe)}
-    ports |= {"--port": str(grpc)} if name == "target" else {}
-    flags = flags_of(name, {"/access": access, "--drain_delay_s": "0", **ports, **given})
-    last_line = {"target": "serving on", "draft": "attached as", "gateway": "HTTP on http"}[name]
-    async with server_process(name, *flags, *more, port=http, ready_line=last_line) as server:
-        yield Pod(server, grpc, http, probe)
+async def pod_of(name: str, access: str, given: Mapping[str, str], *more: str) -> AsyncGenerator[Member]:
+    """Run a pod of a workload, with these addresses in its flags."""
+    one = member_of(name, Path(access), {"/access": access, "--drain_delay_s": "0", **given}, *more)
+    try:
+        await one.start()
+        yield one
+    finally:
+        await one.stop()
+
+
+async def scrape(pod: Member, token: str = "") -> httpx.Response:
+    """Ask a pod for its metrics, as Prometheus does."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pod.metrics_port}", timeout=5) as prometheus:
+        return await prometheus.get("/metrics", headers={"Authorization": f"Bearer {token}"} if token else {})
 
 
 class Service:
-    """One address of several pods, as kube-proxy makes it: a new connection leads to one that is ready, the first."""
+    """One address of several pods, as kube-proxy makes it: new connections lead to those that are ready, in turn."""
 
-    def __init__(self, pods: Sequence[Pod], *, grpc: bool = False) -> None:
+    def __init__(self, pods: Sequence[Member], *, grpc: bool = False) -> None:
         self._pods = pods
         self._grpc = grpc
 
@@ -90,10 +103,11 @@ class Service:
         self._listening.close()
 
     async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._pods = [*self._pods[1:], self._pods[0]]
         with suppress(OSError):
             for pod in self._pods:
                 if await pod.is_ready():
-                    there = await asyncio.open_connection("127.0.0.1", pod.grpc if self._grpc else pod.http)
+                    there = await asyncio.open_connection("127.0.0.1", pod.port if self._grpc else pod.http_port)
                     await asyncio.gather(_pass_on(reader, there[1]), _pass_on(there[0], writer))
                     return
         writer.close()
@@ -108,11 +122,11 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         writer.close()
 
 
-async def dialled(targets: Sequence[Pod], stack: AsyncExitStack) -> dict[str, str]:
+async def dialled(targets: Sequence[Member], stack: AsyncExitStack) -> dict[str, str]:
     """Return flags of the gateway: the replicas that its manifest names, or else the one address of a Service."""
     host = next(flag for flag in flags_of("gateway", {"/access": ""}) if flag.startswith("--target_host"))
     if numbers := [int(number) for number in re.findall(r"target-(\d+)\.targets:50051", host)]:
-        return {"--target_host": ",".join(f"127.0.0.1:{targets[i].grpc}" for i in numbers if i < len(targets))}
+        return {"--target_host": ",".join(f"127.0.0.1:{targets[i].port}" for i in numbers if i < len(targets))}
     port = await stack.enter_async_context(Service(targets, grpc=True))
     return {"--target_host": "127.0.0.1", "--port": str(port)}
 
@@ -121,17 +135,41 @@ def body(prompt: str, num_tokens: int, **more: Any) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, **more}
 
 
+def accepted_by(metrics: str) -> float:
+    """Return how many of a draft worker's own tokens were accepted."""
+    [value] = re.findall(r'^specdec_draft_tokens_total{accepted="true",.*source="draft"} (.*)$', metrics, re.MULTILINE)
+    return float(value)
+
+
 async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool draft is let in by its token; without one, a target on a network gives nobody prompts."""
+    """A pool draft is let in by its token; without one, a target on a network gives nobody prompts.
+
+    The story: draft pods had no port. A rollout of drafts that every target refused was successful, and which of them
+    was bad could not be seen.
+    """
     monkeypatch.chdir(ROOT)
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(pod_of("target", access, {}, "--no-lookup"))
-        await stack.enter_async_context(pod_of("draft", access, {"--attach": f"127.0.0.1:{target.grpc}"}))
+        draft = await stack.enter_async_context(pod_of("draft", access, {"--attach": f"127.0.0.1:{target.port}"}))
         gateway = await stack.enter_async_context(pod_of("gateway", access, await dialled([target], stack)))
         assert await target.is_ready()
         assert await gateway.is_ready()
-        url = f"http://127.0.0.1:{gateway.http}/v1/completions"
+        url = f"http://127.0.0.1:{gateway.http_port}/v1/completions"
         answer = (await asyncio.to_thread(httpx.post, url, json=body("1, 2, 3, 4,", 48), timeout=60)).json()
+        assert await draft.is_ready()
+        ops = (Path(access) / "ops").read_text().strip()
+        assert accepted_by((await scrape(draft, ops)).text) > 0
+        assert re.search(
+            r'^specdec_account_tokens_total{account="gateway",.*} [1-9]', (await scrape(target, ops)).text, re.M
+        )
+        server = f'server="127.0.0.1:{target.port}"'
+        assert re.search(rf"^specdec_upstream_tokens_total{{.*{server}}} 48.0$", (await scrape(gateway)).text, re.M)
+        assert (await scrape(draft)).status_code == 401
+        target.send(signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while await draft.is_ready():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.2)
+        assert draft.is_alive, "not ready"
     assert answer["choices"][0]["text"].startswith(" 5, 6, 7")
     assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
 
@@ -169,9 +207,9 @@ async def status_of(url: str) -> int | str:
         return repr(error)
 
 
-async def undisturbed(target: Pod, token: str) -> list[str]:
+async def undisturbed(target: Member, token: str) -> list[str]:
     """Return the answers of a target alone."""
-    url = f"http://127.0.0.1:{target.http}/v1/completions"
+    url = f"http://127.0.0.1:{target.http_port}/v1/completions"
     async with httpx.AsyncClient(timeout=60, headers={"Authorization": f"Bearer {token}"}) as client:
         answers = await asyncio.gather(*(client.post(url, json=asked) for asked in STREAMS))
     return [answer.json()["choices"][0]["text"] for answer in answers]
@@ -191,7 +229,7 @@ async def test_nothing_is_refused_while_a_target_drains(access: str, monkeypatch
         url = f"http://127.0.0.1:{await stack.enter_async_context(Service([gateway]))}/v1/completions"
         streams = [Stream(url, asked) for asked in STREAMS]
         await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), 60)
-        targets[0].server.process.terminate()
+        targets[0].send(signal.SIGTERM)
         statuses = []
         while not all(stream.answer.done() for stream in streams):
             statuses.append(await status_of(url))

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,6 +163,60 @@ async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any],
     async for line in response.aiter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
+
+
+@dataclass
+class Load:
+    """Clients that ask without a break over HTTP, and what became of their requests.
+
+    A client whose connection is lost asks for the whole answer again.
+
+    Attributes:
+        expected: the questions, with the answers that nothing disturbed.
+        num_same: answers that are whole and the expected ones.
+        refused: how requests were refused, in the words of the server.
+        num_cut: connections that were lost before the end of an answer.
+        other: answers that are not what was expected, or not the beginning of it.
+        longest_gap_s: the longest time without news of an answer, from its question on.
+    """
+
+    expected: dict[Question, Answer]
+    num_same: int = 0
+    refused: list[str] = field(default_factory=list)
+    num_cut: int = 0
+    other: list[Answer] = field(default_factory=list)
+    longest_gap_s: float = 0.0
+
+    async def during(self, client: httpx.AsyncClient, num_clients: int, work: Coroutine[Any, Any, None]) -> None:
+        """Ask until `work` is done, then wait for the answers that run."""
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(num_clients):
+                tasks.create_task(self._ask(client, number, over))
+            try:
+                await work
+            finally:
+                over.set()
+
+    async def _ask(self, client: httpx.AsyncClient, number: int, over: asyncio.Event) -> None:
+        asked = list(self.expected)
+        while not over.is_set():
+            number = (number + 1) % len(asked)
+            began = time.monotonic()
+            answer = await ask_http(client, asked[number])
+            self._count(answer, self.expected[asked[number]], began)
+
+    def _count(self, answer: Answer, expected: Answer, began: float) -> None:
+        gaps = [later - earlier for earlier, later in itertools.pairwise([began, *answer.arrivals])]
+        self.longest_gap_s = max(self.longest_gap_s, *gaps, 0.0)
+        if answer.same_as(expected):
+            self.num_same += 1
+        elif answer.fault is None or not answer.begins(expected):
+            self.other.append(answer)
+        elif answer.fault == "DISCONNECTED":
+            self.num_cut += 1
+        else:
+            self.refused.append(f"{answer.fault}: {answer.words}")
 
 
 def questions(num_questions: int, num_tokens: Sequence[int]) -> list[Question]:

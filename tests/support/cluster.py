@@ -14,7 +14,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Member:
         port: of gRPC; 0: it has none.
         http_port: of HTTP; 0: it has none.
         metrics_port: of /metrics.
+        probe_port: of /livez and /readyz; 0: it has none.
         ready_line: what its log says once it is ready; None: its health says so.
     """
 
@@ -54,6 +55,7 @@ class Member:
     port: int = 0
     http_port: int = 0
     metrics_port: int = 0
+    probe_port: int = 0
     ready_line: str | None = None
     server: ServerProcess | None = None
     _life: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -96,6 +98,21 @@ class Member:
         await self.stop()
         await self.start()
         return time.monotonic() - began
+
+    async def end(self) -> None:
+        """Tell it to end, as a cluster does, and wait until it has."""
+        assert self.server is not None
+        self.send(signal.SIGTERM)
+        await self.server.process.wait()
+
+    async def is_ready(self) -> bool:
+        """Whether a Service may lead there: one failed probe is none, as the manifests have it."""
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.probe_port}", timeout=5) as kubelet:
+            for _ in range(2):
+                with suppress(httpx.TransportError):
+                    if (await kubelet.get("/readyz")).status_code == 200:
+                        return True
+        return False
 
     def send(self, number: signal.Signals) -> None:
         assert self.server is not None
