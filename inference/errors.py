@@ -36,7 +36,7 @@ class UnsupportedModelError(ConfigError):
 
 
 class RequestError(SpecDecError):
-    """Fault of one request; the server goes on.
+    """Fault of one request, after which the server serves all others.
 
     Attributes:
         caller_name: name of a caller that was refused, in the auth file; empty if it is not known.

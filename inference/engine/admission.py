@@ -1,7 +1,7 @@
 """Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
 
-Where all slots are held, an account with several gives one up for an account that has none. Its session waits in front
-of the others, and goes on from its committed tokens.
+Where all slots are held, an account with several gives one up for an account that has none. The session that loses its
+slot waits before the others, and continues from its committed tokens.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Admission(Generic[HolderT]):
 
     Args:
         num_slots: most holders at a time.
-        model: backend that has the slots; None: the content of a freed slot is not used again.
+        model: backend that has the slots; None if no session may reuse the content of a freed slot.
         num_spare: further slots, which keep what sessions have left: one that yielded finds all of its tokens there.
     """
 

@@ -80,8 +80,13 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
     ) -> DraftSession:
         """Queue a sequence for a slot of the draft model.
 
-        `grammar` and `cache_salt` are the request's. Without the grammar, drafts are only accepted less often.
-        `vocab_size` is the target's; None if it is the draft's own.
+        Args:
+            token_ids: prompt and output so far.
+            sampling: the request's sampling parameters.
+            output_start: position of the first output token; None if there is no output yet.
+            grammar: the request's grammar. Without it fewer draft tokens are accepted.
+            cache_salt: the request's cache salt.
+            vocab_size: number of the target's token ids; None if it is the draft's own.
 
         Raises:
             CapacityError: slots and queue are full.

@@ -35,7 +35,7 @@ class Grammars:
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError: too many are being compiled, or the machine is too busy.
+            CapacityError: `MAX_COMPILING` others are being compiled, or the machine is too busy.
         """
         if self._num_compiling >= MAX_COMPILING:
             raise self._busy(f"the limit is {MAX_COMPILING}")

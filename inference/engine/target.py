@@ -48,7 +48,7 @@ class EngineLimits:
         pass_timeout_s: seconds after which a pass counts as one that may never end.
         prefix_caching: True if requests may begin with what earlier ones left in the slots.
         lookup: True to propose from a session's own tokens where a pass has no draft tokens.
-        prompt_share: time that reading prompts may add to a pass in which others decode, in passes.
+        prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of it.
         num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
     """
 

@@ -102,8 +102,8 @@ class TargetSession:
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
-        self.num_cached_tokens = 0  # prompt tokens taken from another sequence; an estimate until it has a slot
-        self._suspect_at: int | None = None
+        self.num_cached_tokens = 0  # prompt tokens that the slot held before; an estimate until there is a slot
+        self._suspect_at: int | None = None  # number of tokens at the latest `replay`
         self._entered_at = 0  # number of tokens when it took its slot
         self.schedule = schedule
         self.acceptance = Acceptance()

@@ -82,7 +82,7 @@ class ApiError(Exception):
     retry_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body."""
+        """Return the body of the error response, in the form of OpenAI's API."""
         message, param = _cut(self.message, MAX_MESSAGE_CHARACTERS), _cut(self.param or "", MAX_ECHO_CHARACTERS)
         return {"error": {"message": message, "type": self.kind, "param": param or None, "code": self.code}}
 
@@ -98,7 +98,7 @@ class ApiError(Exception):
 
 
 def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
-    """Return the failure of HTTP for one of our exceptions; the path decides about the names of fields."""
+    """Return the HTTP failure for one of this project's exceptions; names of fields depend on the path."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)  # the client is not at fault
         error = errors.UnavailableError(REFUSED_UPSTREAM)
@@ -129,7 +129,7 @@ def unexpected() -> ApiError:
 
 
 def _param(field: str | None, path: str) -> str | None:
-    """Return the endpoint's name for a field of ours."""
+    """Return the name that the endpoint at `path` has for a field of this project."""
     return {**_RENAMED, **_RENAMED_AT.get(path, {})}.get(field or "", field)
 
 

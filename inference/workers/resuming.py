@@ -121,7 +121,7 @@ class Resuming(Generic[EventT]):
         return self._has_tokens or self._progress.has_begun
 
     @property
-    def _another_is_ready(self) -> bool:
+    def _other_is_ready(self) -> bool:
         """Whether a server is ready at which the request has not failed since its latest token."""
         return self._fleet.has_other(*self._failed, *self._unfit)
 
@@ -190,11 +190,11 @@ class Resuming(Generic[EventT]):
             SpecDecError: another attempt cannot succeed, or the request has been without a server for too long.
         """
         is_news = self._lost_at is None
-        self._require_hope(exc)
+        self._check_can_resume(exc)
         if is_news:
-            how = "goes on at another one" if self._goes_on_at_once else f"tried again for up to {self._patience_s:g} s"
+            how = "goes on at another one" if self._other_is_ready else f"tried again for up to {self._patience_s:g} s"
             logger.info("lost the server of a request (%s); %s", exc, how)
-        if not self._goes_on_at_once:  # wait as long as a full server requests, and a random time
+        if not self._other_is_ready:  # wait a random time, in addition to the time that a full server asks for
             await self._check_trust(exc)
             asked_s = min(exc.retry_after_s, MAX_REDIAL_S) if isinstance(exc, CapacityError) else 0.0
             await asyncio.sleep(asked_s + random.uniform(0.0, min(MAX_REDIAL_S, REDIAL_S * 2**self._num_dials)))
@@ -220,7 +220,7 @@ class Resuming(Generic[EventT]):
             last = _last(exc)
             last.is_final = True  # or this server's client would resume too, and perhaps break more servers
             raise last
-        if self._another_is_ready:
+        if self._other_is_ready:
             return
         # A full server refuses a new request. A resume waits for a slot, which its own lost stream may still hold.
         if not self._has_begun and (is_full or not (self._waits_to_begin or self._fleet.has_served_lately)):
@@ -253,5 +253,5 @@ class Resuming(Generic[EventT]):
 
 
 def _last(exc: SpecDecError, note: str = "") -> SpecDecError:
-    """Return the client's error: an InternalError as it is, any other as UnavailableError with a note."""
+    """Return the error that the client gets: an InternalError unchanged, any other as UnavailableError with a note."""
     return exc if isinstance(exc, InternalError) else UnavailableError(exc.message + note, address=exc.address)

@@ -305,7 +305,7 @@ class PoolStream:
 
 
 class PoolSession:
-    """Draft of one session that lives at a target with `vocab_size` ids.
+    """Draft side of one session of a target, whose vocabulary has `vocab_size` ids.
 
     Attributes:
         context: context variables from which log records take the request's id.
