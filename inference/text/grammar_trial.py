@@ -1,6 +1,6 @@
 """Trial compilation of grammars in another process, which can be stopped, unlike a thread.
 
-`try_out` sends a grammar to the process. The limits of llguidance count units of work, and one unit has no limit of time
+`try_out` sends it a grammar. The limits of llguidance count units of work, and one unit has no limit of time
 or memory: where a text must match several expressions at once, it grows with the product of their branches. 1 kB of
 JSON schema kept a core busy for ever, and took all memory.
 """
