@@ -84,8 +84,7 @@ def require_clients(config: ComparisonConfig) -> None:
     if config.uses_locust:
         _require("locust", "concurrency above 1 is driven by Locust", "loadtest")
     if not all(endpoint.is_grpc for endpoint in config.endpoints):
-        for package in ("httpx", "httpx_sse"):
-            _require(package, f"HTTP endpoints need {package}", "endpoints")
+        _require("aiohttp", "HTTP endpoints need aiohttp", "endpoints")
 
 
 def _require(package: str, why: str, extra: str) -> None:
