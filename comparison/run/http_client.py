@@ -79,7 +79,7 @@ class EventReader:
         if line or not self._data:
             return None
         data, self._data = b"\n".join(self._data), []
-        return data.decode(errors="replace")
+        return data.decode(errors="replace") or None
 
 
 _LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
