@@ -95,8 +95,11 @@ def _require(package: str, why: str, extra: str) -> None:
 
 async def by_locust(
     address: str, requests: Sequence[CompletionRequest], *, concurrency: int, deadline_s: float
-) -> list[RequestRecord]:
+) -> tuple[list[RequestRecord], float]:
     """Run a closed loop of Locust users at HOST:PORT, with one of these requests for each prompt.
+
+    Returns:
+        the records, and CPU time over wall time of Locust from its first request on.
 
     Raises:
         UnavailableError: a user could not connect, or Locust failed.
@@ -111,7 +114,7 @@ async def by_locust(
     if results["errors"]:
         first = results["errors"][0]
         raise UnavailableError(f"{len(results['errors'])} users could not connect: {first}", address=address)
-    return [record_of_messages(**fields) for fields in results["records"]]
+    return [record_of_messages(**fields) for fields in results["records"]], results["client_share"]
 
 
 def record_of_messages(
